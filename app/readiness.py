@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses import TESTS, Settings
-from diffscope.hypotheses.api import steps_of
+from diffscope.hypotheses.gathering import steps_of
 
 FEW = 5  # prompts that are made up to see whether they can be: one at each depth
 SERIES = 3  # checkpoints of a training

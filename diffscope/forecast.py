@@ -13,7 +13,8 @@ from diffscope.attention.memory import free_memory
 from diffscope.conformance.checks import planned_runs
 from diffscope.conformance.prompts import Prompts
 from diffscope.errors import OutOfMemoryAhead
-from diffscope.hypotheses.subjects import FEW, FEWER, Settings
+from diffscope.evidence.take import FEW, FEWER
+from diffscope.hypotheses.settings import Settings
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 from diffscope.stats.forecast import size_in_words, time_in_words

@@ -77,7 +77,7 @@ def _open_folder(folder: Path) -> xr.Dataset | Study:
     if (folder / STUDY).is_file():
         return _open_study(folder)
     if (folder / COHORT).is_file():
-        from diffscope.hypotheses.api import open_cohort
+        from diffscope.hypotheses.stored import open_cohort
 
         return open_cohort(folder)
     if (folder / "config.json").is_file():

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
-from diffscope.evidence.take import EVIDENCE
+from diffscope.evidence.runs import EVIDENCE
 from diffscope.files import replacing
 from diffscope.lab.training.run import RUN
 from diffscope.lab.training.runs import SCORES, TUNING

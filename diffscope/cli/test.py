@@ -87,8 +87,8 @@ def command(
     Exit status 0: every test that was named ran, or without names at least one; 1: the board says what was wanting; 2: refused.
     """
     from diffscope.hypotheses import Settings, gather, lacking, summary
-    from diffscope.hypotheses.api import with_own
     from diffscope.hypotheses.declared import chosen
+    from diffscope.hypotheses.gathering import with_own
     from diffscope.hypotheses.report import words
 
     if everything and ids:
@@ -103,7 +103,7 @@ def command(
         check_out(out)
     count, own = read_prompts_option(prompts, 10)
     chosen_settings = Settings(prompts=count, length=length, seed=seed, template=template, untrained=untrained, weights=weights)
-    with counting("testing", unit="%") as progress:
+    with counting("testing") as progress:
         subjects = gather(
             model or [],
             baseline or [],

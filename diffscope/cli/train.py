@@ -128,14 +128,14 @@ def _chosen(recipe, preset, learning_rate, text, any_text):
 @kept_when_stopped(SAVED)
 def _train_cohort(wanted, how):
     """Train what is left of a cohort, show what came of it but for its scores, and return how many runs failed."""
-    from diffscope.hypotheses.cohort_evidence import take_evidence
+    from diffscope.evidence.runs import store_cohort_run
     from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
     from diffscope.lab.training.train_cohort import train_cohort
 
     tell_versions(wanted)
     note(f"{wanted.recipe.name}: {remaining_in_words(progress_by_arm(wanted), how['processes'] or 1)}")
     with counting(f"training {wanted.recipe.name}") as progress:
-        evidence = None if wanted.recipe.keep_weights else take_evidence
+        evidence = None if wanted.recipe.keep_weights else store_cohort_run
         outcome = train_cohort(wanted, **how, evidence=evidence, progress=progress)
     tell_failures(wanted, outcome)
     if not any("tuning" not in run.spec for run in outcome.done):
@@ -152,8 +152,7 @@ def _train_cohort(wanted, how):
 @kept_when_stopped(SAVED)
 def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
-    from diffscope.evidence.take import outdated
-    from diffscope.hypotheses.cohort_evidence import take_evidence
+    from diffscope.evidence.runs import outdated, store_cohort_run
     from diffscope.lab.training.stages import RETRIEVAL
 
     if wanted.recipe.task != RETRIEVAL:
@@ -165,7 +164,7 @@ def _take_anew(wanted):
     with counting("taking evidence") as progress:
         for done, run in enumerate(names):
             progress(done, len(names), run)
-            take_evidence(wanted.out / run, wanted.recipe, int(run.rpartition("-")[2]))
+            store_cohort_run(wanted.out / run, wanted.recipe, int(run.rpartition("-")[2]))
     note(f"took the evidence of {len(names)} runs")
 
 

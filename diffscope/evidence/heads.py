@@ -1,4 +1,4 @@
-"""Quantities of one model with what its heads count: what tests compare, whether a model is open or was read long ago."""
+"""Quantities of one model with what its heads count, read off its evidence: what tests compare."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xarray as xr
 
+from diffscope.evidence.quantities import A1_MASS, DIFFERENCES, RATIOS
+
 HEADS = ["layer", "head"]
 COSTS_NOTHING = 0.1  # nats of the answer's loss, of all heads of a layer
 ANSWERS = 0.1  # a head answers if this much of A1 is on the answer
+#: before the name of a quantity: of untrained models; the mean over their heads; the means over the heads of each layer
+UNTRAINED, UNTRAINED_MEAN, UNTRAINED_LAYERS = "untrained.", "untrained_mean.", "untrained_layers."
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,68 @@ class Table:
             parts[f"{name}_answering"] = _finite(self.values[name]).where(answers).mean(HEADS)
             parts[f"{name}_others"] = _finite(self.values[name]).where(~answers).mean(HEADS)
         return replace(self, values={**self.values, **parts})
+
+
+def table_of(evidence: xr.Dataset, label: str, costs: xr.DataArray | None = None, weighted_by: str = "") -> Table:
+    """Return the quantities LABEL.NAME of one trained model.
+
+    Parameters
+    ----------
+    evidence : Dataset
+        As :mod:`diffscope.evidence.take` says.
+    label : str
+    costs : DataArray (layer, head), optional
+        What heads cost the answer, by which they are weighted; else by A1's mass on the answer.
+    weighted_by : str
+        How that is called.
+    """
+    values = {name: _with_prompts(evidence[f"{label}.{name}"]) for name in names_of(evidence, label)}
+    over = {name: _mass_of_a1(evidence, span) for name, span in RATIOS.get(label, {}).items()}
+    weights = evidence.get("weight")
+    return Table(values, weights, costs, over, DIFFERENCES.get(label, {}), weighted_by=weighted_by)
+
+
+def untrained_table_of(
+    evidence: xr.Dataset, index: int, label: str, costs: xr.DataArray | None = None, weighted_by: str = ""
+) -> Table:
+    """Return the same of one untrained model, by its number; its heads count as those of the trained model in their place.
+
+    Stored evidence has means over its heads by A1's mass, and means over the heads of each layer: these count as one head that
+    costs what the layer's heads cost together.
+    """
+    at = evidence.isel(untrained=index)
+    if names_of(at, f"{UNTRAINED}{label}"):
+        own = {str(name).removeprefix(UNTRAINED): at[name] for name in at.data_vars if str(name).startswith(UNTRAINED)}
+        return table_of(xr.Dataset(own), label, costs, weighted_by)
+    if costs is None:
+        return Table({name: at[f"{UNTRAINED_MEAN}{label}.{name}"] for name in names_of(at, f"{UNTRAINED_MEAN}{label}")})
+    layers = f"{UNTRAINED_LAYERS}{label}"
+    values = {name: at[f"{layers}.{name}"].expand_dims("head", -1) for name in names_of(at, layers)}
+    return Table(values, costs=costs.sum("head").expand_dims("head", -1))
+
+
+def names_of(evidence: xr.Dataset, label: str) -> list[str]:
+    """Return the NAMEs of the quantities LABEL.NAME that evidence holds."""
+    start = f"{label}."
+    return [str(name).removeprefix(start) for name in evidence.data_vars if str(name).startswith(start)]
+
+
+def mean_over_prompts(values: xr.DataArray) -> xr.DataArray:
+    """Return the mean over prompts, all or a few of them: (layer, head)."""
+    return _with_prompts(values).mean("prompt")
+
+
+def _with_prompts(values: xr.DataArray) -> xr.DataArray:
+    """Return values whose prompts, all or a few of them, are along the dimension ``prompt``."""
+    return values.rename({dim: "prompt" for dim in ("few", "fewer") if dim in values.dims})
+
+
+def _mass_of_a1(evidence: xr.Dataset, span: str) -> xr.DataArray | None:
+    """Return A1's mass on a key set, (layer, head); None if it is not held."""
+    if span == "answer":
+        return evidence["weight"]
+    name = f"{A1_MASS}.{span}"
+    return mean_over_prompts(evidence[name]) if name in evidence else None
 
 
 def weighted(values: xr.DataArray, weights: xr.DataArray | None, dims: list[str]) -> xr.DataArray:

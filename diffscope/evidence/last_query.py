@@ -53,7 +53,7 @@ class LastQuery:
     matches : list of Match, one a layer
     differential : bool
         Whether there is a second map.
-    besides : str
+    extras : str
         What the attention has that standard attention has not, besides a second map; empty if nothing.
     """
 
@@ -62,7 +62,7 @@ class LastQuery:
     layers: xr.Dataset
     matches: list[Match]
     differential: bool
-    besides: str = ""
+    extras: str = ""
 
     @property
     def answering(self) -> xr.DataArray:
@@ -90,13 +90,20 @@ def read(
     seed : int
         Of the spans that are drawn for the size control.
     """
-    parts = []
+    return last_query_of(layers_in_batches(scope, prompts, progress), prompts, match, seed)
+
+
+def layers_in_batches(
+    scope: Scope, prompts: Sequence[Prompt], progress: Callable[[int, int], None] | None = None
+) -> list[list[LayerAttention]]:
+    """Capture prompts in batches, and return the layers of each batch."""
+    batches = []
     for first in range(0, len(prompts), BATCH):
         batch = prompts[first : first + BATCH]
-        parts.append(scope.capture([prompt.ids for prompt in batch]).layers)
+        batches.append(scope.capture([prompt.ids for prompt in batch]).layers)
         if progress:
             progress(min(first + BATCH, len(prompts)), len(prompts))
-    return last_query_of(parts, prompts, match, seed)
+    return batches
 
 
 def last_query_of(
@@ -133,7 +140,7 @@ def last_query_of(
         layers=xr.Dataset(by_layer),
         matches=[mean_match([match_of(layers[number]) for layers in batches]) for number in numbers],
         differential=second,
-        besides=_besides(layers),
+        extras=_extras(layers),
     )
 
 
@@ -297,7 +304,7 @@ def _dims_of(name: str) -> tuple[str, ...]:
     return ("span",) if name in {"absolute", "residual", *BRANCHES} or name.startswith("paired") else ()
 
 
-def _besides(layers: Sequence[LayerAttention]) -> str:
+def _extras(layers: Sequence[LayerAttention]) -> str:
     """What the attention of some layers has that standard attention has not, besides a second map."""
     parts = {
         "a norm of each head's output": any(layer.norm is not None for layer in layers),

@@ -7,8 +7,8 @@ by, so that their mean is the ratio of the sums) or logarithms.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -17,38 +17,41 @@ from diffscope.evidence.last_query import LastQuery
 
 Quantities = dict[str, xr.DataArray]
 Read = Callable[..., Quantities]
-Function = TypeVar("Function", bound=Read)
 NORMALISATIONS = ("share", "raw", "signed", "positive")
 SIGNS = {"rho": ("", 1), "cosine": ("_cosine", -1), "js": ("_js", 1)}  # ρ and JS are small where maps agree, a cosine is large
 
-#: the key set whose mass in A1 a ratio is over, and quantities that are one ratio minus another, by the label they are kept under
+#: labels of quantities: the evidence names each LABEL.NAME
+SHARED_NOISE = "shared_noise"
+AMPLIFIER = "amplifier"
+KEY_GAIN = "key_gain"
+ANSWER_MASS = "answer_mass"
+A1_MASS = "a1_mass"
+SPARSER = "sparser"
+SPARSITY_OF_MAPS = "sparsity_of_maps"
+SINK_SHARES = "sink_shares"
+LAMBDA_FIT = "lambda_fit"
+FLOW_SHARES = "flow_shares"
+PULLS = "pulls"
+RANK_RATIOS = "rank_ratios"
+REJECTED_NOISE = "rejected_noise"
+NOISE_SWEEP = "noise_sweep"
+PARTS_OF_MAPS = "parts_of_maps"
+TAKEN_BACK = "taken_back"
+SHARE_WHEN = "share_when"
+PREVIOUS = "previous"
+KNOCK_OUT = "knock_out"
+A2_OUT = "a2_out"
+TAILS = "tails"
+LIKENESS = "likeness"
+
+#: the key set whose mass in A1 a ratio is over, and quantities that are one ratio minus another, by label
 RATIOS = {
-    "key_gain": dict.fromkeys(NORMALISATIONS, "answer"),
-    "amplifier": {"noise_gain": "irrelevant", "noise_gain_without_needles": "context", "signal_gain": "answer"},
+    KEY_GAIN: dict.fromkeys(NORMALISATIONS, "answer"),
+    AMPLIFIER: {"noise_gain": "irrelevant", "noise_gain_without_needles": "context", "signal_gain": "answer"},
 }
-DIFFERENCES = {"amplifier": {"gain": ("noise_gain", "signal_gain")}}
-
-_LABELS: dict[Read, str] = {}
+DIFFERENCES = {AMPLIFIER: {"gain": ("noise_gain", "signal_gain")}}
 
 
-def kept_as(label: str) -> Callable[[Function], Function]:
-    """Declare the label under which evidence keeps the quantities of a function, whatever the function is called."""
-
-    def declare(read: Function) -> Function:
-        if label in _LABELS.values():
-            raise ValueError(f"two functions of quantities are kept as {label!r}; give each a label of its own")
-        _LABELS[read] = label
-        return read
-
-    return declare
-
-
-def label_of(read: Read) -> str | None:
-    """Return the label under which evidence keeps the quantities of a function; None if it does not keep them."""
-    return _LABELS.get(read)
-
-
-@kept_as("shared_noise")
 def shared_noise(last_query: LastQuery) -> Quantities:
     """What the two maps share on irrelevant tokens and how they differ on the answer, above their controls."""
     heads = last_query.heads
@@ -63,7 +66,6 @@ def shared_noise(last_query: LastQuery) -> Quantities:
     return quantities
 
 
-@kept_as("amplifier")
 def amplifier(last_query: LastQuery) -> Quantities:
     """What the subtraction leaves of the noise, beside the least that any coefficient could leave, and its gains."""
     heads = last_query.heads
@@ -83,27 +85,23 @@ def amplifier(last_query: LastQuery) -> Quantities:
     return quantities
 
 
-@kept_as("key_gain")
 def key_gain(last_query: LastQuery) -> Quantities:
     """The answer's mass in D over that in A1, minus 1: a ratio of sums over prompts, in four normalisations."""
     before = a1_on(last_query, "answer")
     return {name: _d(last_query, name) / before - 1 for name in NORMALISATIONS}
 
 
-@kept_as("answer_mass")
 def answer_mass(last_query: LastQuery) -> Quantities:
     """The answer's and the other sentences' mass in D, in four normalisations."""
     masses = {name: _d(last_query, name) for name in NORMALISATIONS}
     return masses | {"needles": _d(last_query, "share", "needles"), "a1": _mass(last_query, "A1", "answer", "share")}
 
 
-@kept_as("a1_mass")
 def a1_mass(last_query: LastQuery) -> Quantities:
     """A1's mass on the irrelevant tokens and on the text, which noise gains are over."""
     return {name: _mass(last_query, "A1", name, "raw") for name in ("irrelevant", "context")}
 
 
-@kept_as("sparser")
 def sparser(last_query: LastQuery) -> Quantities:
     """By how much D (through |D|) is sparser than A1, in four measures."""
     d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
@@ -115,7 +113,6 @@ def sparser(last_query: LastQuery) -> Quantities:
     }
 
 
-@kept_as("sparsity_of_maps")
 def sparsity_of_maps(last_query: LastQuery) -> Quantities:
     """The same measures of D, larger where it is sparser, and the Gini coefficient of A1."""
     d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
@@ -128,7 +125,6 @@ def sparsity_of_maps(last_query: LastQuery) -> Quantities:
     }
 
 
-@kept_as("sink_shares")
 def sink_shares(last_query: LastQuery) -> Quantities:
     """The first token's share in D, A1 and A2 (one map is all three), the first four's in D, what D keeps of it beside A1."""
     d, a1, a2 = (_mass(last_query, name, "sink", "share") for name in ("D", "A1", "A2"))
@@ -136,13 +132,11 @@ def sink_shares(last_query: LastQuery) -> Quantities:
     return {"d": d, "a1": a1, "a2": a2, "first_four": _d(last_query, "share", "first_four"), "kept": d - a1}
 
 
-@kept_as("lambda_fit")
 def lambda_fit(last_query: LastQuery) -> Quantities:
     """How far λ is from the coefficient that fits the mean map over prompts, (prompt,)."""
     return {"distance": last_query.by_prompt["lambda_distance"]}
 
 
-@kept_as("flow_shares")
 def flow_shares(flows: xr.Dataset) -> Quantities:
     """Shares of the information flow that come from the answer and from the other sentences."""
     return {
@@ -152,13 +146,11 @@ def flow_shares(flows: xr.Dataset) -> Quantities:
     }
 
 
-@kept_as("pulls")
 def pulls(flows: xr.Dataset) -> Quantities:
     """Which way the loss pushes the scores of the two maps."""
     return {"push": flows["push"], "cosine": flows["cosine"], "ratio": flows["ratio_lambda"]}
 
 
-@kept_as("rank_ratios")
 def rank_ratios(ranks: xr.Dataset) -> Quantities:
     """Five effective ranks of λA2: themselves, and in octaves over the uniform and the permuted control."""
     quantities = {}
@@ -170,7 +162,6 @@ def rank_ratios(ranks: xr.Dataset) -> Quantities:
     return quantities
 
 
-@kept_as("rejected_noise")
 def rejected_noise(injection: xr.Dataset) -> Quantities:
     """Common-mode rejection by injected noise in dB, on irrelevant tokens above the pairing control, and on other key sets."""
     own = injection["cmrr_injected"].isel(sigma=0, drop=True)
@@ -179,7 +170,6 @@ def rejected_noise(injection: xr.Dataset) -> Quantities:
     return quantities | {name: _on(own, name) for name in ("irrelevant", "needles", "context", "answer") if name in own["span"]}
 
 
-@kept_as("noise_sweep")
 def noise_sweep(injection: xr.Dataset) -> Quantities:
     """Common-mode rejection by injected noise in dB, and above its pairing control, by strength of the noise and key set."""
     quantities = {}
@@ -191,7 +181,6 @@ def noise_sweep(injection: xr.Dataset) -> Quantities:
     return quantities
 
 
-@kept_as("parts_of_maps")
 def parts_of_maps(anatomy: xr.Dataset) -> Quantities:
     """What the uniform row, distance, key and the other map explain of A1 and A2, and the rest: Shapley values."""
     shares = anatomy["shapley"]
@@ -200,7 +189,6 @@ def parts_of_maps(anatomy: xr.Dataset) -> Quantities:
     }
 
 
-@kept_as("taken_back")
 def taken_back(attributions: xr.Dataset) -> Quantities:
     """Whether A2 takes from the distractors what A1 gives them, above A2 of another prompt, and spares the answer."""
     quantities = {"rejection": attributions["rejection"] - attributions["rejection_control"]}
@@ -213,7 +201,6 @@ def taken_back(attributions: xr.Dataset) -> Quantities:
     return quantities | {"answer": answer.sel(branch="A2", drop=True), "distractors": distractors.sel(branch="A2", drop=True)}
 
 
-@kept_as("share_when")
 def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
     """The answer's share in D where the answer is right and where it is wrong, (prompt, layer, head)."""
     share = _d(last_query, "share")
@@ -221,10 +208,26 @@ def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
     return {"right": share.where(is_right), "wrong": share.where(~is_right)}
 
 
-FROM_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, a1_mass, sparser, sparsity_of_maps, sink_shares)
-FROM_FLOWS = (flow_shares, pulls)
-FROM_INJECTION = (rejected_noise,)
-FROM_ATTRIBUTION = (taken_back,)
+#: functions of quantities by label, for each table that they are read off
+OF_LAST_QUERY: dict[str, Read] = {
+    SHARED_NOISE: shared_noise,
+    AMPLIFIER: amplifier,
+    KEY_GAIN: key_gain,
+    ANSWER_MASS: answer_mass,
+    A1_MASS: a1_mass,
+    SPARSER: sparser,
+    SPARSITY_OF_MAPS: sparsity_of_maps,
+    SINK_SHARES: sink_shares,
+}
+OF_PROMPTS: dict[str, Read] = {LAMBDA_FIT: lambda_fit}
+OF_FLOWS: dict[str, Read] = {FLOW_SHARES: flow_shares, PULLS: pulls}
+OF_INJECTION: dict[str, Read] = {REJECTED_NOISE: rejected_noise}
+OF_ATTRIBUTION: dict[str, Read] = {TAKEN_BACK: taken_back}
+
+
+def named(functions: Mapping[str, Read], *taken: Any) -> Quantities:
+    """Return the quantities of several functions of one table, by LABEL.NAME."""
+    return {f"{label}.{name}": array for label, read in functions.items() for name, array in read(*taken).items()}
 
 
 def a1_on(last_query: LastQuery, span: str) -> xr.DataArray:

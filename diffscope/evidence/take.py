@@ -1,343 +1,397 @@
-"""The evidence of one run: every statistic that tests read, along its checkpoints, in a file that needs no model any more."""
+"""Take the evidence of open models: one labelled Dataset a model, in parts that are taken when they are first needed.
+
+Quantities of heads are called LABEL.NAME ("shared_noise.sharing") and are (prompt, layer, head), or (prompt,) of whole models.
+Outcomes, what edits cost the answer, have a name alone ("zero") and are (prompt,); NAME_LAYER is the same edit in one layer.
+Quantities of untrained models, made like the model, have the prefix ``untrained.`` and the dimension ``untrained``.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 
-import numpy as np
-import torch
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
-from diffscope.evidence.answers import answers
-from diffscope.evidence.at_end import at_end
+from diffscope.evidence import ablations, costs, maps, signs
 from diffscope.evidence.branches import attributed
 from diffscope.evidence.flows import flows
-from diffscope.evidence.heads import HEADS, weighted
-from diffscope.evidence.last_query import BATCH, LastQuery, last_query_of
-from diffscope.evidence.noise import injected
+from diffscope.evidence.heads import UNTRAINED
+from diffscope.evidence.last_query import LastQuery, read
+from diffscope.evidence.matching import Match
+from diffscope.evidence.noise import SIGMA, injected, log_odds_lost
 from diffscope.evidence.quantities import (
-    FROM_ATTRIBUTION,
-    FROM_FLOWS,
-    FROM_INJECTION,
-    FROM_LAST_QUERY,
-    label_of,
-    lambda_fit,
-    share_when,
+    A2_OUT,
+    KNOCK_OUT,
+    LIKENESS,
+    OF_ATTRIBUTION,
+    OF_FLOWS,
+    OF_INJECTION,
+    OF_LAST_QUERY,
+    OF_PROMPTS,
+    PREVIOUS,
+    RANK_RATIOS,
+    TAILS,
+    named,
+    rank_ratios,
 )
 from diffscope.evidence.untrained import untrained_like
-from diffscope.lab.training.run import METRICS, revision
-from diffscope.models.loading import checkpoints
-from diffscope.scope import Scope, load
-from diffscope.scope.answering import logits_of
-from diffscope.store import open_statistics, save_statistics
+from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
-from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.sampling import controlled
-from diffscope.tasks.scoring import text_losses
 
-EVIDENCE = "evidence.nc"
-#: Raised by one where what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
-EVIDENCE_FORMAT = 2
-#: Formats that are read: what the first lacks, costs of A2, A1's mass on irrelevant tokens and untrained layers, was not kept.
-READABLE = (1, 2)
-SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
-FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
-LENGTH = 256
-DISTRACTORS = (8, 24)
-PROMPTS = 20
-DEPTHS = 5  # prompts of what takes long: one at each depth
-TEXTS = 16
-UNTRAINED = 4
-CELL = ("step", "distractors")
-Progress = Callable[[int, int, str], None]
+FEW = 10  # prompts of what takes long: two at each depth
+FEWER = 5  # of untrained models, which differ more from each other than with the prompt
+ANSWER_HIDDEN = "answer_hidden"
+Take = Callable[..., Mapping[str, xr.DataArray]]  # (scope, prompts, match) → variables by name, (prompt, …)
+Tell = Callable[[int, int, str], None]  # (done, total, words)
 
 
-def evidence_of_run(
-    folder: str | Path, template: str = TEMPLATE, seed: int = 0, *, untrained: int = UNTRAINED, progress: Progress | None = None
+@dataclass(frozen=True)
+class Part:
+    """What is taken of a model in one go.
+
+    Attributes
+    ----------
+    take : callable
+        From (scope, prompts, match) to variables by name, each (prompt, …). `match`, of untrained models, is what each layer is
+        made like; see :func:`~diffscope.evidence.matching.matched`.
+    words : str
+        What is done, to be shown.
+    labels : tuple of str
+        The labels of its quantities.
+    outcomes : tuple of str
+        The names of its outcomes, those of single layers not among them.
+    few : bool
+        Whether the first few prompts are enough, since it takes long.
+    untrained : bool
+        Whether its quantities are taken of untrained models too.
+    """
+
+    take: Take
+    words: str
+    labels: tuple[str, ...] = ()
+    outcomes: tuple[str, ...] = ()
+    few: bool = True
+    untrained: bool = True
+
+
+def take_last_query(last_query: LastQuery) -> dict[str, xr.DataArray]:
+    """Return every quantity of the answering query, and what its heads count with."""
+    layers = {name: last_query.layers[name] for name in ("lam", "lam_init", "lambda_star")}
+    return named(OF_LAST_QUERY | OF_PROMPTS, last_query) | layers | {"weight": last_query.answering}
+
+
+def take_ranks(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
+    """Return effective ranks of the second map, by LABEL.NAME."""
+    return named({RANK_RATIOS: rank_ratios}, maps.second_map_ranks(scope, prompts, match))
+
+
+def take_flows(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
+    """Return shares of the information flow, and of differential models which way the loss pushes, by LABEL.NAME."""
+    table = flows(scope, prompts, match)
+    return named(OF_FLOWS if "push" in table else dict(list(OF_FLOWS.items())[:1]), table)
+
+
+def take_noise(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
+    """Return common-mode rejection of injected noise, by LABEL.NAME."""
+    return named(OF_INJECTION, injected(scope, prompts, match))
+
+
+def take_branches(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
+    """Return what each branch adds to the logits, by LABEL.NAME."""
+    return named(OF_ATTRIBUTION, attributed(scope, prompts, match))
+
+
+def take_knock_out(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what the answer loses without each head."""
+    return _by_measure(KNOCK_OUT, costs.lost_without_heads(scope, prompts))
+
+
+def take_a2_out(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what the answer loses without A2 of each head, and of each layer as an outcome."""
+    lost = costs.lost_without_a2(scope, prompts)
+    return _by_measure(A2_OUT, lost["of_head"]) | _of_layers("without_a2", lost["layer_together"].sel(measure="loss", drop=True))
+
+
+def take_signs(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what signs are worth, in all layers and in each."""
+    rises = signs.rises_by_signs(scope, prompts)
+    outcomes: dict[str, xr.DataArray] = {}
+    for name in signs.SIGNS:
+        outcomes[f"signs_{name}"] = rises["together"].sel(change=name, drop=True)
+        outcomes |= _of_layers(f"signs_{name}", rises["layers"].sel(change=name, drop=True))
+    return outcomes
+
+
+def take_blind(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what the answer loses if a map does not see the token before the number."""
+    rises = signs.rises_when_blind(scope, prompts)
+    return {f"blind_{name}": rises.sel(blind=name, drop=True) for name in signs.BLINDED}
+
+
+def take_noise_losses(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what common and opposite noise in all layers cost the answer's log-odds."""
+    lost = log_odds_lost(scope, prompts, (SIGMA,), span="irrelevant")["log_odds_lost"].isel(sigma=0, drop=True)
+    return {f"lost_{mode}": lost.sel(mode=mode, drop=True) for mode in ("common", "differential")}
+
+
+def take_hidden_answer(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
+    """Return what the loss rises by if the answer is hidden, in all layers and in each."""
+    rises = ablations.hidden_answer_losses(scope, prompts)
+    return {ANSWER_HIDDEN: rises["together"]} | _of_layers(ANSWER_HIDDEN, rises["layers"])
+
+
+def take_previous(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
+    """Return what the maps give to the token before the answer's number, by LABEL.NAME."""
+    return _labelled(PREVIOUS, signs.previous_token_share(scope, prompts, match))
+
+
+LAST_QUERY = "last_query"
+STAND_INS = "stand_ins"
+#: what the evidence of a model consists of
+PARTS = {
+    LAST_QUERY: Part(read, "reading", (*OF_LAST_QUERY, *OF_PROMPTS), few=False),
+    "flows": Part(take_flows, "gradients", tuple(OF_FLOWS)),
+    "noise": Part(take_noise, "injected noise", tuple(OF_INJECTION)),
+    "branches": Part(take_branches, "attribution by branches", tuple(OF_ATTRIBUTION)),
+    "ranks": Part(take_ranks, "ranks of the second map", (RANK_RATIOS,)),
+    "previous": Part(take_previous, "the token before the number", (PREVIOUS,)),
+    "tails": Part(lambda *of: _labelled(TAILS, maps.tails(*of)), "outliers", (TAILS,)),
+    "likeness": Part(lambda *of: _labelled(LIKENESS, maps.likeness(*of)), "likeness of heads", (LIKENESS,)),
+    "knock_out": Part(take_knock_out, "without each head", (KNOCK_OUT,), untrained=False),
+    "a2_out": Part(take_a2_out, "without A2 of each head", (A2_OUT,), ("without_a2",), untrained=False),
+    STAND_INS: Part(
+        ablations.replacement_losses,
+        "a simpler second map",
+        outcomes=(*(f"low_{rank}" for rank in ablations.LOW_RANKS), "uniform", "zero", "mean", "distance"),
+    ),
+    "signs": Part(take_signs, "without signs", outcomes=tuple(f"signs_{name}" for name in signs.SIGNS)),
+    "blind": Part(take_blind, "a key hidden from a map", outcomes=tuple(f"blind_{name}" for name in signs.BLINDED)),
+    "noise_losses": Part(take_noise_losses, "noise in all layers", outcomes=("lost_common", "lost_differential")),
+    "hidden_answer": Part(take_hidden_answer, "the answer hidden", outcomes=(ANSWER_HIDDEN,)),
+    "coarse_scores": Part(
+        ablations.quantisation_losses,
+        "coarse scores",
+        outcomes=tuple(f"bits_{bits}" for bits in ablations.BITS),
+        few=False,
+    ),
+    "exact_answers": Part(
+        ablations.exact_answers_without_heads, "exact answers without each head", outcomes=("mean_head", "worst_head"), few=False
+    ),
+}
+PART_OF_LABEL = {label: name for name, part in PARTS.items() for label in part.labels}
+PART_OF_OUTCOME = {outcome: name for name, part in PARTS.items() for outcome in part.outcomes}
+
+
+def part_of_outcome(name: str) -> str | None:
+    """Return the part that an outcome is of, NAME or NAME_LAYER; None if there is no such outcome."""
+    whole, _, layer = name.rpartition("_")
+    return PART_OF_OUTCOME.get(name) or (PART_OF_OUTCOME.get(whole) if layer.isdecimal() else None)
+
+
+@dataclass
+class OpenModels:
+    """Open models of one kind, from which the parts of their evidence are taken.
+
+    Attributes
+    ----------
+    scopes : sequence of Scope
+    prompts_of : callable
+        Gives the prompts, the same for all models.
+    others : callable
+        From a Scope and its prompts to the token ids of other prompts with their answers, for replacements of A2.
+    untrained : int
+        Models of random weights; they are made like the trained ones in turn.
+    seed : int
+        Of the first of them.
+    series : bool
+        Whether the models are the checkpoints of one training. Then the statistics of the last query are of another untrained
+        model at each step, since how much two maps are alike by chance changes as weights do; other parts are of one untrained
+        model for all steps, since what is peculiar to a model does not average out over steps.
+    tell : callable, optional
+        Called with (done, total, words).
+    """
+
+    scopes: Sequence[Scope]
+    prompts_of: Callable[[], Sequence[Prompt]]
+    others: Callable[[Scope, Sequence[Prompt]], Sequence[Sequence[int]]] = lambda scope, prompts: ()
+    untrained: int = 0
+    seed: int = 0
+    series: bool = False
+    tell: Tell | None = None
+    _matches: dict[int, list[Match]] = field(default_factory=dict, repr=False)
+
+    parts = frozenset(PARTS)
+
+    @cached_property
+    def prompts(self) -> Sequence[Prompt]:
+        """The prompts of all models, which have one vocabulary."""
+        return self.prompts_of()
+
+    @property
+    def few(self) -> Sequence[Prompt]:
+        """The first prompts, two at each depth: for what takes long."""
+        return self.prompts[:FEW]
+
+    def take(self, part: str, number: int) -> xr.Dataset:
+        """Take a part of one model.
+
+        Parameters
+        ----------
+        part : str
+            A name of ``PARTS``.
+        number : int
+            Of the model.
+
+        Returns
+        -------
+        Dataset
+            With the dimension ``prompt``, or ``few`` of what takes long. Of the last query with the attributes of the model.
+        """
+        scope = self.scopes[number]
+        kind = PARTS[part]
+        self._tell(number, len(self.scopes), f"{scope.name}: {kind.words}")
+        if part == LAST_QUERY:
+            last_query = read(scope, self.prompts, progress=partial(self._read, f"reading {scope.name}"))
+            self._matches[number] = last_query.matches
+            return evidence_of(last_query, self.prompts)
+        prompts = self.few if kind.few else self.prompts
+        if part == STAND_INS:
+            return dataset_of(kind.take(scope, prompts, self.others(scope, prompts)), "few")
+        return dataset_of(kind.take(scope, prompts), "few" if kind.few else "prompt")
+
+    def take_untrained(self, part: str, number: int) -> xr.Dataset:
+        """Take a part of the untrained models that are made like one model, (untrained, prompt, …), with the prefix.
+
+        Parameters
+        ----------
+        part, number
+            As of :meth:`take`. The last query of the model has to be taken before.
+
+        Returns
+        -------
+        Dataset
+            With the dimensions ``untrained`` and ``prompt``, or ``fewer`` of what takes long.
+        """
+        first = self.scopes[0]
+        kind = PARTS[part]
+        tables = []
+        for index in range(number, self.untrained, len(self.scopes)):
+            shared = self.series and part != LAST_QUERY
+            model = untrained_like(first.model, self.seed + index - (number if shared else 0))
+            scope = Scope(model, first.tokenizer, f"untrained {index}", first.family)
+            words = f"untrained model {index + 1} of {self.untrained}"
+            if part == LAST_QUERY:
+                taken = take_last_query(read(scope, self.prompts, self._matches[number], partial(self._read, words)))
+            else:
+                self._tell(index, self.untrained, f"{kind.words}, untrained")
+                taken = kind.take(scope, self.few[:FEWER], self._matches[number])
+            tables.append(dataset_of(taken, "fewer" if kind.few else "prompt"))
+        return as_untrained(tables)
+
+    def _read(self, words: str, done: int, total: int) -> None:
+        self._tell(done, total, words)
+
+    def _tell(self, done: int, total: int, words: str) -> None:
+        if self.tell:
+            self.tell(done, total, words)
+
+
+def take(
+    scope: Scope,
+    prompts: Sequence[Prompt],
+    parts: Sequence[str] = (LAST_QUERY,),
+    *,
+    untrained: int = 0,
+    seed: int = 0,
+    others: Sequence[Sequence[int]] = (),
 ) -> xr.Dataset:
-    """What tests read of a run, at each of its checkpoints and at its end, on prompts that belong to the run's seed.
+    """Take the evidence of one model.
 
     Parameters
     ----------
-    folder : path
-        Of a finished run: the model, with its checkpoints beside it.
-    template : str
-        The needle sentence that it was trained on.
-    seed : int
-        Of the training. The prompts of a seed are the same for all arms, and other than those of other seeds.
+    scope : Scope
+    prompts : sequence of Prompt
+    parts : sequence of str
+        Names of ``PARTS``; the last query is always taken.
     untrained : int
-        Models of random weights that are made like it at each checkpoint.
-    progress : callable, optional
-        Called with (done, total, words).
+        Models of random weights that are made like it.
+    seed : int
+        Of the first of them.
+    others : sequence of token ids
+        Other prompts with their answers; see :func:`ablations.replacement_losses`.
 
     Returns
     -------
     Dataset
-        ``value`` and ``error`` (quantity, step, distractors, layer, head): mean over prompts and its standard error of every
-        quantity of :mod:`diffscope.evidence.quantities`, named LABEL.NAME. ``weight`` (step, distractors, layer,
-        head): A1's mass on the answer. ``end_value`` and ``end_error`` (end_quantity, distractors, layer, head): the same of what
-        is taken at the end alone. ``null`` (quantity, untrained, step, distractors): of the untrained models, weighted mean
-        over heads, and ``null_by_layer`` (…, layer): mean over the heads of each layer alike. ``lam``, ``lambda_star`` (step,
-        distractors, layer), ``lam_init`` (layer,). ``outcome`` and ``outcome_error`` (measure, step, distractors): the answers'
-        ``loss``, ``log_odds``, ``right``, the loss of text, and at the end what stand-ins for A2 cost, and to lose it in a layer.
-        All float32; NaN where something is not defined, or not taken at that step. Attributes say how it was made.
+        Quantities and outcomes by name, as this module says, and ``weight`` (layer, head), A1's mass on the answer.
     """
-    folder = Path(folder)
-    names = _names_of(folder)
-    last = load(folder)
-    task = Retrieval(last.tokenizer, held_out=True, template=template)
-    cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
-    several = {
-        count: [
-            task.prompt(LENGTH, count + 1, np.random.default_rng([FIRST_SEED, seed, count, index]), questions=2)
-            for index in range(PROMPTS)
-        ]
-        for count in DISTRACTORS
+    model = OpenModels([scope], lambda: prompts, lambda *_: others, untrained, seed)
+    evidence = model.take(LAST_QUERY, 0)
+    for part in dict.fromkeys((LAST_QUERY, *parts)):
+        evidence = evidence if part == LAST_QUERY else evidence.assign(model.take(part, 0).data_vars)
+        if untrained and PARTS[part].labels and PARTS[part].untrained:
+            evidence = evidence.assign(model.take_untrained(part, 0).data_vars)
+    return evidence
+
+
+def evidence_of(last_query: LastQuery, prompts: Sequence[Prompt], **more: Mapping[str, xr.DataArray]) -> xr.Dataset:
+    """Return the evidence of a model from what was measured of it already.
+
+    Parameters
+    ----------
+    last_query : LastQuery
+    prompts : sequence of Prompt
+        That it was measured on.
+    **more : mapping of str to DataArray (prompt, …)
+        Other parts, by LABEL.NAME, of as many prompts or all of as many fewer.
+    """
+    evidence = dataset_of(take_last_query(last_query), "prompt")
+    for variables in more.values():
+        count = next(iter(variables.values())).sizes["prompt"]
+        evidence = evidence.assign(dataset_of(variables, "prompt" if count == len(prompts) else "few").data_vars)
+    return evidence.assign_attrs(
+        differential=int(last_query.differential),
+        extras=last_query.extras,
+        prompts=_prompts_key(prompts),
+    )
+
+
+def as_untrained(evidence: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Return the evidence of untrained models as that of the model that they are made like holds it."""
+    if not evidence:
+        return xr.Dataset()
+    together = xr.concat([of.rename({"few": "fewer"}) if "few" in of.dims else of for of in evidence], "untrained")
+    return together.rename({name: f"{UNTRAINED}{name}" for name in together.data_vars}).drop_attrs()
+
+
+def dataset_of(variables: Mapping[str, xr.DataArray], prompt: str) -> xr.Dataset:
+    """Return variables as a Dataset without coordinates, whose dimension ``prompt`` has another name."""
+    tables = {
+        name: ([prompt if dim == "prompt" else dim for dim in array.dims], array.values) for name, array in variables.items()
     }
-    total = len(names) + untrained
-    rows = []
-    for done, (step, name) in enumerate(names.items()):
-        if progress:
-            progress(done, total, f"evidence of step {step}")
-        final = done == len(names) - 1
-        rows.append(_of_model(last if final else load(name), cells, several, final))
-    null = []
-    for index in range(untrained):
-        if progress:
-            progress(len(names) + index, total, f"untrained model {index + 1}")
-        null.append(_untrained(last, FIRST_SEED + seed * untrained + index, cells, rows))
-    dataset = _assembled(rows, list(names), null)
-    return dataset.assign_attrs(
-        format=EVIDENCE_FORMAT,
-        revision=revision(),
-        settings=json.dumps(
-            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": DEPTHS, "untrained": untrained}
-        ),
-        model=last.family.name,
-        differential=int(rows[-1][DISTRACTORS[0]].last_query.differential),
-        besides=rows[-1][DISTRACTORS[0]].last_query.besides,
-    )
+    return xr.Dataset(tables)
 
 
-def keep_evidence(
-    folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Progress | None = None, *, arm: str = ""
-) -> Path:
-    """Write the evidence of a run, of an arm if it is one of a cohort, beside its model, and return the file."""
-    path = Path(folder) / EVIDENCE
-    with torch.random.fork_rng(devices=[]):
-        evidence = evidence_of_run(folder, template, seed, progress=progress)
-    save_statistics(evidence.assign_attrs({"arm": arm} if arm else {}), path, dated=False)
-    return path
+def _prompts_key(prompts: Sequence[Prompt]) -> str:
+    """Return what tells prompts from others: a digest of their tokens."""
+    return hashlib.sha256(json.dumps([list(map(int, prompt.ids)) for prompt in prompts]).encode()).hexdigest()
 
 
-def outdated(folder: str | Path) -> list[str]:
-    """The runs of a cohort, ``ARM/seed-N``, whose evidence is of a format that is not read here, or is missing."""
-    names = []
-    for run in sorted(
-        path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
-    ):
-        path = run / EVIDENCE
-        if not path.is_file() or open_statistics(path).attrs.get("format") not in READABLE:
-            names.append(f"{run.parent.name}/{run.name}")
-    return names
+def _labelled(label: str, table: xr.Dataset) -> dict[str, xr.DataArray]:
+    return {f"{label}.{name}": array for name, array in table.data_vars.items()}
 
 
-def open_evidence(path: str | Path) -> xr.Dataset:
-    """Open the evidence that :func:`keep_evidence` wrote.
-
-    Raises
-    ------
-    DiffscopeError
-        It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
-    """
-    path = Path(path)
-    dataset = open_statistics(path)
-    if (found := dataset.attrs.get("format")) not in READABLE:
-        raise DiffscopeError(
-            f"{path} has format {found} of evidence, and formats {', '.join(map(str, READABLE))} are read here; take it "
-            "anew with: diffscope train RECIPE --out FOLDER --evidence"
-        )
-    folder = path.absolute().parent
-    here = f"{folder.parent.name}/{folder.name}"
-    of = f"{dataset.attrs.get('arm', folder.parent.name)}/seed-{json.loads(dataset.attrs['settings'])['seed']}"
-    if SEEDED.fullmatch(folder.name) and of != here:
-        raise DiffscopeError(
-            f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
-            "with: diffscope train RECIPE --out FOLDER --evidence"
-        )
-    return dataset
+def _by_measure(label: str, lost: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return what is lost, (prompt, layer, head), by LABEL.MEASURE."""
+    return {
+        f"{label}.{name}": lost.sel(measure=name, drop=True).transpose("prompt", "layer", "head")
+        for name in lost["measure"].values
+    }
 
 
-@dataclass(frozen=True)
-class _Taken:
-    """What was taken of one model on the prompts of one cell."""
-
-    last_query: LastQuery
-    values: Mapping[str, np.ndarray]  # by LABEL.NAME, (prompt, layer, head)
-    ends: Mapping[str, np.ndarray]  # the same, of what is taken at the end alone
-    outcomes: Mapping[str, np.ndarray]  # (prompt,)
-
-
-def _names_of(folder: Path) -> dict[int, str]:
-    """The checkpoints of a run and at the end its final model, as they are loaded, by step."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # While top-k is annealed, a model has another k than the configuration says that its checkpoints are opened with.
-    steps = [] if config.get("attention") == "top_k" else sorted(checkpoints(folder))
-    names = {step: f"{folder}@{step}" for step in steps}
-    metrics = folder / METRICS
-    if metrics.is_file():
-        last = int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
-    else:
-        last = max(names, default=-1) + 1
-    return {**{step: name for step, name in names.items() if step < last}, last: str(folder)}
-
-
-def _of_model(
-    scope: Scope, cells: Mapping[int, Sequence[Prompt]], several: Mapping[int, Sequence[Prompt]], final: bool
-) -> dict[int, _Taken]:
-    """What is taken of one model, by cell."""
-    losses = text_losses(logits_of(scope.model), Recall(scope.tokenizer), LENGTH, texts=TEXTS)
-    text = {f"text_{token}": np.array([loss]) for token, loss in losses.items()}
-    return {count: _taken(scope, prompts, several[count], text, final) for count, prompts in cells.items()}
-
-
-def _taken(
-    scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt], text: Mapping[str, np.ndarray], final: bool
-) -> _Taken:
-    last_query = last_query_of(_captured(scope, prompts), prompts)
-    answered = answers(scope, prompts)
-    values = _named(FROM_LAST_QUERY, last_query)
-    values |= {f"{label_of(share_when)}.{name}": array for name, array in share_when(last_query, answered.right).items()}
-    few = prompts if final else prompts[:DEPTHS]
-    values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(scope, prompts[:DEPTHS]))
-    if last_query.differential:
-        values |= _named(FROM_INJECTION, injected(scope, few)) | _named(FROM_ATTRIBUTION, attributed(scope, few))
-    fits = {name: array.values for name, array in _named((lambda_fit,), last_query).items()}
-    outcomes = {**answered._asdict(), **fits, **text}
-    ends: dict[str, xr.DataArray] = {}
-    if final:
-        ends, more = at_end(scope, prompts, several)
-        outcomes |= more
-    return _Taken(last_query, _defined(values), _defined(ends), outcomes)
-
-
-def _defined(values: Mapping[str, xr.DataArray]) -> dict[str, np.ndarray]:
-    """Those that have a value, (prompt, layer, head)."""
-    return {name: array.transpose("prompt", *HEADS).values for name, array in values.items() if array.notnull().any()}
-
-
-def _captured(scope: Scope, prompts: Sequence[Prompt]) -> list:
-    starts = range(0, len(prompts), BATCH)
-    return [scope.capture([prompt.ids for prompt in prompts[first : first + BATCH]]).layers for first in starts]
-
-
-def _named(functions: Sequence[Callable], taken: LastQuery | xr.Dataset) -> dict[str, xr.DataArray]:
-    return {f"{label_of(read)}.{name}": array for read in functions for name, array in read(taken).items()}
-
-
-def _untrained(
-    scope: Scope, seed: int, cells: Mapping[int, Sequence[Prompt]], rows: Sequence[Mapping[int, _Taken]]
-) -> dict[tuple[int, int], dict[str, np.ndarray]]:
-    """Means over heads of an untrained model made like each checkpoint, by number of the checkpoint and cell.
-
-    Each array is of all heads, weighted by A1's mass on the answer, and then of the heads of each layer alike: (1 + layer,).
-    """
-    model = Scope(untrained_like(scope.model, seed), scope.tokenizer, "untrained", scope.family)
-    table: dict[tuple[int, int], dict[str, np.ndarray]] = {}
-    for count, prompts in cells.items():
-        batches = _captured(model, prompts)
-        matches = [row[count].last_query.matches for row in rows]
-        read = [last_query_of(batches, prompts, match) for match in matches]
-        weights = read[-1].answering  # the heads that answer at the end are followed
-        few = prompts[:DEPTHS]
-        for number, (last_query, match) in enumerate(zip(read, matches)):
-            values = _named(FROM_LAST_QUERY, last_query)
-            values |= _named(FROM_FLOWS if last_query.differential else FROM_FLOWS[:1], flows(model, few, match))
-            if last_query.differential and number == len(matches) - 1:  # of trained models, too, they are judged at the end alone
-                values |= _named(FROM_INJECTION, injected(model, few, match))
-                values |= _named(FROM_ATTRIBUTION, attributed(model, few, match))
-            table[number, count] = {name: _means_over_heads(array, weights) for name, array in values.items()}
-    return table
-
-
-def _means_over_heads(array: xr.DataArray, weights: xr.DataArray) -> np.ndarray:
-    """Mean over prompts of the weighted mean over all heads, and of the mean over the heads of each layer: (1 + layer,)."""
-    whole = weighted(array, weights, HEADS).mean()
-    return np.append(whole, weighted(array, None, ["head"]).mean("prompt"))
-
-
-def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null: Sequence[dict]) -> xr.Dataset:
-    """What was taken as one dataset of float32."""
-    counts = list(rows[-1])
-    taken = [row[count] for row in rows for count in counts]
-    shape = (len(rows), len(counts))
-    names, value, error = _means([of.values for of in taken], shape)
-    ends, end_value, end_error = _means([of.ends for of in taken[-len(counts) :]], shape[1:])
-    measures, outcome, outcome_error = _means([of.outcomes for of in taken], shape)
-    layers = taken[0].last_query.layers.sizes["layer"]
-    nulls = np.full((len(names), len(null), *shape, 1 + layers), np.nan, np.float32)
-    for model, table in enumerate(null):
-        for (step, count), means in table.items():
-            for name in set(names) & set(means):
-                nulls[names.index(name), model, step, counts.index(count)] = means[name]
-
-    def by_layer(name: str) -> np.ndarray:
-        return np.stack([of.last_query.layers[name].values for of in taken]).reshape(*shape, -1).astype(np.float32)
-
-    weight = np.stack([of.last_query.answering.transpose(*HEADS).values for of in taken]).astype(np.float32)
-    by_head = (*CELL, *HEADS)
-    return xr.Dataset(
-        {
-            "value": (("quantity", *by_head), value),
-            "error": (("quantity", *by_head), error),
-            "end_value": (("end_quantity", *by_head[1:]), end_value),
-            "end_error": (("end_quantity", *by_head[1:]), end_error),
-            "weight": (by_head, weight.reshape(*shape, *weight.shape[1:])),
-            "null": (("quantity", "untrained", *CELL), nulls[..., 0]),
-            "null_by_layer": (("quantity", "untrained", *CELL, "layer"), nulls[..., 1:]),
-            "outcome": (("measure", *CELL), outcome),
-            "outcome_error": (("measure", *CELL), outcome_error),
-            "lam": ((*CELL, "layer"), by_layer("lam")),
-            "lambda_star": ((*CELL, "layer"), by_layer("lambda_star")),
-            "lam_init": ("layer", by_layer("lam_init")[-1, -1]),
-        },
-        {"quantity": names, "end_quantity": ends, "measure": measures, "step": list(labels), "distractors": counts},
-    )
-
-
-def _means(tables: Sequence[Mapping[str, np.ndarray]], places: tuple[int, ...]) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Means over prompts of what several tables hold, each (prompt, …), and their standard errors.
-
-    Returns
-    -------
-    list of str
-        Names.
-    ndarray (name, *places, …)
-        Means, NaN where a table lacks a name.
-    ndarray (name, *places, …)
-        Their standard errors.
-    """
-    names = list(dict.fromkeys(name for table in tables for name in table))
-    of_one = next((table[name].shape[1:] for table in tables for name in table), ())
-    values, errors = (np.full((len(names), len(tables), *of_one), np.nan, np.float32) for _ in range(2))
-    for index, table in enumerate(tables):
-        for name, array in table.items():
-            values[names.index(name), index], errors[names.index(name), index] = _mean(array)
-    shape = (len(names), *places, *of_one)
-    return names, values.reshape(shape), errors.reshape(shape)
-
-
-def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean over prompts (the first axis) of what is finite, and its standard error."""
-    values = np.where(np.isfinite(values), values, np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # what has no value is NaN
-        count = np.isfinite(values).sum(0)
-        return np.nanmean(values, 0), np.nanstd(values, 0, ddof=1) / np.sqrt(count)
+def _of_layers(name: str, values: xr.DataArray) -> dict[str, xr.DataArray]:
+    """Return an outcome of each layer, (prompt,), by NAME_LAYER."""
+    return {f"{name}_{layer}": values.isel(layer=layer, drop=True) for layer in range(values.sizes["layer"])}

@@ -13,14 +13,14 @@ _NAMES = {
     "Measurement": "rules",
     "Models": "subjects",
     "Pair": "subjects",
-    "Settings": "subjects",
+    "Settings": "settings",
     "Test": "rules",
     "Verdict": "verdict",
-    "gather": "api",
-    "lacking": "api",
+    "gather": "gathering",
+    "lacking": "gathering",
     "run": "board",
     "summary": "conclusion",
-    "test": "api",
+    "test": "gathering",
 }
 
 __all__ = sorted(_NAMES)
@@ -38,16 +38,16 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
-    from diffscope.hypotheses.api import gather as gather
-    from diffscope.hypotheses.api import lacking as lacking
-    from diffscope.hypotheses.api import test as test
     from diffscope.hypotheses.board import run as run
     from diffscope.hypotheses.conclusion import summary as summary
     from diffscope.hypotheses.declared import TESTS as TESTS
+    from diffscope.hypotheses.gathering import gather as gather
+    from diffscope.hypotheses.gathering import lacking as lacking
+    from diffscope.hypotheses.gathering import test as test
     from diffscope.hypotheses.rules import Declared as Declared
     from diffscope.hypotheses.rules import Measurement as Measurement
     from diffscope.hypotheses.rules import Test as Test
+    from diffscope.hypotheses.settings import Settings as Settings
     from diffscope.hypotheses.subjects import Models as Models
     from diffscope.hypotheses.subjects import Pair as Pair
-    from diffscope.hypotheses.subjects import Settings as Settings
     from diffscope.hypotheses.verdict import Verdict as Verdict

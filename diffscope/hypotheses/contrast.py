@@ -11,15 +11,14 @@ import numpy as np
 from diffscope.errors import Missing
 from diffscope.evidence.heads import ANSWERS, Table
 from diffscope.hypotheses.statistics import Sample
-from diffscope.hypotheses.subjects import Models, Pair, Read, Take
+from diffscope.hypotheses.subjects import Models, Pair
 
 OverSteps = Callable[[np.ndarray], np.ndarray]
 
 
 def contrast(
     subject: Models | Pair,
-    quantities: Read,
-    take: Take | None = None,
+    label: str,
     over_steps: OverSteps | None = None,
     apart: Sequence[str] = (),
 ) -> dict[str, Sample]:
@@ -30,17 +29,15 @@ def contrast(
     subject : Models or Pair
         One model, or several seeds of one; of pairs the means of DIFF minus those of standard; with `over_steps` the checkpoints
         of one training, which are compared with series of untrained models.
-    quantities : callable
-        From what was taken of one model to arrays (prompt, layer, head), or (prompt,), by name.
-    take : callable, optional
-        What is taken of each model, as :meth:`Models.measure_each` says; by default the statistics of the last query.
+    label : str
+        The quantities LABEL.NAME of the evidence.
     over_steps : callable, optional
         From values (step, …) to what they come to over the steps, (…).
     apart : sequence of str
         Quantities that are shown of the heads that answer and of the others too, as ``NAME_answering`` and ``NAME_others``; these
         are of trained models alone, since of untrained heads none answers.
     """
-    trained, untrained = subject.tables(quantities, take, apart)
+    trained, untrained = subject.tables(label, apart)
     if over_steps is None:
         observed = {name: beside(trained, untrained, name) for name in trained[0].values}
         return {name: replace(each, prompts=subject.prompts_are, seeds=subject.seeds) for name, each in observed.items()}

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.evidence.at_end import HEAD_LOST
-from diffscope.evidence.heads import HEADS, weighted
-from diffscope.evidence.take import EVIDENCE, open_evidence
+from diffscope.evidence.heads import HEADS, mean_over_prompts, table_of, weighted
+from diffscope.evidence.runs import EVIDENCE, at_step, open_evidence
 from diffscope.files import plain
-from diffscope.hypotheses.a2_cost import WHOLE
 from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.declared.key_tokens import OF_COHORT
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.kept import alike, cost_by_layer, costs_of, table_of
+from diffscope.hypotheses.stored import head_costs, head_mean_masses
+from diffscope.hypotheses.subjects import WHOLE, cost_by_layer
 from diffscope.hypotheses.weights import SECOND
 
 END = "end"
@@ -95,39 +94,37 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
     turned : float
         The step of the checkpoint at which the lookup circuit had formed.
     """
-    end = evidence.isel(step=-1).mean("distractors")
-    values = {
-        (words, END, None): float(end["outcome"].sel(measure=name)) for name, words in OUTCOMES.items() if name in end["measure"]
-    }
-    values |= {(f"{OF_COHORT[name]}, heads alike", END, None): float(mass) for name, mass in alike(end).items()}
+    end = at_step(evidence)
+    values = {(words, END, None): float(end[name].mean()) for name, words in OUTCOMES.items() if name in end}
+    values |= {(f"{OF_COHORT[name]}, heads alike", END, None): float(mass) for name, mass in head_mean_masses(end).items()}
     values[WHEN, END, None] = _right_minus_wrong(evidence.isel(step=-1))
-    without = end["end_value"].sel(end_quantity=HEAD_LOST, drop=True)  # (layer, head)
+    without = mean_over_prompts(end["knock_out.loss"])  # (layer, head)
     values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}
-    differential = bool(evidence.attrs["differential"])
+    differential = bool(end.attrs["differential"])
     for name, words in ((BY_LAYER if differential else {}) | OF_ANY_ARM).items():
-        if name in end["quantity"]:
-            values |= {(f"{words}{view}", END, layer): value for view, layer, value in _by_layer(name, evidence)}
+        if name in end:
+            values |= {(f"{words}{view}", END, layer): value for view, layer, value in _by_layer(name, end)}
     if differential:
-        values |= _costs_by_layer(evidence)
-        values |= _of_second_map(end, costs_of(evidence))
+        values |= _costs_by_layer(end)
+        values |= _of_second_map(end, head_costs(end))
         values |= _lambda_along(evidence, checkpoints, turned)
     return {place: value for place, value in values.items() if np.isfinite(value)}
 
 
-def _by_layer(name: str, evidence: xr.Dataset) -> Iterator[tuple[str, int, float]]:
+def _by_layer(name: str, end: xr.Dataset) -> Iterator[tuple[str, int, float]]:
     """A quantity in each layer at the end, its heads weighted by what they cost and then by A1's mass on the answer, or alike."""
     label, _, quantity = name.partition(".")
-    table = table_of(evidence, -1, label)
+    table = table_of(end, label)
     alike = replace(table, weights=None)
-    by_cost = replace(table, costs=costs_of(evidence))
+    by_cost = replace(table, costs=head_costs(end))
     views = {"": alike} if name in OF_ANY_ARM else {"": by_cost, BY_ANSWER: table}
     for view, of in views.items():
         yield from ((view, layer, float(value)) for layer, value in enumerate(of.by_layer(quantity)))
 
 
-def _costs_by_layer(evidence: xr.Dataset) -> dict[Place, float]:
+def _costs_by_layer(end: xr.Dataset) -> dict[Place, float]:
     """What the heads of each layer cost, and what its A2 does, where that was kept."""
-    costs = {COST.format(words): cost_by_layer(evidence, of) for of, words in COSTS.items()}
+    costs = {COST.format(words): cost_by_layer(end, of) for of, words in COSTS.items()}
     return {(words, END, layer): float(value) for words, of in costs.items() for layer, value in enumerate(of)}
 
 
@@ -148,12 +145,12 @@ def _of_second_map(end: xr.Dataset, costs: xr.DataArray) -> dict[Place, float]:
     values: dict[Place, float] = {}
     for name in ("A1", "A2"):
         for part in PARTS:
-            shares = end["end_value"].sel(end_quantity=f"parts_of_maps.{name}_{part}").mean("head")
+            shares = mean_over_prompts(end[f"parts_of_maps.{name}_{part}"]).mean("head")
             words = f"share of {name} that {_explains(name, part)}"
             values |= {(words, END, layer): float(value) for layer, value in enumerate(shares.values)}
     for sigma in SIGMAS:
         for over, words in (("", ""), ("_over_paired", ", above that with another head's A2")):
-            rejection = end["end_value"].sel(end_quantity=f"noise_sweep.irrelevant_{sigma}{over}")
+            rejection = mean_over_prompts(end[f"noise_sweep.irrelevant_{sigma}{over}"])
             key = f"common-mode rejection on irrelevant tokens, σ = {sigma}{words} (dB)"
             values[key, END, None] = float(weighted(rejection, costs, HEADS))
             values[f"{key}{BY_ANSWER}", END, None] = float(weighted(rejection, end["weight"], HEADS))

@@ -19,8 +19,7 @@ Whatever the truth, λ was trained to `lam`, away from the `lam_init` of untrain
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -29,15 +28,17 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.capture import Capture
-from diffscope.evidence.branches import attributed, rejection
+from diffscope.evidence.branches import rejection
 from diffscope.evidence.flows import flows_of_rows
 from diffscope.evidence.gradients import LastRow
-from diffscope.evidence.heads import Table
 from diffscope.evidence.key_sets import as_spans, key_sets, number_spans
 from diffscope.evidence.last_query import BATCH, LastQuery, last_query_of
 from diffscope.evidence.matching import Match, matched
-from diffscope.evidence.noise import SIGMA, injected, injection_of
-from diffscope.hypotheses.subjects import Read, Take, tables_of
+from diffscope.evidence.noise import SIGMA, injection_of
+from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_INJECTION, named
+from diffscope.evidence.take import LAST_QUERY, as_untrained, dataset_of, evidence_of
+from diffscope.hypotheses.subjects import Models
+from diffscope.hypotheses.weights import ANSWER
 from diffscope.instruments.injection import DRAWS
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity
@@ -200,64 +201,52 @@ def _on_numbers(maps: Sequence[torch.Tensor], places: Sequence[Sequence[Sequence
 
 
 @dataclass
-class PlantedModels:
-    """Models with one truth, and models of scores at random in place of untrained ones: tests take them as they take Models."""
+class PlantedSource:
+    """The evidence of models with one truth, beside models of scores at random in place of untrained ones."""
 
     planted: Planted
     prompts: Sequence[Prompt]
     seeds: Sequence[int] = (0,)
     count: int = 24
-    names: Sequence[str] = ()
-    scopes: Sequence = ()
-    prompts_are = "crossed"
+    _read: dict[int, LastQuery] = field(default_factory=dict, repr=False)
 
-    @cached_property
-    def last_queries(self) -> list[LastQuery]:
-        return [self.planted.read(self.prompts, seed) for seed in self.seeds]
+    parts = frozenset({LAST_QUERY, "noise", "branches"})
 
-    @cached_property
-    def untrained(self) -> list[LastQuery]:
-        matches = [last_query.matches for last_query in self.last_queries]
+    def take(self, part: str, number: int) -> xr.Dataset:
+        """Return a part of one model's evidence; see :class:`diffscope.evidence.take.OpenModels`."""
+        seed = self.seeds[number]
+        if part == LAST_QUERY:
+            self._read[number] = self.planted.read(self.prompts, seed)
+            return evidence_of(self._read[number], self.prompts).assign_attrs(seed=seed)
+        return self._table(part, self.planted, seed, None)
+
+    def take_untrained(self, part: str, number: int) -> xr.Dataset:
+        """Return a part of the evidence of the models of scores at random that are made like one model."""
         first = 10_000 + 100 * self.seeds[0]
-        return [
-            self.planted.at_random.read(self.prompts, first + index, matches[index % len(matches)]) for index in range(self.count)
-        ]
-
-    @property
-    def differential(self) -> bool:
-        return self.last_queries[0].differential
-
-    @property
-    def besides(self) -> str:
-        return ""
-
-    @property
-    def asked(self) -> list[list[int]]:
-        return [prompt.ids for prompt in self.prompts]
-
-    @property
-    def layers(self) -> list[xr.Dataset]:
-        return [last_query.layers for last_query in self.last_queries]
-
-    @property
-    def steps(self) -> np.ndarray:
-        return np.array([float(name.rpartition("@")[2]) for name in self.names])
-
-    def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
-        """What of other takes is planted: injected noise and attributions."""
-        first = 10_000 + 100 * self.seeds[0]
-        matches = [last_query.matches for last_query in self.last_queries]
+        seeds = [first + index for index in range(number, self.count, len(self.seeds))]
+        match = self._read[number].matches
         at_random = self.planted.at_random
-        few = self.prompts[:FEW]
-        if take is attributed:
-            trained = [self.planted.attributed(self.prompts, seed) for seed in self.seeds]
-            return trained, [at_random.attributed(self.prompts, first + index) for index in range(self.count)]
-        if take is not injected:
-            raise NotImplementedError(f"of planted models there is no {take.__name__}")
-        untrained = [at_random.injected(few, first + i, matches[i % len(matches)]) for i in range(self.count)]
-        return [self.planted.injected(few, seed) for seed in self.seeds], untrained
+        if part == LAST_QUERY:
+            return as_untrained([evidence_of(at_random.read(self.prompts, seed, match), self.prompts) for seed in seeds])
+        return as_untrained([self._table(part, at_random, seed, match) for seed in seeds])
 
-    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
-        trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)
-        tables = tables_of(quantities, trained, self.last_queries)
-        return [table.apart(apart) for table in tables], tables_of(quantities, untrained, self.untrained)
+    def _table(self, part: str, planted: Planted, seed: int, match: Sequence[Match] | None) -> xr.Dataset:
+        if part == "noise":
+            return dataset_of(named(OF_INJECTION, planted.injected(self.prompts[:FEW], seed, match)), "few")
+        return dataset_of(named(OF_ATTRIBUTION, planted.attributed(self.prompts, seed)), "prompt")
+
+
+def planted_models(
+    planted: Planted, prompts: Sequence[Prompt], seeds: Sequence[int] = (0,), count: int = 24, steps: Sequence[int] | None = None
+) -> Models:
+    """Return models with one truth, seeds of one or with `steps` the checkpoints of one training, beside `count` at random."""
+    source = PlantedSource(planted, prompts, seeds, count)
+    return Models(names=[f"planted {seed}" for seed in seeds], steps=steps, weights=ANSWER, source=source)
+
+
+def simulated_models(
+    evidence: Sequence[xr.Dataset], untrained: Sequence[xr.Dataset], steps: Sequence[int] | None = None
+) -> Models:
+    """Return models by evidence that was simulated, beside untrained ones made like them in turn."""
+    own = [of.assign(as_untrained(untrained[number :: len(evidence)]).data_vars) for number, of in enumerate(evidence)]
+    return Models(own, [f"simulated {number}" for number in range(len(own))], steps=steps, weights=ANSWER)

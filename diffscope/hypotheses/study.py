@@ -17,19 +17,21 @@ from scipy.stats import CensoredData, logrank
 from diffscope import __version__
 from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
-from diffscope.evidence.take import EVIDENCE_FORMAT
+from diffscope.evidence.runs import EVIDENCE_FORMAT
 from diffscope.files import plain
 from diffscope.hypotheses import report
-from diffscope.hypotheses.api import Subjects, formed_models_of, gather, open_cohort
 from diffscope.hypotheses.arms import formed as formed_runs
 from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
+from diffscope.hypotheses.gathering import Subjects, gather
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
 from diffscope.hypotheses.outcomes import outcomes
+from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.subjects import Progress, Settings
+from diffscope.hypotheses.stored import formed_models_of, open_cohort
+from diffscope.hypotheses.subjects import Progress
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.lab.training.run import revision
 from diffscope.scope import Scope, load

@@ -1,328 +1,334 @@
-"""What tests are made on: trained models, alone or in pairs, and untrained ones of their architecture."""
+"""What tests are made on: models by their evidence, alone, in pairs, or as the checkpoints of one training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 import xarray as xr
+from scipy import special
 
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence.costs import lost_without_a2, lost_without_heads
-from diffscope.evidence.heads import Table
-from diffscope.evidence.last_query import LastQuery, read
-from diffscope.evidence.matching import Match
-from diffscope.evidence.quantities import DIFFERENCES, RATIOS, a1_on, label_of
-from diffscope.evidence.untrained import untrained_like
-from diffscope.hypotheses.a2_cost import A2Cost, a2_cost
-from diffscope.hypotheses.weights import A2, ANSWER, BY, KNOCK_OUT, Weights
+from diffscope.evidence.heads import HEADS, Table, mean_over_prompts, names_of, table_of, untrained_table_of, weighted
+from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
+from diffscope.evidence.runs import at_step
+from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, UNTRAINED, OpenModels, part_of_outcome
+from diffscope.hypotheses.rules import Cost
+from diffscope.hypotheses.settings import Settings
+from diffscope.hypotheses.statistics import Sample, estimate
+from diffscope.hypotheses.weights import A2, ANSWER, Weights
+from diffscope.hypotheses.weights import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.scope import Scope
-from diffscope.tasks.encoding import encode_prompts, require_answers
-from diffscope.tasks.prompt import Prompt, TextPrompt
-from diffscope.tasks.retrieval import Retrieval
-from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import template_of
+from diffscope.stats.intervals import LEVEL
+from diffscope.tasks.prompt import Prompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
-UNTRAINED = 24  # models of random weights
-FEW = 10  # prompts of what takes long: two at each depth
-FEWER = 5  # of untrained models, which differ more from each other than with the prompt
+WHOLE = "whole heads"
+NOT_HELD = "the models themselves, since the evidence that was kept of runs does not hold it"
+NO_A2_COST = "what A2 of each head costs, which the evidence that was kept of runs does not hold; weight heads by knock-out"
 Progress = Callable[[float, int, str], None]
-Take = Callable[[Scope, Sequence[Prompt], Sequence[Match] | None], xr.Dataset]
-T = TypeVar("T")
-Read = Callable[[Any], dict[str, xr.DataArray]]  # of what was taken, LastQuery or Dataset, quantities by name
 
 
-@dataclass
-class Settings:
-    """The prompts of a board, and how much is spent on them.
+@dataclass(frozen=True)
+class A2Cost(Cost):
+    """By how much the loss of the answer rises without A2, mean over heads as they count, and what A2 of each layer costs.
 
     Attributes
     ----------
-    prompts : int
-        Retrieval prompts, spread over five depths.
-    length : int
-        Tokens a prompt.
-    needles : int
-        Needles a prompt, that of the question included.
-    seed : int
-        Of prompts and untrained models.
-    template : str, optional
-        The needle sentence; by default the one that a cohort or a model was trained on.
-    untrained : int
-        Models of random weights that a trained one is compared with.
-    first : int
-        Number of the first of these, so that several trainings can have others each.
-    own : tuple of TextPrompt
-        A person's own prompts in place of retrieval prompts; of those the first `prompts`.
-    weights : {"knock-out", "a2", "answer"}
-        What heads count with: by how much the answer's loss rises without them, or without their second map alone, or A1's mass
-        on the answer. By the first two untrained models' heads count as those of the trained model in their place, a head whose
-        loss costs nothing counts 0, and what comes of A1's mass on the answer stands beside, as the second view. A standard head
-        has one map: it counts with what the head costs by either.
+    value, low, high, of
+        As of :class:`diffscope.hypotheses.rules.Cost`; the interval is over seeds if there are several and else over prompts.
+        Whole heads are no bound: to lose A2 leaves A1 as it was not trained to stand, which can cost more than to lose both.
+    layers : tuple of float
+        What A2 of a whole layer costs at once, mean over seeds and prompts; of whole heads the sum of what each costs alone.
     """
 
-    prompts: int = 40
-    length: int = 160
-    needles: int = 4
-    seed: int = 50_000
-    template: str | None = None
-    untrained: int = UNTRAINED
-    first: int = 0
-    own: tuple[TextPrompt, ...] = ()
-    weights: Weights = KNOCK_OUT
-
-    def __post_init__(self):
-        if self.weights not in BY:
-            raise DiffscopeError(f"heads are not weighted by {self.weights!r}; choose {', '.join(BY)}")
-
-    def prompts_for(self, scope: Scope) -> list[Prompt]:
-        """The prompts in the tokens of a model."""
-        if self.own:
-            return require_answers(encode_prompts(scope.tokenizer, self.own))[: self.prompts]
-        if self.needles < 2:
-            raise DiffscopeError("a prompt with one needle has no distractors; give two needles or more")
-        task = Retrieval(scope.tokenizer, held_out=True, template=self.template or template_of(scope.model))
-        return draw(task, self.prompts, self.length, self.needles, self.seed)
+    layers: tuple[float, ...] = ()
 
 
-@dataclass
 class Models:
-    """One trained model, or several that differ in their seed alone, and what they do with the prompts.
+    """One model, or several that differ in their seed alone, or the checkpoints of one training, by their evidence.
 
-    Everything is measured when a test first uses it.
-
-    Attributes
+    Parameters
     ----------
-    scopes : sequence of Scope
-    settings : Settings
-    progress : callable, optional
-        Called with (done, total, words).
-    series : bool
-        Whether they are the checkpoints of one training. Then the statistics of the last query are of another untrained model at
-        each step, since how much two maps are alike by chance changes as weights do; what :meth:`measure_each` takes is of one
-        model for all steps, since what is peculiar to a model does not average out over steps.
+    evidence : sequence of Dataset
+        One a model, or one a checkpoint, as :mod:`diffscope.evidence.take` and :func:`diffscope.evidence.runs.at_step` give them.
+    names : sequence of str
+        What the models are called.
+    steps : sequence of int, optional
+        Of the checkpoints of one training, in order.
+    weights : {"knock-out", "a2", "answer"}
+        What heads count with, as of :class:`Settings`.
+    source : OpenModels, optional
+        From which parts of the evidence are taken when a test first needs them.
     """
 
-    scopes: Sequence[Scope]
-    settings: Settings = field(default_factory=Settings)
-    progress: Progress | None = None
-    series: bool = False
-    _taken: dict = field(default_factory=dict, repr=False)
+    def __init__(
+        self,
+        evidence: Sequence[xr.Dataset] = (),
+        names: Sequence[str] = (),
+        *,
+        steps: Sequence[int] | None = None,
+        weights: Weights = BY_KNOCK_OUT,
+        source: OpenModels | None = None,
+    ):
+        self.names = list(names)
+        self.weights = weights
+        self.source = source
+        self._steps = steps
+        self._evidence = list(evidence) or [xr.Dataset() for _ in self.names]
+        self._taken: set[tuple[str, int]] = set()
 
-    seeds: ClassVar[tuple[int, ...]] = ()  # of their trainings, which a model does not say
-    prompts_are: ClassVar[Literal["crossed", "nested"]] = "crossed"  # with the models, which all get the same
+    @classmethod
+    def open(
+        cls,
+        scopes: Sequence[Scope],
+        settings: Settings | None = None,
+        progress: Progress | None = None,
+        series: bool = False,
+    ) -> Models:
+        """Return open models, seeds of one or the checkpoints of one training, ``NAME@STEP`` in order.
 
-    def __post_init__(self):
-        names = [scope.name for scope in self.scopes]
+        Raises
+        ------
+        DiffscopeError
+            They are not of one kind, or one is named twice.
+        """
+        settings = settings or Settings()
+        names = [scope.name for scope in scopes]
         if len(set(names)) < len(names):
             raise DiffscopeError(f"{names[0]} is named twice; several models are seeds of one, each another")
-        kind = _kind(self.scopes[0])
-        for scope in self.scopes[1:]:
+        kind = _kind(scopes[0])
+        for scope in scopes[1:]:
             if _kind(scope) != kind:
                 raise DiffscopeError(f"{scope.name} is not made like {names[0]}; several models are seeds of one")
+        source = OpenModels(
+            scopes,
+            lambda: settings.prompts_for(scopes[0]),
+            settings.other_prompts_for,
+            settings.untrained,
+            settings.seed + settings.first,
+            series,
+            progress,
+        )
+        steps = [int(name.rpartition("@")[2]) for name in names] if series else None
+        return cls(names=names, steps=steps, weights=settings.weights, source=source)
 
-    @cached_property
-    def prompts(self) -> list[Prompt]:
-        """The same for all: seeds and untrained models have the first one's vocabulary."""
-        return self.settings.prompts_for(self.scopes[0])
+    @classmethod
+    def of_runs(cls, evidence: Sequence[xr.Dataset], names: Sequence[str] = (), weights: Weights = BY_KNOCK_OUT) -> Models:
+        """Return the ends of runs, whose stored evidence is given; see :func:`diffscope.evidence.runs.take_run`."""
+        return cls([at_step(run) for run in evidence], names, weights=weights)
+
+    @classmethod
+    def of_checkpoints(cls, evidence: xr.Dataset, name: str = "", weights: Weights = BY_KNOCK_OUT) -> Models:
+        """Return the checkpoints of one run, whose stored evidence is given."""
+        steps = evidence["step"].values.tolist()
+        places = [at_step(evidence, place, place) for place in range(len(steps))]
+        return cls(places, [f"{name}@{step}" for step in steps], steps=steps, weights=weights)
 
     @property
-    def few(self) -> list[Prompt]:
-        """The first prompts, two at each depth: for what takes long."""
-        return self.prompts[:FEW]
+    def scopes(self) -> Sequence[Scope]:
+        """The open models; none if their evidence was stored."""
+        return self.source.scopes if isinstance(self.source, OpenModels) else ()
 
     @property
-    def names(self) -> list[str]:
-        """What the models are called."""
-        return [scope.name for scope in self.scopes]
+    def prompts(self) -> Sequence[Prompt]:
+        """The prompts of open models."""
+        return self.source.prompts if self.source else ()
 
     @property
     def steps(self) -> np.ndarray:
-        """The steps of checkpoints, which are called NAME@STEP: (step,)."""
-        return np.array([float(name.rpartition("@")[2]) for name in self.names])
+        """The steps of the checkpoints, (step,)."""
+        return np.array(self._steps if self._steps is not None else (), dtype=float)
 
     @property
     def differential(self) -> bool:
         """Whether all of them have a second map."""
-        return all(last_query.differential for last_query in self.last_queries)
+        return all(bool(of.attrs["differential"]) for of in self.evidence(LAST_QUERY))
 
     @property
-    def besides(self) -> str:
+    def extras(self) -> str:
         """What the attention of one of them has that standard attention has not, besides a second map."""
-        return next((last_query.besides for last_query in self.last_queries if last_query.besides), "")
+        return next((of.attrs["extras"] for of in self.evidence(LAST_QUERY) if of.attrs["extras"]), "")
 
     @property
-    def asked(self) -> list[list[int]]:
-        """The tokens of the prompts."""
-        return [prompt.ids for prompt in self.prompts]
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds of their trainings; empty if they are not known."""
+        return tuple(int(of.attrs["seed"]) for of in self._counted(self._evidence) if "seed" in of.attrs)
+
+    @property
+    def prompt_keys(self) -> list[str]:
+        """What tells the prompts of each model from others."""
+        return [of.attrs["prompts"] for of in self.evidence(LAST_QUERY)]
+
+    @property
+    def prompts_are(self) -> Literal["crossed", "nested"]:
+        """Whether all models got the same prompts, or each its own."""
+        return "crossed" if len(set(self.prompt_keys)) == 1 else "nested"
 
     @property
     def layers(self) -> list[xr.Dataset]:
         """λ, λ_init and λ* by layer, of each model."""
-        return [last_query.layers for last_query in self.last_queries]
+        return [of[["lam", "lam_init", "lambda_star"]] for of in self.evidence(LAST_QUERY)]
 
-    @cached_property
-    def last_queries(self) -> list[LastQuery]:
-        """Statistics of the last query, of each model."""
-        return [self._read(scope, f"reading {scope.name}") for scope in self.scopes]
+    def evidence(self, part: str, numbers: Sequence[int] | None = None) -> list[xr.Dataset]:
+        """Return the evidence of every model, or of some by number, with a part of it if it is held or can be taken."""
+        numbers = range(len(self._evidence)) if numbers is None else numbers
+        for number in numbers:
+            if self.source and part in self.source.parts and (part, number) not in self._taken:
+                self._add(number, self.source.take(part, number))
+                self._taken.add((part, number))
+        return [self._evidence[number] for number in numbers]
 
-    @cached_property
-    def untrained(self) -> list[LastQuery]:
-        """The same of untrained models that are made like the trained ones in turn."""
-        return [
-            self._read(scope, f"untrained model {index + 1} of {self.settings.untrained}", match)
-            for index, (scope, match) in enumerate(self.untrained_models())
-        ]
+    def tables(self, label: str, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        """Return quantities of the trained models and of untrained ones, heads weighted as the settings say.
 
-    @cached_property
-    def knocked_out(self) -> list[xr.DataArray]:
-        """What each head's loss costs the answer in each model, (layer, head, prompt), nats."""
-        costs = []
-        for scope in self._counted:
-            costs.append(lost_without_heads(scope, self.few).sel(measure="loss", drop=True))
-            self._tell(len(costs), len(self._counted), f"{scope.name} without each head")
-        return costs
+        Parameters
+        ----------
+        label : str
+            The quantities LABEL.NAME.
+        apart : sequence of str
+            Quantities that are given of the heads that answer and of the others too, of trained models.
 
-    @cached_property
-    def without_a2(self) -> list[xr.Dataset]:
-        """What the second map of each head and layer costs the answer in each model, in nats of its loss."""
-        costs = []
-        for scope in self._counted:
-            costs.append(lost_without_a2(scope, self.few).sel(measure="loss", drop=True))
-            self._tell(len(costs), len(self._counted), f"{scope.name} without A2 of each head")
-        return costs
+        Raises
+        ------
+        Missing
+            The evidence does not hold them, or not what heads count with.
+        """
+        part = PART_OF_LABEL.get(label, "")
+        self.evidence(LAST_QUERY)
+        evidence = self.evidence(part)
+        if not any(names_of(of, label) for of in evidence):
+            raise Missing(NOT_HELD)
+        self._take_untrained(part)
+        costs = self._costs_of_each()
+        trained = [table_of(of, label, cost, self.weights).apart(apart) for of, cost in zip(self._evidence, costs)]
+        untrained = []
+        sizes = [of.sizes.get("untrained", 0) for of in self._evidence]
+        for index in range(max(sizes)):
+            for of, cost, size in zip(self._evidence, costs, sizes):
+                if index < size:
+                    untrained.append(untrained_table_of(of, index, label, cost, self.weights))
+        return trained, untrained
 
-    @property
-    def _counted(self) -> Sequence[Scope]:
-        """The models whose heads are weighed: of a series its last, whose heads are followed from the first step on."""
-        return self.scopes[-1:] if self.series else self.scopes
+    def outcomes(self, *names: str) -> dict[str, Sample]:
+        """Return what edits and questions came to in whole models, (seed, prompt), by name: those that any of them holds.
+
+        A model that does not hold one is NaN. ``layers`` are the means of NAME_LAYER, what the edit came to in one layer, if
+        they are held. Of a series those of its last checkpoint.
+        """
+        samples = {}
+        for name in names:
+            held = [of for of in self._ends(part_of_outcome(name) or "")]
+            values = [of[name].values for of in held if name in of]
+            if values:
+                nothing = np.full_like(values[0], np.nan)
+                layers = (
+                    np.mean(by_layer, 0) if (by_layer := [_layers_of(of, name) for of in held if f"{name}_0" in of]) else None
+                )
+                table = np.stack([of[name].values if name in of else nothing for of in held])
+                samples[name] = Sample(table, layers=layers, prompts=self.prompts_are, seeds=self.seeds)
+        return samples
 
     @cached_property
     def costs(self) -> list[xr.DataArray] | None:
-        """What heads count with in each model, (layer, head) in nats, no less than 0; None by A1's mass on the answer."""
-        by = self.settings.weights
-        if by == ANSWER:
+        """What heads count with in each model, (layer, head) in nats, no less than 0; None by A1's mass on the answer.
+
+        Of a series of its last checkpoint alone, whose heads are followed from the first step on.
+
+        Raises
+        ------
+        Missing
+            It is not held, or no head costs anything.
+        """
+        if self.weights == ANSWER:
             return None
-        a2 = by == A2 and self.differential
-        each = [of["of_head"] for of in self.without_a2] if a2 else self.knocked_out
-        costs = [cost.mean("prompt").clip(min=0) for cost in each]
+        label = A2_OUT if self.weights == A2 and self.differential else KNOCK_OUT
+        costs = []
+        for of in self._ends(PART_OF_LABEL[label]):
+            if f"{label}.loss" not in of:
+                raise Missing(NO_A2_COST)
+            costs.append(mean_over_prompts(of[f"{label}.loss"]).clip(min=0))
         if not all(float(cost.sum()) > 0 for cost in costs):
-            raise Missing(f"a model that loses something without {'A2 of ' if a2 else ''}one of its heads, to weight them by it")
+            which = "A2 of " if label == A2_OUT else ""
+            raise Missing(f"a model that loses something without {which}one of its heads, to weight them by it")
         return costs
 
     @cached_property
     def a2_cost(self) -> A2Cost | None:
-        """What the second map costs the answer in the heads that count, as they count; None without a second map."""
+        """What the second map costs the answer in the heads that count, as they count.
+
+        Of whole heads if the evidence does not hold what A2 alone costs. The interval is over seeds; of one model over its
+        prompts, and if it holds their mean alone, the errors of heads are taken to go together. None without a second map, and if
+        the evidence does not hold what heads cost.
+        """
         if not self.differential:
             return None
-        reads = self.last_queries[-1:] if self.series else self.last_queries
-        counting = self.costs or [read.answering for read in reads]
-        return a2_cost(
-            [of["of_head"] for of in self.without_a2],
-            counting,
-            [of["layer_together"] for of in self.without_a2],
-            self.prompts_are,
-        )
+        ends = self._ends(PART_OF_LABEL[A2_OUT])
+        of: Literal["A2", "whole heads"] = "A2" if all(f"{A2_OUT}.loss" in end for end in ends) else WHOLE
+        name = f"{A2_OUT if of == 'A2' else KNOCK_OUT}.loss"
+        ends = self._ends(PART_OF_LABEL[A2_OUT if of == "A2" else KNOCK_OUT])
+        if not all(name in end for end in ends):
+            return None
+        counting = self.costs or [end["weight"] for end in ends]
+        values = np.stack([weighted(end[name], weights, HEADS).values for end, weights in zip(ends, counting)])
+        layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
+        if values.size > 1:
+            cost = estimate(Sample(values, prompts=self.prompts_are), leave_out=False)  # (seed, prompt)
+            return A2Cost(cost.value, cost.low, cost.high, of, tuple(layers))
+        error = float((ends[0][f"error.{name}"] * counting[0] / counting[0].sum()).sum())
+        reach = float(special.stdtrit(ends[0].attrs["prompts_of_costs"] - 1, 1 - LEVEL / 2)) * error
+        value = float(values.item())
+        return A2Cost(value, value - reach, value + reach, of, tuple(layers))
 
-    def untrained_models(self, in_a_row: int = 1) -> Iterator[tuple[Scope, list[Match]]]:
-        """Models of the first one's architecture with random weights, and what of the trained ones in turn they are given.
+    def _counted(self, of_models: Sequence) -> Sequence:
+        """Return those of the models whose heads are weighed: of a series the last."""
+        return of_models[-1:] if self._steps is not None else of_models
 
-        Each comes `in_a_row` times.
-        """
-        first = self.scopes[0]
-        for index in range(self.settings.untrained):
-            if index % in_a_row == 0:
-                model = untrained_like(first.model, self.settings.seed + self.settings.first + index)
-                scope = Scope(model, first.tokenizer, f"untrained {index}", first.family)
-            yield scope, self.last_queries[index % len(self.last_queries)].matches
+    def _ends(self, part: str) -> list[xr.Dataset]:
+        """Return the evidence of the models whose heads are weighed, with a part."""
+        numbers = self._counted(range(len(self._evidence)))
+        self.evidence(LAST_QUERY, numbers)
+        return self.evidence(part, numbers)
 
-    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
-        """Quantities of the trained models and of the untrained ones, heads weighted as the settings say.
+    def _costs_of_each(self) -> list[xr.DataArray | None]:
+        count = len(self._evidence)
+        if self.costs is None:
+            return [None] * count
+        return [self.costs[number % len(self.costs)] for number in range(count)]
 
-        Parameters
-        ----------
-        quantities : callable
-            From what was taken of one model to arrays by name.
-        take : callable, optional
-            What is taken of each model; by default the statistics of the last query.
-        apart : sequence of str
-            Quantities that are given of the heads that answer and of the others too, of trained models.
-        """
-        trained, untrained = (self.last_queries, self.untrained) if take is None else self.measure_each(take)
-        tables = [tables_of(quantities, *two) for two in ((trained, self.last_queries), (untrained, self.untrained))]
-        if (costs := self.costs) is not None:
-            by = self.settings.weights
-            tables = [
-                [replace(table, costs=costs[i % len(costs)], weighted_by=by) for i, table in enumerate(models)]
-                for models in tables
-            ]
-        return [table.apart(apart) for table in tables[0]], tables[1]
+    def _take_untrained(self, part: str) -> None:
+        """Take a part of the untrained models, and by A1's mass what their heads count with."""
+        for needed in {LAST_QUERY: None, part: None} if self.weights == ANSWER else {part: None}:
+            for number in range(len(self._evidence)):
+                key = f"{UNTRAINED}{needed}", number
+                if self.source and needed in self.source.parts and PARTS[needed].untrained and key not in self._taken:
+                    self._add(number, self.source.take_untrained(needed, number))
+                    self._taken.add(key)
 
-    def take_of_trained(self, take: Callable[[Scope, Models], T]) -> list[T]:
-        """Apply ``take(scope, models)`` to every trained model, once for each `take`."""
-        if take not in self._taken:
-            taken = []
-            for scope in self.scopes:
-                taken.append(take(scope, self))
-                self._tell(len(taken), len(self.scopes), take.__name__.strip("_").replace("_", " "))
-            self._taken[take] = taken
-        return self._taken[take]
-
-    def measure_each(self, take: Take) -> tuple[list[xr.Dataset], list[xr.Dataset]]:
-        """Apply ``take(scope, prompts, match)`` to every trained model and to untrained ones made like them, on few prompts.
-
-        Done once for each `take`; `match` is None for the trained models.
-
-        Returns
-        -------
-        list of Dataset
-            Of the trained models.
-        list of Dataset
-            Of the untrained ones.
-        """
-        if take not in self._taken:
-            words = take.__name__.replace("_", " ")
-            trained = []
-            for scope in self.scopes:
-                trained.append(take(scope, self.few, None))
-                self._tell(len(trained), len(self.scopes), words)
-            untrained = []
-            for scope, match in self.untrained_models(len(self.scopes) if self.series else 1):
-                untrained.append(take(scope, self.few[:FEWER], match))
-                self._tell(len(untrained), self.settings.untrained, f"{words}, untrained")
-            self._taken[take] = trained, untrained
-        return self._taken[take]
-
-    def _tell(self, done: int, total: int, words: str) -> None:
-        if self.progress:
-            self.progress(done, total, words)
-
-    def _read(self, scope: Scope, words: str, match: Sequence[Match] | None = None) -> LastQuery:
-        return read(scope, self.prompts, match, lambda done, total: self._tell(done, total, words))
+    def _add(self, number: int, taken: xr.Dataset) -> None:
+        whole = self._evidence[number]
+        self._evidence[number] = whole.assign(taken.data_vars).assign_attrs(taken.attrs)
 
 
-def tables_of(quantities: Read, taken: Sequence, last_queries: Sequence[LastQuery]) -> list[Table]:
-    """Quantities of models, from what was taken of them; their heads are weighted by A1's mass on the answer."""
-    label = label_of(quantities) or ""
-    ratios, differences = RATIOS.get(label, {}), DIFFERENCES.get(label, {})
-    return [
-        Table(
-            quantities(of_model),
-            read.answering,
-            over={name: a1_on(read, span) for name, span in ratios.items()},
-            differences=differences,
-            weighted_by=ANSWER,
-        )
-        for of_model, read in zip(taken, last_queries, strict=True)
-    ]
+def _layers_of(of: xr.Dataset, name: str) -> list[float]:
+    """Return the means over prompts of an outcome of each layer."""
+    return [float(of[f"{name}_{layer}"].mean()) for layer in range(of.sizes["layer"])]
+
+
+def cost_by_layer(end: xr.Dataset, of: str) -> list[float]:
+    """Return what A2 of each layer costs at once, or the sum of what its heads cost, in nats; NaN if that is not held."""
+    if of == WHOLE:
+        return mean_over_prompts(end[f"{KNOCK_OUT}.loss"]).sum("head").values.tolist()
+    if "without_a2_0" not in end:
+        return [float("nan")] * end.sizes["layer"]
+    return _layers_of(end, "without_a2")
 
 
 def _kind(scope: Scope) -> tuple:
-    """What seeds of one model have in common: class, configuration, vocabulary."""
+    """Return what seeds of one model have in common: class, configuration, vocabulary."""
     config = getattr(scope.model, "config", None)
     fields = {} if config is None else config.to_dict()
     shared = {name: value for name, value in fields.items() if not name.startswith("_") and name not in CHANGEABLE}
@@ -343,7 +349,7 @@ class Pair:
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of the trainings, where they are known."""
+        """The seeds of the trainings, if they are known."""
         return self.diff.seeds
 
     def check(self) -> None:
@@ -352,17 +358,23 @@ class Pair:
             raise Missing("a differential model beside the standard one")
         if self.standard.differential:
             raise Missing("a standard model to compare with: the one given is differential")
-        if self.standard.besides:
-            raise Missing(f"a standard model to compare with: the one given has {self.standard.besides}")
-        if self.diff.asked != self.standard.asked:
+        if self.standard.extras:
+            raise Missing(f"a standard model to compare with: the one given has {self.standard.extras}")
+        if self.diff.prompt_keys != self.standard.prompt_keys:
             raise Missing("two models of one tokenizer, so that their prompts are the same")
 
-    def tables(self, quantities: Read, take: Take | None = None, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
-        """Quantities of DIFF minus the means of standard, whose heads need not be as many; each model's own heads weighted."""
+    def tables(self, label: str, apart: Sequence[str] = ()) -> tuple[list[Table], list[Table]]:
+        """Return quantities of DIFF minus the means of standard, whose heads need not be as many; own heads weighted."""
         self.check()
-        diff, standard = (models.tables(quantities, take, apart) for models in (self.diff, self.standard))
+        diff, standard = (models.tables(label, apart) for models in (self.diff, self.standard))
         trained, untrained = ([_minus(*two) for two in zip(*both, strict=True)] for both in zip(diff, standard))
         return trained, untrained
+
+    def outcomes(self, *names: str) -> dict[str, Sample]:
+        """Return outcomes of DIFF minus those of standard, (seed, prompt), by name: those that both hold."""
+        diff, standard = (models.outcomes(*names) for models in (self.diff, self.standard))
+        both = {name: of.values - standard[name].values for name, of in diff.items() if name in standard}
+        return {name: replace(diff[name], values=values, layers=None) for name, values in both.items()}
 
 
 def _minus(diff: Table, standard: Table) -> Table:

@@ -16,10 +16,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.api import open_cohort
 from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.declared.primary import slopes_of
 from diffscope.hypotheses.intervals import sign_flip_test, students_t
+from diffscope.hypotheses.stored import open_cohort
 
 BASELINES = ("standard", "double-width")
 FEWEST = 5  # seeds of a p by sign flips

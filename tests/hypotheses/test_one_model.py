@@ -1,5 +1,7 @@
 """One model: planted truths are found and nothing else, and controls are what they are called."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,12 @@ import xarray as xr
 import diffscope
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import key_sets as spans_of
-from diffscope.evidence import last_query, quantities
+from diffscope.evidence import last_query, quantities, take
 from diffscope.evidence.heads import Table
 from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
-from diffscope.hypotheses.planted import Planted, PlantedModels
+from diffscope.hypotheses.planted import Planted, planted_models
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
 from tests import tiny
@@ -32,23 +34,23 @@ CASES = [(truth, FIRST, expected) for truth, expected in EXPECTED.items()] + [
 def test_shared_noise_is_found_where_it_was_planted(tokenizer, truth, tests, expected):
     """λ was trained far away from where it began; the answer is a number, and that is not enough."""
     prompts = draw(Retrieval(tokenizer), 10, 160, 4, 0)
-    models = PlantedModels(Planted(truth, layers=2, lam=0.9), prompts, count=6)
+    models = planted_models(Planted(truth, layers=2, lam=0.9), prompts, count=6)
     for verdict in run(tests, model=models):
         assert verdict.verdicts["NC"] in expected and verdict.verdicts["SP"] == "silent", verdict.sentence
 
 
 def test_models_that_are_no_seeds_of_each_other_are_refused():
     scopes = [diffscope.load(name) for name in ("mini-diff", "mini-diff@0", "mini-standard")]
-    assert len(Models(scopes[:2], FEW).scopes) == 2
+    assert len(Models.open(scopes[:2], FEW).scopes) == 2
     for chosen, words in (((0, 0), "named twice"), ((0, 2), "not made like")):
         with pytest.raises(DiffscopeError, match=words):
-            Models([scopes[index] for index in chosen], FEW)
+            Models.open([scopes[index] for index in chosen], FEW)
 
 
 def test_sparsity_is_a_measurement(prompts):
     """Cancelled noise leaves a sparser map too."""
     for truth in ("NC", "SP"):
-        (verdict,) = run("sparsity", model=PlantedModels(Planted(truth, layers=2), prompts, count=5))
+        (verdict,) = run("sparsity", model=planted_models(Planted(truth, layers=2), prompts, count=5))
         assert verdict.estimates["gini"].low > 0 and "cannot tell the accounts apart" in verdict.sentence
 
 
@@ -152,19 +154,23 @@ def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_la
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(first.state_dict()[name], again.state_dict()[name])
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
-    models = Models([scope], Settings(prompts=10, length=128, needles=2, untrained=1))
-    for layer, wanted in zip(models.untrained[0].matches, models.last_queries[0].matches, strict=True):
-        assert torch.allclose(layer.spread, wanted.spread, rtol=1e-3) and torch.equal(layer.lam, wanted.lam)
-    lam = models.untrained[0].heads["lam"].mean("prompt").values
-    assert lam == pytest.approx(models.last_queries[0].heads["lam"].mean("prompt").values, abs=1e-6)
+    models = Models.open([scope], Settings(prompts=10, length=128, needles=2, untrained=1))
+    lam = models.tables("amplifier")[1][0].values["lam"].mean("prompt").values
+    trained = models.evidence("last_query")[0]["amplifier.lam"].mean("prompt").values
+    assert lam == pytest.approx(trained, abs=1e-6)
     assert not np.allclose(lam[0], 0.2, atol=0.1)  # where it began
+    prompts = models.prompts
+    matches = last_query.read(scope, prompts).matches
+    read = last_query.read(diffscope.load(untrained_like(scope.model, 5), scope.tokenizer), prompts, matches)
+    for layer, wanted in zip(read.matches, matches, strict=True):
+        assert torch.allclose(layer.spread, wanted.spread, rtol=1e-3) and torch.equal(layer.lam, wanted.lam)
 
 
 def test_a_random_model_shows_nothing_and_a_standard_one_is_refused(tokenizer):
     model = tiny.diffllama(maps=4, kv=4, vocab_size=len(tokenizer))
-    for verdict in run(model=Models([diffscope.load(model, tokenizer)], FEW)):
+    for verdict in run(model=Models.open([diffscope.load(model, tokenizer)], FEW)):
         assert "for" not in verdict.verdicts.values(), verdict.sentence
-    standard = run(model=Models([diffscope.load("mini-standard")], FEW))
+    standard = run(model=Models.open([diffscope.load("mini-standard")], FEW))
     assert all(verdict.lacks and not verdict.verdicts for verdict in standard)
     by_id = {verdict.test.id: verdict.shown for verdict in standard}
     assert "a differential model" in by_id["noise-symmetry"] and "a trained cohort" in by_id["formation"]
@@ -173,24 +179,26 @@ def test_a_random_model_shows_nothing_and_a_standard_one_is_refused(tokenizer):
 
 def test_a_model_that_makes_nothing_of_its_second_map_has_no_low_rank_noise(tokenizer):
     model = tiny.own("v1", vocab_size=len(tokenizer), fixed_lambda=0.0)
-    (verdict,) = run("low-rank-noise", model=Models([diffscope.load(model, tokenizer)], FEW))
+    (verdict,) = run("low-rank-noise", model=Models.open([diffscope.load(model, tokenizer)], FEW))
     assert abs(verdict.estimates["zero"].value) < 1e-5
 
 
 def test_what_one_test_cannot_do_stops_no_other():
     scope = diffscope.load("mini-diff")
     frozen = diffscope.load(untrained_like(scope.model, 0).requires_grad_(False), scope.tokenizer)
-    flow, sparse = run(["information-flow", "sparsity"], model=Models([frozen], FEW))
+    flow, sparse = run(["information-flow", "sparsity"], model=Models.open([frozen], FEW))
     assert "takes no gradient" in flow.lacks and flow.shown.startswith("needs ") and sparse.estimates
 
 
-def test_what_is_measured_of_each_model_is_measured_once():
+def test_a_part_of_the_evidence_is_taken_once_and_of_few_prompts_if_it_takes_long(monkeypatch):
     calls = []
 
-    def take(scope, prompts, match):
+    def count(scope, prompts, match=None):
         calls.append((scope.name, match is None, len(prompts)))
-        return scope.name
+        return {"previous.a1": xr.DataArray(np.zeros((len(prompts), 3, 2)), dims=("prompt", "layer", "head"))}
 
-    models = Models([diffscope.load("mini-diff")], FEW)
-    assert models.measure_each(take) == models.measure_each(take)
+    monkeypatch.setitem(take.PARTS, "previous", replace(take.PARTS["previous"], take=count))
+    models = Models.open([diffscope.load("mini-diff")], replace(FEW, weights="answer"))
+    for _ in range(2):
+        models.tables("previous")
     assert calls == [("mini-diff", True, 10)] + [(f"untrained {index}", False, 5) for index in range(4)]

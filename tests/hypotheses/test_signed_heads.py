@@ -18,7 +18,7 @@ from diffscope.evidence.signs import (
 from diffscope.hypotheses import Models, Settings, run
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.declared.signed_heads import on_previous
-from diffscope.hypotheses.planted import Planted, PlantedModels
+from diffscope.hypotheses.planted import Planted, planted_models
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 from tests import tiny
@@ -80,7 +80,7 @@ def test_the_share_of_the_token_before_is_that_of_the_maps(scope, prompts):
 
 
 def test_the_second_map_of_mini_diff_is_the_previous_token_head_subtracted(scope):
-    board = run(IDS, model=Models([scope], Settings(prompts=10, length=128, untrained=4)))
+    board = run(IDS, model=Models.open([scope], Settings(prompts=10, length=128, untrained=4)))
     words = {verdict.test.id: verdict.verdicts for verdict in board}
     assert words["signed-weights"] == {"NC": SILENT, "SP": SILENT, "SH": FOR}
     assert words["a2-signal"] == {"NC": SILENT, "SP": SILENT, "SH": FOR}
@@ -95,7 +95,7 @@ def test_the_second_map_of_mini_diff_is_the_previous_token_head_subtracted(scope
 def test_where_the_second_map_does_nothing_no_account_is_borne_out(tokenizer):
     """Random weights answer nothing, whatever their maps do."""
     model = tiny.own("v1", vocab_size=len(tokenizer), heads=2, num_hidden_layers=2)
-    models = Models([Scope(model, tokenizer, "random")], Settings(prompts=10, length=128, untrained=3, weights="answer"))
+    models = Models.open([Scope(model, tokenizer, "random")], Settings(prompts=10, length=128, untrained=3, weights="answer"))
     for verdict in run(IDS, model=models):
         assert FOR not in verdict.verdicts.values(), verdict.sentence
         assert verdict.idle or OPEN in verdict.verdicts.values() or AGAINST in verdict.verdicts.values()
@@ -103,9 +103,9 @@ def test_where_the_second_map_does_nothing_no_account_is_borne_out(tokenizer):
 
 def test_what_cannot_be_edited_is_said(prompts):
     for id in IDS:
-        planted = run(id, model=PlantedModels(Planted("NC"), prompts[:5], count=3))[0]
-        assert planted.shown == "needs models that answer, whose maps can be edited"
-        (standard,) = run(id, model=Models([diffscope.load("mini-standard")], Settings(prompts=5, length=128)))
+        planted = run(id, model=planted_models(Planted("NC"), prompts[:5], count=3))[0]
+        assert planted.shown == "needs the models themselves, since the evidence that was kept of runs does not hold it"
+        (standard,) = run(id, model=Models.open([diffscope.load("mini-standard")], Settings(prompts=5, length=128)))
         assert "this one is standard attention" in standard.shown
 
 

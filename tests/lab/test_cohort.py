@@ -17,8 +17,7 @@ import diffscope
 from diffscope import store
 from diffscope.cli import main, training_report
 from diffscope.errors import DiffscopeError
-from diffscope.evidence import take as of_run
-from diffscope.hypotheses import cohort_evidence
+from diffscope.evidence import runs as of_run
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import revision
 from diffscope.lab.training import train_cohort as training
@@ -147,7 +146,7 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
 
 def test_a_run_that_fails_is_named_and_evidence_is_taken_of_the_others(tmp_path, capsys, monkeypatch):
     taken = []  # tests/hypotheses/test_of_run.py takes evidence; here it matters of which run
-    monkeypatch.setattr(cohort_evidence, "keep_evidence", lambda *run, arm: taken.append((*run, arm)))
+    monkeypatch.setattr(of_run, "store_run", lambda *run, arm: taken.append((*run, arm)))
     (tmp_path / "small.toml").write_text(PIECE)
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--out", str(tmp_path / "out")]
     recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), 0.1, (2, 3), 5, warmup=1),))

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import xarray as xr
 
-from diffscope.evidence.quantities import amplifier as amplified
-from diffscope.evidence.quantities import lambda_fit
+from diffscope.evidence.quantities import AMPLIFIER, LAMBDA_FIT
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, AT_LAST, UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES, REVIEW
@@ -60,8 +59,8 @@ DISTANCE = Quantity("distance of λ from the λ* of the mean map over prompts, b
 )
 def amplifier(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    observed = contrast(models, amplified)
-    observed["distance"] = contrast(models, lambda_fit)["distance"]
+    observed = contrast(models, AMPLIFIER)
+    observed["distance"] = contrast(models, LAMBDA_FIT)["distance"]
     observed["lam"] = replace(observed["lam"], untrained=None, note=lambdas_in_words(models.layers))
     observed["common_gain"] = replace(observed["common_gain"], untrained=None)  # untrained models are given the trained λ
     return noted(observed, {"floor": "the floor above its control", "excess": "what λ leaves over the floor"})
@@ -87,7 +86,7 @@ def amplifier(models: Models) -> dict[str, Sample]:
 )
 def amplifier_training(series: Models) -> dict[str, Sample]:
     require_series(series)
-    observed = contrast(series, amplified, over_steps=partial(growth, log_steps(series)))
+    observed = contrast(series, AMPLIFIER, over_steps=partial(growth, log_steps(series)))
     observed = {name: observed[name] for name in amplifier_training.quantities}
     words = "; ".join(f"step {step:g} {_numbers(layers['lam'])}" for step, layers in zip(series.steps, series.layers))
     for name in ("lam", "common_gain"):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from diffscope.evidence.flows import flows
-from diffscope.evidence.quantities import pulls
+from diffscope.evidence.quantities import PULLS
 from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.sources import REVIEW, SENSITIVITY
 from diffscope.hypotheses.declared.steps import AS_TRAINED, late_mean, log_steps
@@ -37,4 +36,4 @@ from diffscope.hypotheses.weights import BY, KNOCK_OUT
 )
 def gradient_dynamics(series: Models) -> dict[str, Sample]:
     require_series(series)
-    return contrast(series, pulls, flows, partial(late_mean, log_steps(series)))
+    return contrast(series, PULLS, partial(late_mean, log_steps(series)))

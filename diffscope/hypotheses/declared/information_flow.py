@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-
-from diffscope import edits
-from diffscope.evidence.answers import answers
-from diffscope.evidence.flows import flows
-from diffscope.evidence.key_sets import sized_spans
-from diffscope.evidence.quantities import flow_shares
+from diffscope.evidence.quantities import FLOW_SHARES
+from diffscope.evidence.take import ANSWER_HIDDEN
 from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
@@ -18,8 +11,6 @@ from diffscope.hypotheses.declared.sources import NOTES
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models, Pair
-from diffscope.scope import Scope
-from diffscope.tasks.prompt import Prompt
 
 STATISTIC = (
     "share of Σ|D·∂L/∂D| of the queries that the answer's first tokens follow that comes from the answer, L the loss of each; "
@@ -46,12 +37,10 @@ SIZE = "size: they no longer see a span of the answer's length near it"
 )
 def information_flow(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    observed = contrast(models, flow_shares, flows)
-    if not models.scopes:  # of kept evidence there is no model to be edited
-        return observed
-    rises = [knock_out(scope, models.few) for scope in models.scopes]
-    layers = np.mean([by_layer for _, by_layer in rises], 0)
-    return observed | {"knock_out": Sample(np.stack([total for total, _ in rises]), layers=layers)}
+    observed = contrast(models, FLOW_SHARES)
+    if hidden := models.outcomes(ANSWER_HIDDEN):
+        observed["knock_out"] = hidden[ANSWER_HIDDEN]
+    return observed
 
 
 @declare(
@@ -70,40 +59,8 @@ def information_flow(models: Models) -> dict[str, Sample]:
     limits=ONE_PAIR,
 )
 def information_flow_pair(pair: Pair) -> dict[str, Sample]:
-    observed = contrast(pair, flow_shares, flows)
+    observed = contrast(pair, FLOW_SHARES)
     observed = {name: observed[name] for name in ("flow", "needles")}
-    if not pair.diff.scopes:
-        return observed
-    diff, standard = (
-        np.stack([knock_out(scope, models.few)[0] for scope in models.scopes]) for models in (pair.diff, pair.standard)
-    )
-    return observed | {"knock_out": Sample(diff - standard)}
-
-
-def knock_out(scope: Scope, prompts: Sequence[Prompt]) -> tuple[np.ndarray, np.ndarray]:
-    """Rise of the loss when the answer is hidden from the queries that answer, above that of a span of its size.
-
-    Returns
-    -------
-    ndarray (prompt,)
-        Hidden in all layers, in nats.
-    ndarray (layer,)
-        Hidden in one layer alone, mean over prompts.
-    """
-    rises = []
-    by_layer = []
-    for index, prompt in enumerate(prompts):
-        control = sized_spans(prompt, np.random.default_rng([0, index]))["control_0"]
-        rises.append(_rise(scope, prompt, control))
-        by_layer.append([_rise(scope, prompt, control, layer) for layer in scope.layers])
-    return np.array(rises), np.mean(by_layer, 0)
-
-
-def _rise(scope: Scope, prompt: Prompt, control: list[int], layers: int | None = None) -> float:
-    """Loss with the answer hidden minus loss with the control span hidden, of one prompt, in nats."""
-    queries = range(len(prompt.ids) - 1, len(prompt.ids) - 1 + len(prompt.answer))
-    answer, size = (
-        answers(scope, [prompt], edits.knock_out(keys, queries, layers=layers)).loss[0]
-        for keys in (prompt.spans["answer"], control)
-    )
-    return answer - size
+    if hidden := pair.outcomes(ANSWER_HIDDEN):
+        observed["knock_out"] = hidden[ANSWER_HIDDEN]
+    return observed

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-
-from diffscope.evidence.branches import attributed
-from diffscope.evidence.noise import SIGMA, injected, log_odds_lost
-from diffscope.evidence.quantities import rejected_noise, taken_back
+from diffscope.evidence.noise import SIGMA
+from diffscope.evidence.quantities import REJECTED_NOISE, TAKEN_BACK
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import ANSWERING, UNTRAINED
 from diffscope.hypotheses.declared.sources import PAPER, REVIEW
-from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
@@ -45,24 +41,14 @@ NATS = 0.1
     needs="model",
     limits="Of noise that is put in; that training puts shared noise there it does not show.",
 )
-def common_mode_injection(models: Models | KeptModels) -> dict[str, Sample]:
+def common_mode_injection(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    observed = contrast(models, rejected_noise, injected)
-    if isinstance(models, KeptModels):
-        return noted(observed | _lost_of_kept(models), {"over_paired": "rejection above its control"})
-    lost = [log_odds_lost(scope, models.few, (SIGMA,))["log_odds_lost"].isel(sigma=0) for scope in models.scopes]
-    if lost:
-        observed["lost"] = Sample(np.stack([(of.sel(mode="common") - of.sel(mode="differential")).values for of in lost]))
-    return noted(observed, {"over_paired": "rejection above its control"})
-
-
-def _lost_of_kept(models: KeptModels) -> dict[str, Sample]:
-    """Log-odds lost to common noise minus those lost to opposite noise, as they were kept; none where they were not."""
+    observed = contrast(models, REJECTED_NOISE)
     lost = models.outcomes("lost_common", "lost_differential")
-    if len(lost) < 2:
-        return {}
-    common, differential = lost.values()
-    return {"lost": replace(common, values=common.values - differential.values)}
+    if len(lost) == 2:
+        common, differential = lost.values()
+        observed["lost"] = replace(common, values=common.values - differential.values)
+    return noted(observed, {"over_paired": "rejection above its control"})
 
 
 @declare(
@@ -100,4 +86,4 @@ def _lost_of_kept(models: KeptModels) -> dict[str, Sample]:
 )
 def branch_attribution(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    return noted(contrast(models, taken_back, attributed), {"rejection": "correlation above its control"})
+    return noted(contrast(models, TAKEN_BACK), {"rejection": "correlation above its control"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import xarray as xr
 
 from diffscope.errors import Missing
-from diffscope.evidence.quantities import NORMALISATIONS, answer_mass, key_gain
+from diffscope.evidence.quantities import ANSWER_MASS, KEY_GAIN, NORMALISATIONS
 from diffscope.hypotheses.arms import formed, minus
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
@@ -53,7 +53,7 @@ SHORT = {"share": "answer", "needles": "other sentences"}
 )
 def key_token_gain(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    observed = contrast(models, key_gain, apart=APART)
+    observed = contrast(models, KEY_GAIN, apart=APART)
     return noted(observed, {"share": "gain in |D|", "positive": "gain in the positive part"})
 
 
@@ -77,7 +77,7 @@ def key_token_gain(models: Models) -> dict[str, Sample]:
     unable="all accounts predict it, and more heads look at other things",
 )
 def key_token_gain_pair(pair: Pair) -> dict[str, Sample]:
-    return contrast(pair, answer_mass, apart=("share",))
+    return contrast(pair, ANSWER_MASS, apart=("share",))
 
 
 @declare(

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import numpy as np
-
-from diffscope.evidence.ablations import LOW_RANKS, rises
-from diffscope.evidence.answers import with_answer
-from diffscope.evidence.quantities import rank_ratios
-from diffscope.evidence.ranks import second_map_ranks
+from diffscope.evidence.ablations import LOW_RANKS
+from diffscope.evidence.quantities import RANK_RATIOS
 from diffscope.hypotheses.contrast import contrast, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import NOTES
-from diffscope.hypotheses.kept import KeptModels
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import WEIGHTED
-from diffscope.scope import Scope
 from diffscope.stats.formulas.rank import DEFINITIONS
 
 LOSS = 0.1  # nats
@@ -58,26 +50,7 @@ LOSS = 0.1  # nats
     "made from all rows, those that hold the answer's first token included.",
     unable="any fixed second map, such as a flat one with a sink, is of few patterns too",
 )
-def low_rank(models: Models | KeptModels) -> dict[str, Sample]:
+def low_rank(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    observed = contrast(models, rank_ratios, second_map_ranks)
-    if isinstance(models, KeptModels):  # there is no model to be edited: what edits came to was kept
-        return observed | models.outcomes(*(f"low_{rank}" for rank in LOW_RANKS), "mean", "uniform", "zero")
-    if not models.scopes:
-        return observed
-    each = models.take_of_trained(stand_ins)
-    return observed | {name: Sample(np.stack([rise[name] for rise in each])) for name in each[0] if name != "distance"}
-
-
-def stand_ins(scope: Scope, models: Models) -> dict[str, np.ndarray]:
-    """By how much each stand-in for A2 raises the loss of every answer, (prompt,) in nats."""
-    return rises(scope, models.few, _others(scope, models))
-
-
-def _others(scope: Scope, models: Models) -> list[list[int]]:
-    """Other prompts of the same kind with their answers, as long as the longest of the board's own."""
-    if models.settings.own:
-        return []  # there are no others of their kind, and the mean map is not defined
-    drawn = replace(models.settings, seed=models.settings.seed + 1).prompts_for(scope)
-    longest = max(len(with_answer(prompt)) for prompt in models.few)
-    return [ids for ids in map(with_answer, drawn) if len(ids) == longest]
+    losses = models.outcomes(*(f"low_{rank}" for rank in LOW_RANKS), "mean", "uniform", "zero")
+    return contrast(models, RANK_RATIOS) | losses

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from diffscope.evidence.quantities import shared_noise
+from diffscope.evidence.quantities import SHARED_NOISE
 from diffscope.hypotheses.contrast import contrast, noted, require_differential, require_series
 from diffscope.hypotheses.declared.sources import REVIEW
 from diffscope.hypotheses.declared.steps import AS_TRAINED, growth, log_steps
@@ -56,7 +56,7 @@ QUANTITIES = {
 )
 def noise_symmetry(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    return noted(contrast(models, shared_noise), {"sharing": "sharing", "kind": "sharing on other numbers above the answer"})
+    return noted(contrast(models, SHARED_NOISE), {"sharing": "sharing", "kind": "sharing on other numbers above the answer"})
 
 
 @declare(
@@ -75,4 +75,4 @@ def noise_symmetry(models: Models) -> dict[str, Sample]:
 )
 def noise_symmetry_training(series: Models) -> dict[str, Sample]:
     require_series(series)
-    return contrast(series, shared_noise, over_steps=partial(growth, log_steps(series)))
+    return contrast(series, SHARED_NOISE, over_steps=partial(growth, log_steps(series)))

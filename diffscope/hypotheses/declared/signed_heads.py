@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -10,20 +10,16 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import Missing
-from diffscope.evidence.at_end import A2_OF_LAYER, BLIND, PREVIOUS, SIGN, SIGN_OF_LAYER
-from diffscope.evidence.signs import BLINDED, SIGNS, previous_token_share, rises_by_signs, rises_when_blind
+from diffscope.evidence.quantities import PREVIOUS
+from diffscope.evidence.signs import BLINDED, SIGNS
 from diffscope.hypotheses.contrast import require_differential
-from diffscope.hypotheses.declared.low_rank import stand_ins
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.sources import DEX, REVIEW
-from diffscope.hypotheses.kept import NOT_KEPT, KeptModels, at_end_of
 from diffscope.hypotheses.rules import ABOVE, NONE, Quantity, declare
 from diffscope.hypotheses.statistics import Sample
-from diffscope.hypotheses.subjects import Models
-from diffscope.scope import Scope
+from diffscope.hypotheses.subjects import NOT_HELD, Models
 
 NATS = 0.5  # of the answer's loss: the smallest effect that matters in its log-odds
-EDITED = "models that answer, whose maps can be edited"
 
 
 @declare(
@@ -50,13 +46,14 @@ EDITED = "models that answer, whose maps can be edited"
     "is another question. Cancelled noise or a flat pedestal may leave negative weights that matter, or none: neither account "
     "predicts it. The arm that is trained with D⁺ asks the same without an edit.",
 )
-def signed_weights(models: Models | KeptModels) -> dict[str, Sample]:
+def signed_weights(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    together, layers = _signs(models)
-    observed = {name: _observed(models, together[name], layers[name]) for name in ("scattered", "plus", "zero")}
-    observed["negative_itself"] = _observed(models, together["negative"], layers["negative"])
-    above, above_by_layer = (of["negative"] - of["scattered"] for of in (together, layers))
-    return {"negative": _observed(models, above, above_by_layer), **observed}
+    signs = _held(models, {name: f"signs_{name}" for name in SIGNS})
+    negative, scattered = signs["negative"], signs["scattered"]
+    layers = None if negative.layers is None or scattered.layers is None else negative.layers - scattered.layers
+    above = replace(negative, values=negative.values - scattered.values, layers=layers)
+    beside = {name: signs[name] for name in ("scattered", "plus", "zero")}
+    return {"negative": above, "negative_itself": negative, **beside}
 
 
 @declare(
@@ -85,13 +82,12 @@ def signed_weights(models: Models | KeptModels) -> dict[str, Sample]:
     "two it favours none. A signal that lies at a fixed distance, as the token before, is largely in the mean over prompts too. "
     "Of prompts of one length.",
 )
-def a2_content(models: Models | KeptModels) -> dict[str, Sample]:
+def a2_content(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    names = list(a2_content.quantities)
-    if isinstance(models, KeptModels):
-        return models.outcomes(*names)
-    rises = _with_scopes(models).take_of_trained(stand_ins)
-    return {name: _observed(models, np.stack([rise[name] for rise in rises])) for name in names}
+    observed = models.outcomes(*a2_content.quantities)
+    if not set(a2_content.judged) <= set(observed):
+        raise Missing(NOT_HELD)
+    return observed
 
 
 @declare(
@@ -126,27 +122,27 @@ def a2_content(models: Models | KeptModels) -> dict[str, Sample]:
     limits="Of one signal of one task, that numbers follow their city; no such head is nothing against a second map that carries "
     "another signal, nor for noise. What a map loses at a key its other keys get.",
 )
-def a2_signal(models: Models | KeptModels) -> dict[str, Sample]:
+def a2_signal(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    masses, untrained = _previous(models)
-    blind = _blind(models)
+    trained, untrained = ([on_previous(table.values) for table in tables if table.values] for tables in models.tables(PREVIOUS))
+    blind = _held(models, {name: f"blind_{name}" for name in BLINDED})
+    (zero,) = _held(models, {"zero": "without_a2_0"}).values()
     observed = {}
     for name in ("previous", "previous_a2"):
-        layers = np.mean([of["layers"][name] for of in masses], 0)
+        layers = np.mean([of["layers"][name] for of in trained], 0)
         null = np.array([of[name].mean() for of in untrained]) if untrained else None
-        observed[name] = replace(_observed(models, np.stack([of[name] for of in masses]), layers), untrained=null)
-    observed["blind"] = _observed(models, blind["A2"] - blind["A2 elsewhere"])
-    observed["blind_a1"] = _observed(models, blind["A1"])
-    observed["zero"] = _observed(models, _without_a2_of_first_layer(models))
-    return observed
+        values = np.stack([of[name] for of in trained])
+        observed[name] = Sample(values, null, layers, prompts=models.prompts_are, seeds=models.seeds)
+    observed["blind"] = replace(blind["A2"], values=blind["A2"].values - blind["A2 elsewhere"].values)
+    return observed | {"blind_a1": blind["A1"], "zero": zero}
 
 
-def on_previous(shares: xr.Dataset) -> dict[str, Any]:
+def on_previous(shares: Mapping[str, xr.DataArray]) -> dict[str, Any]:
     """What :func:`previous_token_share` comes to in the first layer, and in each.
 
     Parameters
     ----------
-    shares : Dataset (prompt, layer, head)
+    shares : mapping of str to DataArray (prompt, layer, head)
 
     Returns
     -------
@@ -161,80 +157,9 @@ def on_previous(shares: xr.Dataset) -> dict[str, Any]:
     return {name: of[:, 0] for name, of in by_layer.items()} | {"layers": {name: of.mean(0) for name, of in by_layer.items()}}
 
 
-def _previous(models: Models | KeptModels) -> tuple[list[dict], list[dict]]:
-    """What :func:`on_previous` says of each trained model and each untrained one."""
-    if isinstance(models, KeptModels):
-        return [on_previous(table) for table in _previous_of_kept(models)], []
-    trained, untrained = _with_scopes(models).measure_each(previous_token_share)
-    return [on_previous(table) for table in trained], [on_previous(table) for table in untrained]
-
-
-def _previous_of_kept(models: KeptModels) -> list[xr.Dataset]:
-    """What :func:`previous_token_share` gave of each run, mean over prompts: (prompt, layer, head) of one."""
-    tables = []
-    for evidence in models.evidence:
-        kept = {name: at_end_of(evidence, PREVIOUS.format(name)) for name in ("a1", "a2")}
-        if any(of is None for of in kept.values()):
-            raise Missing(NOT_KEPT)
-        tables.append(xr.Dataset({name: of.expand_dims("prompt") for name, of in kept.items()}))
-    return tables
-
-
-def _signs(models: Models | KeptModels) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Rises by change: (seed, prompt) in all layers, and (layer,) in one each."""
-    if isinstance(models, KeptModels):
-        together = _of_kept(models, SIGN, SIGNS)
-        layers = range(models.evidence[0].sizes["layer"])
-        each = [_of_kept(models, SIGN_OF_LAYER.format("{}", layer), SIGNS) for layer in layers]
-        return together, {name: np.array([of[name].mean() for of in each]) for name in SIGNS}
-    taken = _with_scopes(models).take_of_trained(_rises_by_signs)
-    together = {name: np.stack([of["together"].sel(change=name) for of in taken]) for name in SIGNS}
-    return together, {name: np.mean([of["layers"].sel(change=name).mean("prompt") for of in taken], 0) for name in SIGNS}
-
-
-def _blind(models: Models | KeptModels) -> dict[str, np.ndarray]:
-    """Rises when a map does not see a key, (seed, prompt) by which."""
-    if isinstance(models, KeptModels):
-        return _of_kept(models, BLIND, list(BLINDED))
-    taken = _with_scopes(models).take_of_trained(_rises_when_blind)
-    return {name: np.stack([of.sel(blind=name) for of in taken]) for name in BLINDED}
-
-
-def _without_a2_of_first_layer(models: Models | KeptModels) -> np.ndarray:
-    """Rises of the loss without A2 of the first layer, (seed, prompt)."""
-    if isinstance(models, KeptModels):
-        return _of_kept(models, A2_OF_LAYER, ["0"])["0"]
-    return np.stack([of["layer_together"].isel(layer=0).values for of in models.without_a2])
-
-
-def _rises_by_signs(scope: Scope, models: Models) -> xr.Dataset:
-    return rises_by_signs(scope, models.few)
-
-
-def _rises_when_blind(scope: Scope, models: Models) -> xr.DataArray:
-    return rises_when_blind(scope, models.few)
-
-
-def _of_kept(models: KeptModels, label: str, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """Outcomes that were kept of every run, (seed, prompt), by name."""
-    kept = models.outcomes(*(label.format(name) for name in names))
-    if len(kept) < len(names):
-        raise Missing(NOT_KEPT)
-    return {name: of.values for name, of in zip(names, kept.values(), strict=True)}
-
-
-def _with_scopes(models: Models) -> Models:
-    """The models.
-
-    Raises
-    ------
-    Missing
-        There are none that could be run.
-    """
-    if not models.scopes:
-        raise Missing(EDITED)
-    return models
-
-
-def _observed(models: Models | KeptModels, values: np.ndarray, layers: np.ndarray | None = None) -> Sample:
-    return Sample(values, layers=layers, prompts=models.prompts_are, seeds=models.seeds)
+def _held(models: Models, names: Mapping[str, str]) -> dict[str, Sample]:
+    """Return outcomes of models by name, as `names` calls them; raise Missing if one is not held."""
+    outcomes = models.outcomes(*names.values())
+    if len(outcomes) < len(names):
+        raise Missing(NOT_HELD)
+    return {name: outcomes[of] for name, of in names.items()}

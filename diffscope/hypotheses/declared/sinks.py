@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from diffscope.evidence.quantities import sink_shares
+from diffscope.evidence.quantities import SINK_SHARES
 from diffscope.hypotheses.contrast import contrast, require_series
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
 from diffscope.hypotheses.declared.sources import REVIEW
@@ -37,7 +37,7 @@ NEEDS_ONE = "Of models without a sink (a share of the first token near 0) it say
     unable=UNABLE,
 )
 def sinks(pair: Pair) -> dict[str, Sample]:
-    observed = contrast(pair, sink_shares)
+    observed = contrast(pair, SINK_SHARES)
     return {name: observed[name] for name in sinks.quantities}
 
 
@@ -61,5 +61,5 @@ def sinks(pair: Pair) -> dict[str, Sample]:
 )
 def sinks_training(series: Models) -> dict[str, Sample]:
     require_series(series)
-    observed = contrast(series, sink_shares, over_steps=partial(growth, log_steps(series)))
+    observed = contrast(series, SINK_SHARES, over_steps=partial(growth, log_steps(series)))
     return {name: observed[name] for name in sinks_training.quantities}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffscope.evidence.quantities import sparser, sparsity_of_maps
+from diffscope.evidence.quantities import SPARSER, SPARSITY_OF_MAPS
 from diffscope.hypotheses.contrast import contrast, noted, require_differential
 from diffscope.hypotheses.declared.noise_symmetry import UNTRAINED
 from diffscope.hypotheses.declared.pairs import CONTROLS, ONE_PAIR
@@ -42,7 +42,7 @@ APART = ("gini", "entropy")
 )
 def sparsity(models: Models) -> dict[str, Sample]:
     require_differential(models)
-    return noted(contrast(models, sparser, apart=APART), {"gini": "Gini", "entropy": "entropy"})
+    return noted(contrast(models, SPARSER, apart=APART), {"gini": "Gini", "entropy": "entropy"})
 
 
 @declare(
@@ -68,4 +68,4 @@ def sparsity(models: Models) -> dict[str, Sample]:
     unable=UNABLE,
 )
 def sparsity_pair(pair: Pair) -> dict[str, Sample]:
-    return contrast(pair, sparsity_of_maps, apart=("gini",))
+    return contrast(pair, SPARSITY_OF_MAPS, apart=("gini",))

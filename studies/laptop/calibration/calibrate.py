@@ -1,6 +1,6 @@
 """Do the tests tell planted truths apart, and how often do they find what is not there? One command for all of it.
 
-    python -m studies.laptop.calibration.calibrate --out benchmarks/results/calibration.json          # a quarter of an hour of one core
+    python -m studies.laptop.calibration.calibrate --out benchmarks/results/calibration.json          # a quarter of an hour
     python -m studies.laptop.calibration.calibrate --models 200 --parts random                        # random models alone
 
 Four parts. ``models``: synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, a key
@@ -21,26 +21,28 @@ import argparse
 import json
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+import xarray as xr
 
 import diffscope
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.cards import BUNDLED
-from diffscope.evidence.branches import attributed
-from diffscope.evidence.flows import flows
+from diffscope.evidence import take
 from diffscope.evidence.last_query import last_query_of
-from diffscope.evidence.noise import injected
+from diffscope.evidence.quantities import OF_FLOWS, named
+from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
-from diffscope.hypotheses import TESTS, Pair, Test, run
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedModels
+from diffscope.hypotheses import TESTS, Models, Pair, Test, run
+from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSource, simulated_models
 from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
 from diffscope.hypotheses.statistics import as_estimate
+from diffscope.hypotheses.weights import ANSWER
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL
@@ -59,30 +61,11 @@ SINK = 4.0
 STEPS = (0, 10, 50, 200, 800)
 ROUNDS = 8  # series of untrained models
 PULLS = {"NC": 0.3, "neither": 0.0, "against": -0.3}
-TAKES = (injected, attributed)
+TAKES = ("noise", "branches")  # parts of the evidence that are planted, beside the last query
+ORDERED = (LAST_QUERY, *TAKES)
 OF_EDITS = ("signed-weights", "a2-content", "a2-signal")  # of whole models that are edited, which synthetic attention is not
 PARTS = ("cohorts", "power", "models", "random")
 RATES = ("false_for", "false_against")
-
-
-@dataclass
-class FixedModels(PlantedModels):
-    """What was read and taken of models and of untrained ones: tests take them as they take Models."""
-
-    read: list = field(default_factory=list)
-    beside: list = field(default_factory=list)
-    taken: dict = field(default_factory=dict)
-
-    @property
-    def last_queries(self):
-        return self.read
-
-    @property
-    def untrained(self):
-        return self.beside
-
-    def measure_each(self, take):
-        return self.taken[take]
 
 
 def verdict(test, subject):
@@ -127,13 +110,15 @@ def planted(models, count, noise, truth):
     tests = tests_on("model")
     counts = {test.id: Counter() for test in tests}
     model = of_truth(truth, noise)
-    pool = PlantedModels(model, prompts, count=GROUPS * UNTRAINED)
-    nulls = {take: pool.measure_each(take)[1] for take in TAKES}
+    source = PlantedSource(model, prompts, count=GROUPS * UNTRAINED)
+    source.take(LAST_QUERY, 0)
+    pool = xr.merge([source.take_untrained(part, 0) for part in ORDERED])
     for seed in range(models):
-        own = PlantedModels(model, prompts, seeds=(seed,), count=0)
-        taken = {take: (own.measure_each(take)[0], [nulls[take][i] for i in group(seed)]) for take in TAKES}
-        beside = [pool.untrained[i] for i in group(seed)]
-        subject = FixedModels(model, prompts, read=own.last_queries, beside=beside, taken=taken)
+        own = PlantedSource(model, prompts, seeds=(seed,), count=0)
+        evidence = own.take(LAST_QUERY, 0)
+        for part in TAKES:
+            evidence = evidence.assign(own.take(part, 0).data_vars)
+        subject = Models([evidence.assign(pool.isel(untrained=list(group(seed))).data_vars)], ["planted"], weights=ANSWER)
         for test in tests:
             counts[test.id].update(verdict(test, subject))
     return {f"{name} | {truth} | {count} prompts, noise {noise:g}": words for name, words in shares(counts, models).items()}
@@ -145,10 +130,11 @@ def pairs(models, task):
     rejections = Counter()
     prompts = draw(task, 10, 160, 4, 0)
     both = [Planted(truth, sink=SINK, signal=0.0) for truth in ("neither", "standard")]
-    pools = [[model.read(prompts, 10_000 + i) for i in range(GROUPS * UNTRAINED)] for model in both]
+    seeds = range(10_000, 10_000 + GROUPS * UNTRAINED)
+    pools = [[evidence_of(model.read(prompts, seed), prompts) for seed in seeds] for model in both]
     for seed in range(models):
         subjects = [
-            FixedModels(model, prompts, read=[model.read(prompts, seed)], beside=[pool[i] for i in group(seed)])
+            simulated_models([evidence_of(model.read(prompts, seed), prompts)], [pool[i] for i in group(seed)])
             for model, pool in zip(both, pools)
         ]
         for name in names:
@@ -160,7 +146,6 @@ def pairs(models, task):
 def series(models, truth):
     """Share of verdicts on checkpoints, by test: of a truth that is there from the third on."""
     prompts = draw(task_of_all(), 10, 160, 4, 0)
-    names = [f"m@{step}" for step in STEPS]
     counts = {name: Counter() for name in ("noise-symmetry-training", "amplifier-training")}
     learned = of_truth(truth, 1.5)
     at_random = replace(learned.at_random, lam=learned.lam_init)
@@ -170,8 +155,9 @@ def series(models, truth):
         if seed < GROUPS:  # another model at random at each step, made like that step
             first = 10_000 + 1000 * seed
             count = ROUNDS * len(STEPS)
-            nulls[seed] = [at_random.read(prompts, first + i, steps[i % len(STEPS)].matches) for i in range(count)]
-        subject = FixedModels(learned, prompts, names=names, read=steps, beside=nulls[seed % GROUPS])
+            matches = [steps[i % len(STEPS)].matches for i in range(count)]
+            nulls[seed] = [evidence_of(at_random.read(prompts, first + i, match), prompts) for i, match in enumerate(matches)]
+        subject = simulated_models([evidence_of(step, prompts) for step in steps], nulls[seed % GROUPS], STEPS)
         for name, counter in counts.items():
             counter.update(of_accounts(run(name, checkpoints=[subject])[0].verdicts))
     return {f"{name} | {truth} | from the third on": words for name, words in shares(counts, models).items()}
@@ -180,16 +166,19 @@ def series(models, truth):
 def pulled(models, pull):
     """Share of verdicts on checkpoints whose gradients pull towards less overlap, more of it, or neither."""
     prompts = draw(task_of_all(), 10, 160, 4, 0)
-    names = [f"m@{step}" for step in STEPS]
     at_random = Planted("neither", signal=0.0)
     read = [at_random.read(prompts, i) for i in range(len(STEPS))]
     count = ROUNDS * len(STEPS)
-    nulls = [[at_random.flows(prompts, 0.0, 10_000 + 1000 * g + i) for i in range(count)] for g in range(GROUPS)]
+
+    def pulled_at(step, pull, seed):
+        """Return the evidence of a step, with flows of a model that pulls."""
+        return evidence_of(read[step % len(STEPS)], prompts, flows=named(OF_FLOWS, at_random.flows(prompts, pull, seed)))
+
+    nulls = [[pulled_at(i, 0.0, 10_000 + 1000 * g + i) for i in range(count)] for g in range(GROUPS)]
     counts = {"gradient-dynamics": Counter()}
     for seed in range(models):
-        steps = [at_random.flows(prompts, PULLS[pull], 10 * seed + i) for i in range(len(STEPS))]
-        taken = {flows: (steps, nulls[seed % GROUPS])}
-        subject = FixedModels(at_random, prompts, names=names, read=read, beside=read * ROUNDS, taken=taken)
+        steps = [pulled_at(i, PULLS[pull], 10 * seed + i) for i in range(len(STEPS))]
+        subject = simulated_models(steps, nulls[seed % GROUPS], STEPS)
         counts["gradient-dynamics"].update(of_accounts(run("gradient-dynamics", checkpoints=[subject])[0].verdicts))
     return {f"{name} | {pull} | pull {PULLS[pull]:g}": words for name, words in shares(counts, models).items()}
 
@@ -205,8 +194,7 @@ def random_models(models, task):
     prompts = draw(task, 10, 160, 4, 0)
     captured = [[scope.capture([prompt.ids for prompt in prompts]).layers] for scope in scopes]
     matches = [last_query_of(layers, prompts).matches for layers in captured]
-    names = [f"m@{step}" for step in steps]
-    read, tables = [], {take: [] for take in (flows, *TAKES)}
+    read, tables = [], []
     for number in range(models):
         read.append([])
         for step, match in enumerate(matches):  # each step of a series is another model
@@ -214,18 +202,16 @@ def random_models(models, task):
             scope = Scope(untrained_like(scopes[-1].model, seed), scopes[-1].tokenizer, f"random {seed}", scopes[-1].family)
             layers = [scope.capture([prompt.ids for prompt in prompts]).layers]
             read[-1].append(last_query_of(layers, prompts, match))
-        for take, datasets in tables.items():  # of the last
-            datasets.append(take(scope, prompts[:5], matches[-1]))
+        tables.append({part: take.PARTS[part].take(scope, prompts[:5], matches[-1]) for part in ("flows", *TAKES)})  # of the last
+    ends = [evidence_of(each[-1], prompts, **of) for each, of in zip(read, tables)]
+    along = [[evidence_of(step, prompts, **of) for step in each] for each, of in zip(read, tables)]
     significant = Counter()
     verdicts = Counter()
     for i in range(models):
         others = [(i + j) % models for j in range(1, UNTRAINED + 1)]
-        taken = {take: ([of[i]], [of[j] for j in others]) for take, of in tables.items()}
-        one = FixedModels(Planted("neither"), prompts, read=[read[i][-1]], beside=[read[j][-1] for j in others], taken=taken)
-        growing = {take: ([of[i]] * len(steps), [of[j] for j in others for _ in steps]) for take, of in tables.items()}
-        beside = [each for j in others for each in read[j]]
-        along = FixedModels(Planted("neither"), prompts, names=names, read=read[i], beside=beside, taken=growing)
-        for needs, subject in (("model", one), ("checkpoints", along)):
+        one = simulated_models([ends[i]], [ends[j] for j in others])
+        growing = simulated_models(along[i], [step for j in others for step in along[j]], steps)
+        for needs, subject in (("model", one), ("checkpoints", growing)):
             for test in tests_on(needs):
                 estimates = {name: as_estimate(observed) for name, observed in test.measure(subject).items()}
                 for name in test.judged:

@@ -6,9 +6,9 @@ import torch
 
 import diffscope
 from diffscope import edits
+from diffscope.evidence.ablations import hidden_answer_losses
 from diffscope.evidence.answers import answers
-from diffscope.evidence.ranks import second_map_ranks
-from diffscope.hypotheses.declared.information_flow import knock_out
+from diffscope.evidence.maps import second_map_ranks
 from diffscope.scope.answering import logits_of
 from diffscope.tasks import scoring
 
@@ -41,7 +41,8 @@ def test_ranks_of_the_second_map_are_those_of_the_map(prompts):
 def test_the_answer_is_knocked_out_and_not_its_surroundings(prompts):
     scope = diffscope.load("mini-diff")
     prompt = prompts[1]
-    total, by_layer = knock_out(scope, [prompt])
+    rises = hidden_answer_losses(scope, [prompt])
+    total, by_layer = rises["together"].values, rises["layers"].values[0]
     queries = [len(prompt.ids) - 1, len(prompt.ids)]
     with scope.edit(edits.knock_out(prompt.spans["answer"], queries)):
         assert scope.capture(prompt.ids).map("A1", 1, 0, queries=[-1]).values[0, prompt.spans["answer"]].sum() == 0

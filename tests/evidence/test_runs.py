@@ -12,24 +12,21 @@ import xarray as xr
 import diffscope
 from diffscope import tables
 from diffscope.errors import DiffscopeError
-from diffscope.evidence import quantities
-from diffscope.evidence import take as of_run
+from diffscope.evidence import runs
 from diffscope.evidence.last_query import last_query_of
-from diffscope.evidence.quantities import (
-    FROM_ATTRIBUTION,
-    FROM_FLOWS,
-    FROM_INJECTION,
-    FROM_LAST_QUERY,
-    amplifier,
-    kept_as,
-    label_of,
-    shared_noise,
-)
+from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION, OF_LAST_QUERY, amplifier, shared_noise
+from diffscope.evidence.take import PARTS
 from diffscope.hypotheses import Settings, run
-from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.described import described
-from diffscope.hypotheses.kept import for_cohort, kept_of, open_kept
 from diffscope.hypotheses.planted_cohort import planted_cohort
+from diffscope.hypotheses.stored import (
+    cohort_variables,
+    open_checkpoints,
+    open_runs,
+    runs_with_evidence,
+    stored_models,
+    with_evidence,
+)
 from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.training.run import revision, save_checkpoint
@@ -48,11 +45,11 @@ def cohort(tmp_path_factory, tokenizer):
     """Two seeds of two tiny arms, one run with a checkpoint."""
     home = tmp_path_factory.mktemp("cohort")
     patch = pytest.MonkeyPatch()
-    patch.setattr(of_run, "PROMPTS", 10)
-    patch.setattr(of_run, "DISTRACTORS", (4,))
-    patch.setattr(of_run, "LENGTH", 128)
-    patch.setattr(of_run, "TEXTS", 2)
-    patch.setitem(of_run.evidence_of_run.__kwdefaults__, "untrained", 2)
+    patch.setattr(runs, "PROMPTS", 10)
+    patch.setattr(runs, "DISTRACTORS", (4,))
+    patch.setattr(runs, "LENGTH", 128)
+    patch.setattr(runs, "TEXTS", 2)
+    patch.setitem(runs.evidence_runs.__kwdefaults__, "untrained", 2)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"
@@ -62,55 +59,55 @@ def cohort(tmp_path_factory, tokenizer):
             if arm == "diff":
                 save_checkpoint(model, folder / "checkpoints" / "step-000000")
                 save_checkpoint(model, folder / "checkpoints" / "step-000010")
-            of_run.keep_evidence(folder, seed=seed, arm=arm)
+            runs.store_run(folder, seed=seed, arm=arm)
     yield home
     patch.undo()
 
 
 def test_evidence_is_what_the_model_says(cohort):
     folder = cohort / "diff" / "seed-1"
-    kept = of_run.open_evidence(folder / of_run.EVIDENCE)
+    kept = runs.open_evidence(folder / runs.EVIDENCE)
     scope = diffscope.load(folder)
     task = Retrieval(scope.tokenizer, held_out=True)
-    prompts = controlled(task, 10, 128, 4, (of_run.FIRST_SEED, 1), slots=4)
+    prompts = controlled(task, 10, 128, 4, (runs.FIRST_SEED, 1), slots=4)
     last_query = last_query_of([scope.capture([prompt.ids for prompt in prompts]).layers], prompts)
     for name in ("sharing", "difference", "kind"):
         live = shared_noise(last_query)[name].mean("prompt").values
         np.testing.assert_allclose(kept["value"].sel(quantity=f"shared_noise.{name}")[-1, 0], live, rtol=1e-4)
     live = amplifier(last_query)["noise_gain"].mean("prompt")
-    table = open_kept([folder / of_run.EVIDENCE], weights="answer").tables(amplifier)[0][0]
+    table = open_runs([folder / runs.EVIDENCE], "answer").tables("amplifier")[0][0]
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
-    size = (folder / of_run.EVIDENCE).stat().st_size
+    size = (folder / runs.EVIDENCE).stat().st_size
     assert (
         size < 200_000
-        and of_run.keep_evidence(folder, seed=1, arm="diff").read_bytes() == (folder / of_run.EVIDENCE).read_bytes()
+        and runs.store_run(folder, seed=1, arm="diff").read_bytes() == (folder / runs.EVIDENCE).read_bytes()
     )
 
 
 def test_tests_read_what_was_kept(cohort):
-    diff, standard = map(open_kept, kept_of(cohort, "diff", "standard"))
+    paths = runs_with_evidence(cohort, "diff", "standard")
+    diff, standard = map(open_runs, paths)
     verdicts = run(
-        model=diff, pair=Pair(diff, standard), checkpoints=[open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], True)]
+        model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE)]
     )
     estimates = {verdict.test.id: verdict.estimates for verdict in verdicts}
     for id in ("noise-symmetry", "amplifier", "common-mode-injection", "sparsity-pair", "noise-symmetry-training"):
         assert estimates[id], [verdict.sentence for verdict in verdicts if verdict.test.id == id]
     assert estimates["noise-symmetry"]["sharing"].seeds == 2
-    ends = [dataset["outcome"][:, -1].mean("distractors") for dataset in diff.evidence]
+    stored, baseline = ([runs.open_evidence(path) for path in of_arm] for of_arm in paths)
+    ends = [dataset["outcome"][:, -1].mean("distractors") for dataset in stored]
     lost = [float(end.sel(measure="lost_common") - end.sel(measure="lost_differential")) for end in ends]
     assert estimates["common-mode-injection"]["lost"].value == pytest.approx(np.mean(lost), rel=1e-5)
-    primary = for_cohort(diff.evidence[0])
+    primary = cohort_variables(runs.at_step(stored[0]))
     expected = np.average(primary["cmrr_over_paired_by_head"], weights=primary["answer_mass"])
     assert float(primary["cmrr_over_paired"]) == pytest.approx(expected, rel=1e-5)
-    assert np.isnan(for_cohort(standard.evidence[0])["cmrr_over_paired"])
-    for evidence in (diff.evidence[0], standard.evidence[0]):
+    assert np.isnan(cohort_variables(runs.at_step(baseline[0]))["cmrr_over_paired"])
+    for evidence in (stored[0], baseline[0]):
         end = evidence["value"].isel(step=-1).mean("distractors")
         for name, label, middle in (("share", "answer_mass.share", np.mean), ("signed", "answer_mass.signed", np.median)):
-            plain = for_cohort(evidence)[f"alike_{name}"]
+            plain = cohort_variables(runs.at_step(evidence))[f"alike_{name}"]
             assert float(plain) == pytest.approx(float(middle(end.sel(quantity=label).values)), rel=1e-5)
-    with pytest.raises(DiffscopeError, match="one run"):
-        open_kept(kept_of(cohort, "diff")[0], series=True)
 
 
 def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path):
@@ -124,7 +121,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
     ranks, flow, _, redundancy = study.boards[ALL]
     assert set(ranks.estimates) == set(ranks.test.quantities)  # what edits came to was kept
-    ends = [of_run.open_evidence(folder / f"diff/seed-{seed}" / of_run.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
+    ends = [runs.open_evidence(folder / f"diff/seed-{seed}" / runs.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
     assert ranks.estimates["low_5"].value == pytest.approx(np.mean([end.sel(measure="low_5") for end in ends]), rel=1e-5)
     assert redundancy.shown.startswith("needs the models themselves") and "knock_out" not in flow.estimates
     live = study.boards[WEIGHTS]  # the third seed has no models
@@ -143,7 +140,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     dataset = planted_cohort("NC", 2).sel(arm=["diff", "standard"])
     dataset.attrs["recipe"] = json.dumps({"checkpoints": [10], "evaluate_every": 4})
     dataset["formation"][:] = 6.0  # so the second of two evaluations was at step 10
-    both = [of_run.open_evidence(cohort / f"diff/seed-{seed}" / of_run.EVIDENCE) for seed in (0, 1)]
+    both = [runs.open_evidence(cohort / f"diff/seed-{seed}" / runs.EVIDENCE) for seed in (0, 1)]
     rows = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in described(cohort, dataset)}
     lam = [float(evidence["lam"][1].mean("distractors")[0]) for evidence in both]
     assert rows["diff", "λ", 10, 0]["value"] == rows["diff", "λ", "formed", 0]["value"] == pytest.approx(np.mean(lam))
@@ -155,7 +152,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     assert sum(parts) == pytest.approx(1, abs=1e-4)
     sink = "share of the first token in |D|, heads alike"
     assert ("standard", sink, "end", 0) in rows and ("standard", "noise gain", "end", 0) not in rows
-    shares = [of_run.open_evidence(cohort / f"standard/seed-{seed}" / of_run.EVIDENCE)["value"][:, -1] for seed in (0, 1)]
+    shares = [runs.open_evidence(cohort / f"standard/seed-{seed}" / runs.EVIDENCE)["value"][:, -1] for seed in (0, 1)]
     plain = np.mean([share.sel(quantity="sink_shares.d").mean(("distractors", "head"))[0] for share in shares])
     assert rows["standard", sink, "end", 0]["value"] == pytest.approx(plain)
     dataset["formation"][0, 0] = np.nan
@@ -165,15 +162,15 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
 
 
 def test_untrained_models_are_made_like_each_step(cohort):
-    kept = of_run.open_evidence(cohort / "diff/seed-0" / of_run.EVIDENCE)
-    names = {label_of(read) for read in (*FROM_LAST_QUERY, *FROM_FLOWS, *FROM_INJECTION, *FROM_ATTRIBUTION)}
+    kept = runs.open_evidence(cohort / "diff/seed-0" / runs.EVIDENCE)
+    names = {*OF_LAST_QUERY, *OF_FLOWS, *OF_INJECTION, *OF_ATTRIBUTION}
     assert {str(name).partition(".")[0] for name in kept["quantity"].values} == {*names, "share_when"}
     for name in sorted(names):
         of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
-        steps = slice(None) if name not in {label_of(read) for read in (*FROM_INJECTION, *FROM_ATTRIBUTION)} else slice(-1, None)
+        steps = slice(None) if name not in {*OF_INJECTION, *OF_ATTRIBUTION} else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
-    series = open_kept([cohort / "diff/seed-0" / of_run.EVIDENCE], series=True, weights="answer")
-    (first, second, _, *again), null = series.tables(shared_noise)[1], kept["null"].sel(quantity="shared_noise.sharing")
+    series = open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE, "answer")
+    (first, second, _, *again), null = series.tables("shared_noise")[1], kept["null"].sel(quantity="shared_noise.sharing")
     expected = [null[0, 0, 0], null[1, 1, 0], null[1, 0, 0]]  # another untrained model at each step
     assert [float(table.values["sharing"].item()) for table in (first, second, again[0])] == expected
 
@@ -183,7 +180,7 @@ def test_evidence_of_an_annealed_model_is_of_its_end(tmp_path, tokenizer):
     model.save_pretrained(tmp_path)
     save_checkpoint(model, tmp_path / "checkpoints" / "step-000010")
     (tmp_path / "metrics.jsonl").write_text('{"step": 20}\n')
-    assert of_run._names_of(tmp_path) == {20: str(tmp_path)}
+    assert runs._checkpoint_names(tmp_path) == {20: str(tmp_path)}
 
 
 def scores(formed):
@@ -196,13 +193,13 @@ def scores(formed):
 def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
     """Arms with other numbers of heads, and a seed whose evidence is missing."""
     home = shutil.copytree(cohort, tmp_path / "cohort")
-    path = home / "standard/seed-0" / of_run.EVIDENCE
-    wide = of_run.open_evidence(path)
+    path = home / "standard/seed-0" / runs.EVIDENCE
+    wide = runs.open_evidence(path)
     wide = xr.concat([wide, wide.isel(head=slice(1))], "head", data_vars="minimal")
     save_statistics(wide, path, dated=False)
     read = with_evidence(scores(np.ones((2, 3))), home)
     for seed in (0, 1):
-        alone = for_cohort(of_run.open_evidence(home / f"diff/seed-{seed}" / of_run.EVIDENCE))
+        alone = cohort_variables(runs.at_step(runs.open_evidence(home / f"diff/seed-{seed}" / runs.EVIDENCE)))
         of_diff = read.sel(arm="diff", seed=seed)
         assert float(of_diff["cmrr_over_paired"]) == float(alone["cmrr_over_paired"])
         assert of_diff["answer_mass"].values[:, :2].tolist() == alone["answer_mass"].values.tolist()
@@ -210,62 +207,50 @@ def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
     assert read.sizes["head"] == 3 and np.isnan(read["cmrr_over_paired"].sel(seed=2)).all()
     save_statistics(wide.assign_attrs(revision="another"), path, dated=False)  # by which nothing is judged
     assert with_evidence(scores(np.ones((2, 3))), home).identical(read)
-    for other in (wide.assign_attrs(format=of_run.EVIDENCE_FORMAT + 1), wide.drop_attrs(deep=False)):
+    for other in (wide.assign_attrs(format=runs.EVIDENCE_FORMAT + 1), wide.drop_attrs(deep=False)):
         save_statistics(other, path, dated=False)
         with pytest.raises(DiffscopeError, match=r"standard/seed-0/evidence.nc has format .* take it anew with: diffscope train"):
             with_evidence(scores(np.ones((2, 3))), home)
-        assert of_run.outdated(home) == ["standard/seed-0"]
+        assert runs.outdated(home) == ["standard/seed-0"]
 
 
 @pytest.mark.parametrize("swapped", ["diff/seed-1", "standard/seed-0"])
 def test_evidence_of_another_run_is_refused(cohort, tmp_path, swapped):
     home = shutil.copytree(cohort, tmp_path / "cohort")
-    shutil.copy(home / swapped / of_run.EVIDENCE, home / "diff/seed-0" / of_run.EVIDENCE)
+    shutil.copy(home / swapped / runs.EVIDENCE, home / "diff/seed-0" / runs.EVIDENCE)
     with pytest.raises(DiffscopeError, match=rf"diff/seed-0/evidence.nc is the evidence of another run \({swapped}\); put it"):
         with_evidence(scores(np.ones((2, 3))), home)
 
 
 def test_only_formed_runs_are_tested_by_their_evidence(cohort):
-    both, pair, series = kept_models(cohort, scores([[1, 1, 0], [0, 1, 1]]))
+    both, pair, series = stored_models(cohort, scores([[1, 1, 0], [0, 1, 1]]))
     assert both.seeds == (0, 1) and pair.seeds == pair.standard.seeds == (1,) and [of.seeds for of in series] == [(0,), (1,)]
-    (one, none, _) = kept_models(cohort, scores([[0, 1, 1], [1, 0, 1]]))
+    (one, none, _) = stored_models(cohort, scores([[0, 1, 1], [1, 0, 1]]))
     assert one.seeds == (1,) and none is None
-    assert kept_models(cohort, scores([[0, 0, 1], [1, 1, 1]])) is None
+    assert stored_models(cohort, scores([[0, 0, 1], [1, 1, 1]])) is None
 
 
 def test_evidence_says_its_format_and_who_took_it(cohort):
-    assert of_run.outdated(cohort) == []
-    (cohort / "diff/seed-0" / of_run.EVIDENCE).rename(cohort / "aside")
-    assert of_run.outdated(cohort) == ["diff/seed-0"]
-    (cohort / "aside").rename(cohort / "diff/seed-0" / of_run.EVIDENCE)
-    kept = of_run.open_evidence(cohort / "diff/seed-0" / of_run.EVIDENCE).attrs
-    assert kept["format"] == of_run.EVIDENCE_FORMAT and kept["revision"] == revision() and kept["torch"] == version("torch")
+    assert runs.outdated(cohort) == []
+    (cohort / "diff/seed-0" / runs.EVIDENCE).rename(cohort / "aside")
+    assert runs.outdated(cohort) == ["diff/seed-0"]
+    (cohort / "aside").rename(cohort / "diff/seed-0" / runs.EVIDENCE)
+    kept = runs.open_evidence(cohort / "diff/seed-0" / runs.EVIDENCE).attrs
+    assert kept["format"] == runs.EVIDENCE_FORMAT and kept["revision"] == revision() and kept["torch"] == version("torch")
 
 
-def test_kept_quantities_are_found_by_their_label_and_not_by_what_a_function_is_called(cohort, monkeypatch):
-    kept = open_kept(kept_of(cohort, "diff")[0])
-    before = kept.tables(shared_noise)[0][0]
-    monkeypatch.setattr(shared_noise, "__name__", "renamed")
-    assert kept.tables(shared_noise)[0][0].mean("sharing").identical(before.mean("sharing"))
-
-    def mine(last_query):
-        return shared_noise(last_query)
-
-    mine.__name__ = "shared_noise"
+def test_what_evidence_does_not_hold_is_missing(cohort):
+    stored = open_runs(runs_with_evidence(cohort, "diff")[0])
+    assert stored.tables("shared_noise")[0][0].values
     with pytest.raises(DiffscopeError, match="the models themselves"):
-        kept.tables(mine)
-    with pytest.raises(ValueError, match="two functions of quantities are kept as 'shared_noise'"):
-        kept_as("shared_noise")(mine)
+        stored.tables("tails")
+    assert stored.outcomes("bits_4") == {}
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("laptop*/diff/seed-0/evidence.nc")), ids=lambda path: path.parents[2].name)
 def test_every_label_of_shipped_evidence_is_one_that_is_declared(path):
-    labels = of_run.open_evidence(path)
+    labels = runs.open_evidence(path)
     names = {str(name) for dim in ("quantity", "end_quantity") for name in labels[dim].values}
-    declared = {quantities.label_of(read) for read in vars(quantities).values() if callable(read)} - {None}
-    assert {name.partition(".")[0] for name in names} <= declared | {
-        "knock_out",
-        "a2_out",
-        "previous",
-    }  # these have no function of quantities
+    declared = {label for part in PARTS.values() for label in part.labels}
+    assert {name.partition(".")[0] for name in names} <= declared | {"noise_sweep", "parts_of_maps", "share_when"}
     assert {f"share_when.{name}" for name in ("right", "wrong")} <= names or "text" in path.parents[2].name

@@ -11,15 +11,14 @@ import xarray as xr
 import diffscope
 from diffscope import edits
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence import take as of_run
+from diffscope.evidence import runs
 from diffscope.evidence.answers import answers
 from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
-from diffscope.evidence.quantities import amplifier, rejected_noise, shared_noise, sparser
 from diffscope.hypotheses import Models, Settings, run
 from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.kept import kept_of, open_kept
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
+from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_evidence
 from diffscope.hypotheses.verdict import Verdict
 
 OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
@@ -52,16 +51,16 @@ def test_a_standard_layer_has_no_second_map_to_lose(prompts):
 def test_idle_heads_come_out_idle_and_working_ones_not(scope):
     """In mini-diff A2 works in layer 0, and the answer is read in layers 1 and 2."""
     few = Settings(prompts=5, length=128, untrained=3)
-    by_cost, by_answer = (Models([scope], replace(few, weights=weights)).a2_cost for weights in ("knock-out", "answer"))
+    by_cost, by_answer = (Models.open([scope], replace(few, weights=weights)).a2_cost for weights in ("knock-out", "answer"))
     assert by_cost.of == "A2" and by_cost.low > 2 and by_cost.layers == by_answer.layers and len(by_cost.layers) == 3
     assert abs(by_answer.value) < 0.5 < by_cost.value
-    assert Models([diffscope.load("mini-standard")], few).a2_cost is None
+    assert Models.open([diffscope.load("mini-standard")], few).a2_cost is None
 
 
 def test_the_kept_cohort_by_what_its_heads_cost():
     """Of the shipped study's runs; by A1's mass on the answer beside it, as it was published."""
-    paths = kept_of(OLD, "diff")[0]
-    models = open_kept(paths)
+    paths = runs_with_evidence(OLD, "diff")[0]
+    models = open_runs(paths)
     board = run(["amplifier", "common-mode-injection", "sparsity"], model=models)
     found = {verdict.test.id: verdict.estimates for verdict in board}
     expected = {
@@ -79,11 +78,11 @@ def test_the_kept_cohort_by_what_its_heads_cost():
     assert np.isnan(gain.value) and "was not kept head by head" in gain.why and gain.by_answer[0] == pytest.approx(5.26, abs=0.01)
     cost = models.a2_cost
     assert cost.of == "whole heads" and cost.low > 5 and cost.layers[0] > 10 > 1 > cost.layers[1]
-    assert open_kept(paths, weights="answer").a2_cost.value < 0.5
-    alone = open_kept(paths[5:6], series=True).a2_cost
+    assert open_runs(paths, weights="answer").a2_cost.value < 0.5
+    alone = open_checkpoints(paths[5]).a2_cost
     assert alone.low < alone.value < alone.high
     with pytest.raises(Missing, match="weight heads by knock-out"):
-        open_kept(paths, weights="a2").tables(shared_noise)
+        open_runs(paths, weights="a2").tables("shared_noise")
 
 
 def test_ratios_are_of_weighted_sums_and_not_means_of_ratios():
@@ -113,22 +112,22 @@ def test_ratios_are_of_weighted_sums_and_not_means_of_ratios():
 
 
 def test_heads_of_untrained_models_count_as_those_of_the_trained(scope):
-    models = Models([scope], Settings(prompts=5, length=128, untrained=3))
-    (trained,), untrained = models.tables(sparser)
+    models = Models.open([scope], Settings(prompts=5, length=128, untrained=3))
+    (trained,), untrained = models.tables("sparser")
     assert all(table.costs is models.costs[0] for table in (trained, *untrained))
     costs = models.costs[0].values
-    gini = sparser(models.last_queries[0])["gini"].transpose("prompt", "layer", "head").values
+    gini = models.evidence("last_query")[0]["sparser.gini"].transpose("prompt", "layer", "head").values
     np.testing.assert_allclose(trained.mean("gini"), (gini * costs).sum((1, 2)) / costs.sum(), rtol=1e-6)
-    (by_a2,), _ = Models([scope], Settings(prompts=5, length=128, untrained=3, weights="a2")).tables(sparser)
-    expected = models.without_a2[0]["of_head"].mean("prompt").clip(min=0)
+    (by_a2,), _ = Models.open([scope], Settings(prompts=5, length=128, untrained=3, weights="a2")).tables("sparser")
+    expected = models.evidence("a2_out")[0]["a2_out.loss"].mean("few").clip(min=0)
     np.testing.assert_allclose(by_a2.costs, expected)
     with pytest.raises(DiffscopeError, match="not weighted by 'mass'"):
         Settings(weights="mass")
 
 
 def test_a_verdict_says_how_heads_were_weighted_and_is_read_again():
-    paths = kept_of(OLD, "diff")[0]
-    (first,), (second,) = (run("sparsity", model=open_kept(paths, weights=weights)) for weights in ("knock-out", "answer"))
+    paths = runs_with_evidence(OLD, "diff")[0]
+    (first,), (second,) = (run("sparsity", model=open_runs(paths, weights)) for weights in ("knock-out", "answer"))
     assert "weighted by what the answer's loss rises by without each" in first.statistic
     assert "weighted by A1's mass on the answer" in second.statistic and second.statistic != first.statistic
     for verdict in (first, second):
@@ -140,19 +139,20 @@ def test_a_verdict_says_how_heads_were_weighted_and_is_read_again():
 def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
 
     for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
-        monkeypatch.setattr(of_run, name, value)
+        monkeypatch.setattr(runs, name, value)
     folder = tmp_path / "diff" / "seed-0"
     shutil.copytree(diffscope.models.loading.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
-    monkeypatch.setitem(of_run.evidence_of_run.__kwdefaults__, "untrained", 3)
-    models = open_kept([of_run.keep_evidence(folder, seed=0, arm="diff")])
+    monkeypatch.setitem(runs.take_run.__kwdefaults__, "untrained", 3)
+    path = runs.store_run(folder, seed=0, arm="diff")
+    models, stored = open_runs([path]), runs.open_evidence(path)
     assert models.a2_cost.of == "A2" and models.a2_cost.value > 1 and models.a2_cost.layers[0] > 3
-    assert np.isfinite(models.tables(amplifier)[0][0].mean("gain")).all()
-    _, untrained = models.tables(rejected_noise)
+    assert np.isfinite(models.tables("amplifier")[0][0].mean("gain")).all()
+    _, untrained = models.tables("rejected_noise")
     assert len(untrained) == 3 and "over_paired" in untrained[0].values
-    by_layer = models.evidence[0]["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
-    costs = models.evidence[0]["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
+    by_layer = stored["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
+    costs = stored["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
     assert untrained[1].mean("over_paired").item() == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)
-    assert np.isfinite(open_kept([folder / of_run.EVIDENCE], weights="a2").tables(sparser)[0][0].mean("gini")).all()
+    assert np.isfinite(open_runs([folder / runs.EVIDENCE], weights="a2").tables("sparser")[0][0].mean("gini")).all()
 
 
 def test_the_second_view_is_of_the_same_seeds():

@@ -1,4 +1,4 @@
-"""From names of models and folders of cohorts to what the tests are made on."""
+"""Gather what the tests are made on, from names of models and folders of cohorts, and test it."""
 
 from __future__ import annotations
 
@@ -7,25 +7,20 @@ from collections.abc import Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 
 import xarray as xr
 from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.hypotheses.arms import formed
 from diffscope.hypotheses.board import Result, run
-from diffscope.hypotheses.cohort_evidence import kept_models, with_evidence
 from diffscope.hypotheses.declared import NEEDED, chosen
-from diffscope.hypotheses.kept import KeptModels
-from diffscope.hypotheses.progress import Job
-from diffscope.hypotheses.subjects import UNTRAINED, Models, Pair, Progress, Settings
+from diffscope.hypotheses.settings import UNTRAINED, Settings
+from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
+from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.accuracy import Accuracy, accuracy_of
-from diffscope.lab.training.cohort import DATASET, open_dataset
-from diffscope.lab.training.run import WEIGHTS
 from diffscope.models import loading
 from diffscope.scope import Scope, load
 from diffscope.tasks.files import read_prompts
@@ -36,7 +31,7 @@ from diffscope.tasks.trained_on import template_mismatches, template_of
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several
 SERIES_PROMPTS = 20
-FEW_MODELS = 4  # of each of which is told how it answers
+FEW_MODELS = 4  # of each of which it is said how it answers
 
 Model = str | Scope
 
@@ -86,7 +81,7 @@ def test(
     weights : {"knock-out", "a2", "answer"}
         What heads count with: what the answer loses without each, without A2 of each, or A1's mass on the answer.
     progress : callable, optional
-        Called with (done, 100, words) of the whole run; it never goes back.
+        Called with (tests done, tests in all, words); it never goes back.
 
     Returns
     -------
@@ -122,6 +117,41 @@ def _several(models: Model | Sequence[Model] | None) -> list[Model]:
     return [models] if isinstance(models, Scope) else list(models)
 
 
+class TestProgress:
+    """Tells how many tests are done, and what is done within the next.
+
+    Parameters
+    ----------
+    progress : callable, optional
+        Called with (tests done, tests in all, words); what is done never goes back.
+    """
+
+    def __init__(self, progress: Progress | None):
+        self._progress = progress
+        self._at = (0, 1, "")
+
+    def test(self, number: int, total: int, name: str) -> None:
+        """Tell that a test begins, and those before it are over."""
+        self._at = (number, total, f"{name}: ")
+        self.words("")
+
+    def within(self, done: int, total: int, words: str) -> None:
+        """Tell how much of something is done within a test."""
+        self.words(f"{words}, {done} of {total}")
+
+    def words(self, words: str) -> None:
+        """Tell what is done now."""
+        done, total, name = self._at
+        if self._progress:
+            self._progress(done, total, f"{name}{words}".removesuffix(": "))
+
+    def end(self) -> None:
+        """Tell that all tests are over."""
+        _, total, _ = self._at
+        self._at = (total, total, "")
+        self.words("")
+
+
 @dataclass
 class Subjects:
     """What tests are made on.
@@ -139,27 +169,25 @@ class Subjects:
 
     names: list[str]
     settings: Settings
-    model: Models | KeptModels | None = None
+    model: Models | None = None
     cohort: xr.Dataset | None = None
     pair: Pair | None = None
-    checkpoints: Sequence[Models | KeptModels] = field(default_factory=list)
-    job: Job = field(default_factory=lambda: Job(None), repr=False)
+    checkpoints: Sequence[Models] = field(default_factory=list)
+    progress: TestProgress = field(default_factory=lambda: TestProgress(None), repr=False)
     remarks: Sequence[str] = ()
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
         """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
-        models = self.model or (self.checkpoints[0] if self.checkpoints else None)
-        self.job.plan(chosen(tests), len(models.scopes) + models.settings.untrained if models and models.scopes else 1)
         verdicts = run(
             tests,
             model=self.model,
             pair=self.pair,
             checkpoints=self.checkpoints,
             cohort=self.cohort,
-            progress=self.job.test,
+            progress=self.progress.test,
             finished=finished,
         )
-        self.job.end()
+        self.progress.end()
         return verdicts
 
     @cached_property
@@ -169,7 +197,7 @@ class Subjects:
         accuracies = []
         for models in filter(None, (self.model, *standard)):
             for scope in models.scopes:
-                self.job.opening(1, 1, f"asking {scope.name}")
+                self.progress.words(f"asking {scope.name}")
                 with suppress(PromptError):  # the tests that need them say so
                     accuracies.append(accuracy_of(scope, models.prompts))
         return accuracies
@@ -216,7 +244,7 @@ def gather(
     baselines : sequence of str or Scope
         The standard models that they are matched with, one each.
     cohort : path, optional
-        Folder of a trained cohort. Where evidence of its runs was kept, that is what its DIFF models are tested by.
+        Folder of a trained cohort. If evidence of its runs is stored, its DIFF models are tested by that.
     seeds : collection of int, optional
         Only these seeds of the cohort.
     needs : collection of {"model", "pair", "checkpoints", "cohort"}
@@ -224,7 +252,7 @@ def gather(
     settings : Settings, optional
         Prompts, and how much is spent on them.
     progress : callable, optional
-        Called with (done, 100, words) of the whole run: opening, and then what :meth:`Subjects.run` does.
+        Called with (tests done, tests in all, words), first while models are opened, and then by :meth:`Subjects.run`.
     opener : callable
         Opens a model by its name.
 
@@ -238,30 +266,29 @@ def gather(
     if not models and cohort is None:
         raise DiffscopeError("nothing to test; name a model with --model, or a trained cohort with --cohort FOLDER")
     settings = settings or Settings()
+    shown = TestProgress(progress)
     dataset = None
     template = template_of(_model(models[0])) if models else TEMPLATE
     if cohort is not None:
-        dataset = with_evidence(_only(open_cohort(Path(cohort)), seeds), Path(cohort))
+        dataset = with_evidence(with_seeds(open_cohort(Path(cohort)), seeds), Path(cohort))
         template = json.loads(dataset.attrs["recipe"])["grid"]["template"]
-        kept = None if models else kept_models(Path(cohort), dataset, settings.weights)
-        if kept is not None:
-            model, pair, series = kept
-            return Subjects([str(cohort)], settings, model, dataset, pair, series, Job(progress))
+        stored = None if models else stored_models(Path(cohort), dataset, settings.weights)
+        if stored is not None:
+            model, pair, series = stored
+            return Subjects([str(cohort)], settings, model, dataset, pair, series, shown)
         if not models:
             models, baselines = _diff_models(Path(cohort), dataset)
     settings = replace(settings, template=settings.template or template)
     scopes: dict[Model, Scope] = {}
-    job = Job(progress)
     standards = baselines if "pair" in needs else []
     trainings = [steps for name in models if "checkpoints" in needs and (steps := steps_of(name))]
-    several = {*(models if {"model", "pair"} & set(needs) else []), *standards, *chain.from_iterable(trainings)}
 
     def opened(names: Sequence[Model], settings: Settings = settings, series: bool = False) -> Models:
         for name in names:
             if name not in scopes:
-                job.opening(len(scopes), len(several), f"opening {_name(name)}")
+                shown.words(f"opening {_name(name)}")
                 scopes[name] = opener(name) if isinstance(name, str) else name
-        return Models([scopes[name] for name in names], settings, job.tell, series)
+        return Models.open([scopes[name] for name in names], settings, shown.within, series)
 
     model = opened(models) if models and {"model", "pair"} & set(needs) else None
     standard = opened(standards) if standards else None
@@ -274,7 +301,7 @@ def gather(
     remarks = template_mismatches(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
     pair = Pair(model, standard) if model and standard else None
-    return Subjects(names, settings, model, dataset, pair, series, job, remarks)
+    return Subjects(names, settings, model, dataset, pair, series, shown, remarks)
 
 
 def _name(model: Model) -> str:
@@ -291,53 +318,12 @@ def _of_series(settings: Settings, steps: int, trainings: int, number: int) -> S
     return replace(settings, prompts=min(settings.prompts, SERIES_PROMPTS), untrained=count, first=number * count)
 
 
-def _only(cohort: xr.Dataset, seeds: Collection[int] | None) -> xr.Dataset:
-    """The cohort with these seeds alone, all without any."""
-    if seeds is None:
-        return cohort
-    if absent := set(seeds) - {int(seed) for seed in cohort["seed"].values}:
-        raise DiffscopeError(f"the cohort has no seed {min(absent)}; it has {', '.join(map(str, cohort['seed'].values))}")
-    return cohort.sel(seed=sorted(seeds))
-
-
-def open_cohort(folder: Path) -> xr.Dataset:
-    """What ``diffscope train`` measured of a cohort.
-
-    Raises
-    ------
-    DiffscopeError
-        There is none in the folder.
-    """
-    dataset = open_dataset(folder)
-    if not ({"exact_match", "finished"} <= set(dataset) and "recipe" in dataset.attrs):
-        raise DiffscopeError(f"{folder / DATASET} is not what diffscope train measures of a cohort")
-    return dataset
-
-
 def _diff_models(folder: Path, cohort: xr.Dataset) -> tuple[list[str], list[str]]:
     """DIFF models and the standard ones of the same seeds; where there are none of these, the DIFF models alone."""
     models, baselines = models_of(folder, cohort, "diff", "standard")
     if not models:
         (models,) = models_of(folder, cohort, "diff")
     return models, baselines
-
-
-def models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
-    """For each arm the folders of its models, of those seeds that all of the arms have finished."""
-    if set(arms) - set(cohort["arm"].values):
-        return [[] for _ in arms]
-    finished = (cohort["finished"].sel(arm=list(arms)) == 1).all("arm").values
-    seeds = [int(seed) for seed in cohort["seed"].values[finished]]
-    complete = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
-    return [[str(folder / arm / f"seed-{seed}") for seed in complete] for arm in arms]
-
-
-def formed_models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
-    """The same, of the seeds alone in which the lookup circuit formed in all of the arms."""
-    if set(arms) - set(cohort["arm"].values):
-        return [[] for _ in arms]
-    seeds = cohort["seed"].values[formed(cohort).sel(arm=list(arms)).all("arm").values]
-    return models_of(folder, cohort.sel(seed=seeds), *arms)
 
 
 def steps_of(model: Model) -> list[str]:

@@ -1,0 +1,433 @@
+"""Take the evidence of a run with checkpoints, store it beside the model, and read it as that of an open model."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.evidence.ablations import replacement_losses
+from diffscope.evidence.answers import answers, with_answer
+from diffscope.evidence.heads import HEADS, UNTRAINED_LAYERS, UNTRAINED_MEAN, weighted
+from diffscope.evidence.last_query import LastQuery, last_query_of, layers_in_batches, read
+from diffscope.evidence.noise import injection
+from diffscope.evidence.quantities import (
+    LAMBDA_FIT,
+    NOISE_SWEEP,
+    OF_LAST_QUERY,
+    PARTS_OF_MAPS,
+    SHARE_WHEN,
+    lambda_fit,
+    named,
+    noise_sweep,
+    parts_of_maps,
+    share_when,
+)
+from diffscope.evidence.take import (
+    LAST_QUERY,
+    PARTS,
+    Tell,
+    take_a2_out,
+    take_blind,
+    take_branches,
+    take_flows,
+    take_knock_out,
+    take_noise,
+    take_noise_losses,
+    take_previous,
+    take_ranks,
+    take_signs,
+)
+from diffscope.evidence.untrained import untrained_like
+from diffscope.instruments.anatomy import anatomy
+from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.run import METRICS, revision
+from diffscope.models.loading import checkpoints
+from diffscope.scope import Scope, load
+from diffscope.scope.answering import logits_of
+from diffscope.store import open_statistics, save_statistics
+from diffscope.tasks.prompt import Prompt
+from diffscope.tasks.recall import Recall
+from diffscope.tasks.retrieval import TEMPLATE, Retrieval
+from diffscope.tasks.sampling import controlled
+from diffscope.tasks.scoring import text_losses
+
+EVIDENCE = "evidence.nc"
+#: Raised by one if what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
+EVIDENCE_FORMAT = 3
+SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
+FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
+LENGTH = 256
+DISTRACTORS = (8, 24)
+PROMPTS = 20
+FEW = 5  # prompts of what takes long: one at each depth
+TEXTS = 16
+UNTRAINED = 4
+CELL = ("step", "distractors")
+
+
+def take_run(
+    folder: str | Path, template: str = TEMPLATE, seed: int = 0, *, untrained: int = UNTRAINED, progress: Tell | None = None
+) -> xr.Dataset:
+    """Take the evidence of a run at each of its checkpoints and at its end, on prompts that belong to the run's seed.
+
+    Parameters
+    ----------
+    folder : path
+        Of a finished run: the model, with its checkpoints beside it.
+    template : str
+        The needle sentence that it was trained on.
+    seed : int
+        Of the training. The prompts of a seed are the same for all arms, and other than those of other seeds.
+    untrained : int
+        Models of random weights that are made like it at each checkpoint.
+    progress : callable, optional
+        Called with (done, total, words).
+
+    Returns
+    -------
+    Dataset
+        All float32, means over prompts; NaN if something is not defined, or not taken at that step. Attributes say how it was
+        made. Quantities and outcomes have the names of :mod:`diffscope.evidence.take`, along a dimension of their own:
+
+        - ``value`` (quantity, step, distractors, layer, head), and ``end_value`` (end_quantity, distractors, layer, head) with
+          its standard error over prompts ``end_error``, of what is taken at the end alone;
+        - ``outcome`` (measure, step, distractors): of whole models, the answers' ``loss``, ``log_odds`` and ``right`` among them;
+        - ``weight`` (step, distractors, layer, head): A1's mass on the answer;
+        - ``null`` (quantity, untrained, step, distractors): of the untrained models, mean over heads weighted by A1's mass;
+          ``null_by_layer`` (…, layer): mean over the heads of each layer;
+        - ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer).
+    """
+    folder = Path(folder)
+    names = _checkpoint_names(folder)
+    last = load(folder)
+    task = Retrieval(last.tokenizer, held_out=True, template=template)
+    cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
+    several = {
+        count: [
+            task.prompt(LENGTH, count + 1, np.random.default_rng([FIRST_SEED, seed, count, index]), questions=2)
+            for index in range(PROMPTS)
+        ]
+        for count in DISTRACTORS
+    }
+    total = len(names) + untrained
+    rows = []
+    for done, (step, name) in enumerate(names.items()):
+        if progress:
+            progress(done, total, f"evidence of step {step}")
+        final = done == len(names) - 1
+        rows.append(_of_model(last if final else load(name), cells, several, final))
+    null = []
+    for index in range(untrained):
+        if progress:
+            progress(len(names) + index, total, f"untrained model {index + 1}")
+        null.append(_null(last, FIRST_SEED + seed * untrained + index, cells, rows))
+    return _assembled(rows, list(names), null).assign_attrs(
+        format=EVIDENCE_FORMAT,
+        revision=revision(),
+        settings=json.dumps(
+            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": FEW, "untrained": untrained}
+        ),
+        model=last.family.name,
+        differential=int(rows[-1][DISTRACTORS[0]].last_query.differential),
+        extras=rows[-1][DISTRACTORS[0]].last_query.extras,
+    )
+
+
+def store_run(
+    folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Tell | None = None, *, arm: str = ""
+) -> Path:
+    """Write the evidence of a run, of an arm if it is one of a cohort, beside its model, and return the file."""
+    path = Path(folder) / EVIDENCE
+    with torch.random.fork_rng(devices=[]):
+        evidence = take_run(folder, template, seed, progress=progress)
+    save_statistics(evidence.assign_attrs({"arm": arm} if arm else {}), path, dated=False)
+    return path
+
+
+def store_cohort_run(folder: Path, recipe: Recipe, seed: int) -> Path:
+    """Store the evidence of a finished run of a cohort, on prompts of the sentence that it is scored with."""
+    template = TEMPLATE if recipe.grid is None else recipe.grid.template
+    return store_run(folder, template, seed, arm=folder.parent.name)
+
+
+def outdated(folder: str | Path) -> list[str]:
+    """Return the runs of a cohort, ``ARM/seed-N``, whose evidence is of a format that is not read here, or is missing."""
+    names = []
+    for run in sorted(
+        path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
+    ):
+        path = run / EVIDENCE
+        if not path.is_file() or open_statistics(path).attrs.get("format") != EVIDENCE_FORMAT:
+            names.append(f"{run.parent.name}/{run.name}")
+    return names
+
+
+def open_evidence(path: str | Path) -> xr.Dataset:
+    """Open the evidence that :func:`store_run` wrote.
+
+    Raises
+    ------
+    DiffscopeError
+        It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
+    """
+    path = Path(path)
+    dataset = to_format_3(open_statistics(path))
+    if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
+        raise DiffscopeError(
+            f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
+            "anew with: diffscope train RECIPE --out FOLDER --evidence"
+        )
+    folder = path.absolute().parent
+    here = f"{folder.parent.name}/{folder.name}"
+    of = f"{dataset.attrs.get('arm', folder.parent.name)}/seed-{json.loads(dataset.attrs['settings'])['seed']}"
+    if SEEDED.fullmatch(folder.name) and of != here:
+        raise DiffscopeError(
+            f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
+            "with: diffscope train RECIPE --out FOLDER --evidence"
+        )
+    return dataset
+
+
+def to_format_3(dataset: xr.Dataset) -> xr.Dataset:
+    """Return evidence of format 1 or 2 as format 3 has it; of any other as it is."""
+    if dataset.attrs.get("format") not in (1, 2):
+        return dataset
+    attrs = {name: value for name, value in dataset.attrs.items() if name != "besides"}
+    dataset = dataset.drop_vars(["error", "outcome_error"])
+    dataset.attrs = {**attrs, "format": 3, "extras": "".join(dataset.attrs["besides"])}
+    return dataset
+
+
+def at_step(evidence: xr.Dataset, step: int = -1, place: int = 0) -> xr.Dataset:
+    """Return the evidence of a run at one step in the form of an open model's, with one prompt: the mean over all.
+
+    Parameters
+    ----------
+    evidence : Dataset
+        As :func:`take_run` gives it.
+    step : int
+        Number of the step.
+    place : int
+        Of the step in a series. Statistics of the last query are compared with another untrained model at each place.
+
+    Returns
+    -------
+    Dataset
+        As :mod:`diffscope.evidence.take` says, but of untrained models with means over heads, ``untrained_mean.NAME`` (untrained,
+        prompt) and ``untrained_layers.NAME`` (untrained, prompt, layer); ``error.NAME`` is the standard error over prompts.
+    """
+    at = evidence.isel(step=step).mean("distractors")
+    variables = _by_name(at["value"], "quantity") | _defined(_by_name(at["outcome"], "measure"))
+    if step in (-1, evidence.sizes["step"] - 1):
+        variables |= _by_name(at["end_value"], "end_quantity")
+        variables |= {f"error.{name}": error for name, error in _by_name(at["end_error"], "end_quantity").items()}
+    for prefix, name in ((UNTRAINED_MEAN, "null"), (UNTRAINED_LAYERS, "null_by_layer")):
+        null = _defined(_by_name(at[name], "quantity")) if name in at else {}
+        variables |= {f"{prefix}{quantity}": _moved(quantity, array, place) for quantity, array in null.items()}
+    prompts = {name: array.expand_dims("prompt") for name, array in variables.items()}
+    dataset = xr.Dataset(prompts | {name: at[name] for name in ("weight", "lam", "lam_init", "lambda_star")})
+    settings = json.loads(evidence.attrs["settings"])
+    attrs = {"differential": int(evidence.attrs["differential"]), "extras": str(evidence.attrs["extras"])}
+    attrs |= {"prompts": evidence.attrs["settings"], "seed": settings["seed"], "prompts_of_costs": settings["few"]}
+    return dataset.drop_vars([*dataset.coords]).assign_attrs(attrs)
+
+
+def _by_name(table: xr.DataArray, dim: str) -> dict[str, xr.DataArray]:
+    return {str(name): table.isel({dim: number}, drop=True) for number, name in enumerate(table[dim].values)}
+
+
+def _defined(variables: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
+    """Return those that have a value."""
+    return {name: array for name, array in variables.items() if array.notnull().any()}
+
+
+def _moved(name: str, null: xr.DataArray, place: int) -> xr.DataArray:
+    """Return the untrained models of a quantity from number `place` on, if it is one of the last query."""
+    return null.roll(untrained=-place) if name.partition(".")[0] in PARTS[LAST_QUERY].labels else null
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What was taken of one model on the prompts of one cell."""
+
+    last_query: LastQuery
+    values: Mapping[str, np.ndarray]  # by LABEL.NAME, (prompt, layer, head)
+    ends: Mapping[str, np.ndarray]  # the same, of what is taken at the end alone
+    outcomes: Mapping[str, np.ndarray]  # (prompt,)
+
+
+def _checkpoint_names(folder: Path) -> dict[int, str]:
+    """Return the checkpoints of a run and at the end its final model, as they are loaded, by step."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    # While top-k is annealed, a model has another k than the configuration says that its checkpoints are opened with.
+    steps = [] if config.get("attention") == "top_k" else sorted(checkpoints(folder))
+    names = {step: f"{folder}@{step}" for step in steps}
+    metrics = folder / METRICS
+    if metrics.is_file():
+        last = int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
+    else:
+        last = max(names, default=-1) + 1
+    return {**{step: name for step, name in names.items() if step < last}, last: str(folder)}
+
+
+def _of_model(
+    scope: Scope, cells: Mapping[int, Sequence[Prompt]], several: Mapping[int, Sequence[Prompt]], final: bool
+) -> dict[int, _Taken]:
+    """Take what is taken of one model, by cell."""
+    losses = text_losses(logits_of(scope.model), Recall(scope.tokenizer), LENGTH, texts=TEXTS)
+    text = {f"text_{token}": np.array([loss]) for token, loss in losses.items()}
+    return {count: _of_cell(scope, prompts, several[count], text, final) for count, prompts in cells.items()}
+
+
+def _of_cell(
+    scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt], text: Mapping[str, np.ndarray], final: bool
+) -> _Taken:
+    last_query = read(scope, prompts)
+    answered = answers(scope, prompts)
+    values = named(OF_LAST_QUERY, last_query) | named({SHARE_WHEN: share_when}, last_query, answered.right)
+    values |= take_flows(scope, prompts[:FEW])
+    if last_query.differential:
+        few = prompts if final else prompts[:FEW]
+        values |= take_noise(scope, few) | take_branches(scope, few)
+    outcomes = {**answered._asdict(), **named({LAMBDA_FIT: lambda_fit}, last_query)}
+    ends: dict[str, xr.DataArray] = {}
+    if final:
+        ends, more = _at_end(scope, prompts, several)
+        outcomes |= more
+    rows = {name: np.asarray(of) for name, of in outcomes.items()}
+    return _Taken(last_query, _of_heads(values), _of_heads(ends), rows | text)
+
+
+def _at_end(
+    scope: Scope, prompts: Sequence[Prompt], several: Sequence[Prompt]
+) -> tuple[dict[str, xr.DataArray], dict[str, xr.DataArray | np.ndarray]]:
+    """Take what is taken at the end alone, because it takes long: quantities (prompt, layer, head) and outcomes (prompt,).
+
+    `prompts` are ten or more, of which the first ones and others are used; `several` have two questions each.
+    """
+    few, others = prompts[:FEW], prompts[FEW : 2 * FEW]
+    answered = answers(scope, several)
+    outcomes = take_noise_losses(scope, few)
+    outcomes |= {"two_questions_right": answered.right, "two_questions_loss": answered.loss}
+    values = take_knock_out(scope, few)
+    captured = scope.capture([prompt.ids for prompt in few])
+    if not captured.differential:
+        return values, outcomes
+    values |= take_a2_out(scope, few) | take_previous(scope, prompts) | take_ranks(scope, few)
+    values |= named({NOISE_SWEEP: noise_sweep}, injection(scope, few))
+    values |= named({PARTS_OF_MAPS: parts_of_maps}, anatomy(captured, scope.capture([prompt.ids for prompt in others])))
+    outcomes |= take_signs(scope, few) | take_blind(scope, few)
+    outcomes |= dict(replacement_losses(scope, few, [with_answer(prompt) for prompt in others]).data_vars)
+    of_layers = {name: values.pop(name) for name in list(values) if "head" not in values[name].dims}
+    return values, outcomes | of_layers
+
+
+def _of_heads(values: Mapping[str, xr.DataArray]) -> dict[str, np.ndarray]:
+    """Return those that have a value, (prompt, layer, head)."""
+    return {name: array.transpose("prompt", *HEADS).values for name, array in _defined(values).items()}
+
+
+def _null(
+    scope: Scope, seed: int, cells: Mapping[int, Sequence[Prompt]], rows: Sequence[Mapping[int, _Taken]]
+) -> dict[tuple[int, int], dict[str, np.ndarray]]:
+    """Return means over heads of an untrained model made like each checkpoint, by number of the checkpoint and cell.
+
+    Each array is of all heads, weighted by A1's mass on the answer, and then of the heads of each layer alike: (1 + layer,).
+    """
+    model = Scope(untrained_like(scope.model, seed), scope.tokenizer, "untrained", scope.family)
+    table: dict[tuple[int, int], dict[str, np.ndarray]] = {}
+    for count, prompts in cells.items():
+        batches = layers_in_batches(model, prompts)
+        matches = [row[count].last_query.matches for row in rows]
+        read = [last_query_of(batches, prompts, match) for match in matches]
+        weights = read[-1].answering  # the heads that answer at the end are followed
+        few = prompts[:FEW]
+        for number, (last_query, match) in enumerate(zip(read, matches)):
+            values = named(OF_LAST_QUERY, last_query) | take_flows(model, few, match)
+            if last_query.differential and number == len(matches) - 1:  # of trained models, too, they are judged at the end alone
+                values |= take_noise(model, few, match) | take_branches(model, few, match)
+            table[number, count] = {name: _means_over_heads(array, weights) for name, array in values.items()}
+    return table
+
+
+def _means_over_heads(array: xr.DataArray, weights: xr.DataArray) -> np.ndarray:
+    """Return the means over prompts of the weighted mean over heads, and of each layer's mean over heads: (1 + layer,)."""
+    whole = weighted(array, weights, HEADS).mean()
+    return np.append(whole, weighted(array, None, ["head"]).mean("prompt"))
+
+
+def _assembled(rows: Sequence[Mapping[int, _Taken]], labels: Sequence[int], null: Sequence[dict]) -> xr.Dataset:
+    """Return what was taken as one dataset of float32."""
+    counts = list(rows[-1])
+    taken = [row[count] for row in rows for count in counts]
+    shape = (len(rows), len(counts))
+    names, value, _ = _means([of.values for of in taken], shape)
+    ends, end_value, end_error = _means([of.ends for of in taken[-len(counts) :]], shape[1:])
+    measures, outcome, _ = _means([of.outcomes for of in taken], shape)
+    layers = taken[0].last_query.layers.sizes["layer"]
+    nulls = np.full((len(names), len(null), *shape, 1 + layers), np.nan, np.float32)
+    for model, table in enumerate(null):
+        for (step, count), means in table.items():
+            for name in set(names) & set(means):
+                nulls[names.index(name), model, step, counts.index(count)] = means[name]
+
+    def by_layer(name: str) -> np.ndarray:
+        return np.stack([of.last_query.layers[name].values for of in taken]).reshape(*shape, -1).astype(np.float32)
+
+    weight = np.stack([of.last_query.answering.transpose(*HEADS).values for of in taken]).astype(np.float32)
+    by_head = (*CELL, *HEADS)
+    return xr.Dataset(
+        {
+            "value": (("quantity", *by_head), value),
+            "end_value": (("end_quantity", *by_head[1:]), end_value),
+            "end_error": (("end_quantity", *by_head[1:]), end_error),
+            "weight": (by_head, weight.reshape(*shape, *weight.shape[1:])),
+            "null": (("quantity", "untrained", *CELL), nulls[..., 0]),
+            "null_by_layer": (("quantity", "untrained", *CELL, "layer"), nulls[..., 1:]),
+            "outcome": (("measure", *CELL), outcome),
+            "lam": ((*CELL, "layer"), by_layer("lam")),
+            "lambda_star": ((*CELL, "layer"), by_layer("lambda_star")),
+            "lam_init": ("layer", by_layer("lam_init")[-1, -1]),
+        },
+        {"quantity": names, "end_quantity": ends, "measure": measures, "step": list(labels), "distractors": counts},
+    )
+
+
+def _means(tables: Sequence[Mapping[str, np.ndarray]], places: tuple[int, ...]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return means over prompts of what several tables hold, each (prompt, …), and their standard errors.
+
+    Returns
+    -------
+    list of str
+        Names.
+    ndarray (name, *places, …)
+        Means, NaN if a table lacks a name.
+    ndarray (name, *places, …)
+        Their standard errors.
+    """
+    names = list(dict.fromkeys(name for table in tables for name in table))
+    of_one = next((table[name].shape[1:] for table in tables for name in table), ())
+    values, errors = (np.full((len(names), len(tables), *of_one), np.nan, np.float32) for _ in range(2))
+    for index, table in enumerate(tables):
+        for name, array in table.items():
+            values[names.index(name), index], errors[names.index(name), index] = _mean(array)
+    shape = (len(names), *places, *of_one)
+    return names, values.reshape(shape), errors.reshape(shape)
+
+
+def _mean(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean over prompts (the first axis) of what is finite, and its standard error."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what has no value is NaN
+        count = np.isfinite(values).sum(0)
+        return np.nanmean(values, 0), np.nanstd(values, 0, ddof=1) / np.sqrt(count)
