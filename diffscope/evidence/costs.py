@@ -11,6 +11,7 @@ from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.answers import answers
 from diffscope.scope import Scope
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 ENOUGH = 8  # tokens, to see what heads there are
@@ -28,11 +29,11 @@ def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
     """
     before = _answered(scope, prompts)
     heads = heads_of(scope, prompts[0].ids)
-    lost = _table(heads, len(prompts))
-    for number, (layer, count) in enumerate(heads.items()):
-        for head in range(count):
-            lost[:, number, head] = _lost(scope, prompts, before, edits.ablate_heads(layer, head))
-    return xr.DataArray(lost, {"measure": MEASURES}, ("measure", "layer", "head", "prompt"))
+    lost = [
+        np.stack([_lost(scope, prompts, before, edits.ablate_heads(layer, head)) for head in range(count)], 1)
+        for layer, count in heads.items()
+    ]
+    return xr.DataArray(stack_layers(lost, axis=1), {"measure": MEASURES}, ("measure", "layer", "head", "prompt"))
 
 
 def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:

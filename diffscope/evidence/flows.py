@@ -17,6 +17,7 @@ from diffscope.evidence.key_sets import KeySets, key_sets
 from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 HeadTable = dict[str, torch.Tensor]  # by name, (head,)
@@ -75,13 +76,8 @@ def _flows_of_row(row: LastRow, prompt: int, keys: KeySets) -> HeadTable:
 
 def head_tables(tables: list[list[HeadTable]]) -> xr.Dataset:
     """Tables by prompt and layer as one Dataset (prompt, layer, head), NaN where a layer has fewer heads."""
-    heads = max(len(next(iter(table.values()))) for table in tables[0])
     variables = {}
     for name in dict.fromkeys(name for table in tables[0] for name in table):
-        values = np.full((len(tables), len(tables[0]), heads), np.nan)
-        for prompt, layers in enumerate(tables):
-            for layer, table in enumerate(layers):
-                if name in table:
-                    values[prompt, layer, : len(table[name])] = table[name].double().numpy()
-        variables[name] = ("prompt", "layer", "head"), values
+        rows = [[table.get(name, torch.full_like(table["mass_answer"], torch.nan)).numpy() for table in of] for of in tables]
+        variables[name] = ("prompt", "layer", "head"), np.stack([stack_layers(layers) for layers in rows])
     return xr.Dataset(variables)

@@ -18,6 +18,7 @@ from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.scope import Scope
 from diffscope.stats.formulas import branches, distribution
 from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 BATCH = 10  # prompts that run together
@@ -284,14 +285,9 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
 
 def _dataset(tables: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
     """Statistics by layer, each (prompt, head, …), as one Dataset; NaN where a layer has fewer heads."""
-    heads = max(table["lam"].shape[1] for table in tables)
     variables = {}
-    for name, first in tables[0].items():
-        shape = (len(first), len(tables), heads, *first.shape[2:])
-        values = np.full(shape, np.nan)
-        for number, table in enumerate(tables):
-            values[:, number, : table[name].shape[1]] = table[name]
-        variables[name] = (*DIMS, *_dims_of(name)), values
+    for name in tables[0]:
+        variables[name] = (*DIMS, *_dims_of(name)), stack_layers([table[name] for table in tables], axis=1)
     return xr.Dataset(variables, COORDS)
 
 

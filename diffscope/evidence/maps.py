@@ -21,6 +21,7 @@ from diffscope.stats.formulas.rank import (
     singular_values,
     uniform_map,
 )
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 TAILS = {"logits": "logit_outliers", "outputs": "layer_output_outliers"}
@@ -36,15 +37,11 @@ def second_map_ranks(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Ma
         the mean of several draws.
     """
     layers = _captured(scope, prompts, match).layers
-    heads = max(layer.n_heads for layer in layers)
-    ranks = np.full((len(prompts), len(layers), heads, len(DEFINITIONS), len(CONTROLS)), np.nan)
-    for index in range(len(prompts)):
-        for number, layer in enumerate(layers):
-            own = layer.prompt(index)
-            ranks[index, number, : own.n_heads] = _ranks_of_layer(own)
+    ranks = [stack_layers([_ranks_of_layer(layer.prompt(index)) for layer in layers]) for index in range(len(prompts))]
     dims = ("prompt", "layer", "head")
     return xr.Dataset(
-        {"rank": ((*dims, "definition", "control"), ranks)}, {"definition": list(DEFINITIONS), "control": list(CONTROLS)}
+        {"rank": ((*dims, "definition", "control"), np.stack(ranks))},
+        {"definition": list(DEFINITIONS), "control": list(CONTROLS)},
     )
 
 

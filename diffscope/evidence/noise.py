@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 import xarray as xr
 
 from diffscope.capture import Capture
@@ -14,6 +15,7 @@ from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.matching import Match, matched
 from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
 from diffscope.scope import Scope
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 SPANS = ("irrelevant", "needles", "context", "answer")
@@ -81,11 +83,13 @@ def _several_second_maps(cap: Capture) -> bool:
 
 def _another(cap: Capture, moved: Capture) -> xr.DataArray:
     """Which heads have another second map than in the capture as it was, bool (layer, head)."""
-    table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
-    for row, before, after in zip(table, cap.layers, moved.layers):
-        if before.differential:
-            row[: before.n_heads] = (before.pairing.of_branch(2) != after.pairing.of_branch(2)).tolist()
-    return xr.DataArray(table, dims=("layer", "head"))
+    others = []
+    for before, after in zip(cap.layers, moved.layers):
+        differ = torch.zeros(before.n_heads, dtype=torch.bool)
+        others.append(
+            (before.pairing.of_branch(2) != after.pairing.of_branch(2) if before.differential else differ).cpu().numpy()
+        )
+    return xr.DataArray(stack_layers(others) == 1, dims=("layer", "head"))
 
 
 def log_odds_lost(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 import xarray as xr
 
 from diffscope import edits
@@ -17,6 +18,7 @@ from diffscope.evidence.answers import answers
 from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.matching import Match, matched
 from diffscope.scope import Scope
+from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 SEED = 0  # of the keys that negative weights are scattered to
@@ -90,13 +92,13 @@ def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequenc
 
 def _on_previous(layers: Sequence[LayerAttention], index: int, query: int) -> np.ndarray:
     """Masses of one prompt on the token before a query: (map, layer, head)."""
-    table = np.full((2, len(layers), max(layer.n_heads for layer in layers)), np.nan)
-    for number, layer in enumerate(layers):
+    shares = []
+    for layer in layers:
         maps = layer.prompt(index).rows([query])
-        for branch, rows in enumerate((maps.a1, maps.a2)):
-            if rows is not None:  # (head, query, key)
-                table[branch, number, : layer.n_heads] = rows[:, 0, query - 1].float().cpu().numpy()
-    return table
+        nothing = torch.full_like(maps.a1, torch.nan)
+        both = torch.stack([maps.a1, nothing if maps.a2 is None else maps.a2])  # (map, head, query, key)
+        shares.append(both[:, :, 0, query - 1].float().cpu().numpy())
+    return stack_layers(shares, axis=1)
 
 
 def start_of_number(prompt: Prompt) -> int:

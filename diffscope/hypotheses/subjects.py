@@ -12,7 +12,7 @@ import xarray as xr
 from scipy import special
 
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence.heads import HEADS, Table, mean_over_prompts, names_of, table_of, untrained_table_of, weighted
+from diffscope.evidence.heads import HEADS, Table, mean_over_prompts, names_of, table_of, untrained_table_of
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.runs import at_step
 from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, UNTRAINED, OpenModels, part_of_outcome
@@ -273,12 +273,13 @@ class Models:
         if not all(name in end for end in ends):
             return None
         counting = self.costs or [end["weight"] for end in ends]
-        values = np.stack([weighted(end[name], weights, HEADS).values for end, weights in zip(ends, counting)])
+        shares = [weights / weights.sum() for weights in counting]
+        values = np.array([(end[name] * share).sum(HEADS).values for end, share in zip(ends, shares)], dtype=float)
         layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
         if values.size > 1:
             cost = estimate(Sample(values, prompts=self.prompts_are), leave_out=False)  # (seed, prompt)
             return A2Cost(cost.value, cost.low, cost.high, of, tuple(layers))
-        error = float((ends[0][f"error.{name}"] * counting[0] / counting[0].sum()).sum())
+        error = float((ends[0][f"error.{name}"] * shares[0]).sum())
         reach = float(special.stdtrit(ends[0].attrs["prompts_of_costs"] - 1, 1 - LEVEL / 2)) * error
         value = float(values.item())
         return A2Cost(value, value - reach, value + reach, of, tuple(layers))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.stats.definitions import INSTRUMENTS
+from diffscope.stats.ragged import stack_layers
 
 
 def gathered(
@@ -35,12 +36,9 @@ def gathered(
         Along the dimensions other than head.
     """
     variables: dict[str, Any] = {}
-    for name, first in tables[0][0].items():
-        values = np.full((len(tables), cap.n_layers, cap.n_heads, *first.shape[1:]), np.nan)
-        for of_prompt, layers in zip(values, tables):
-            for of_layer, table in zip(of_prompt, layers):
-                of_layer[: len(table[name])] = table[name].numpy()
-        variables[name] = (("prompt", "layer", *dims), values)
+    for name in tables[0][0]:
+        values = [stack_layers([table[name].numpy() for table in layers]) for layers in tables]
+        variables[name] = (("prompt", "layer", *dims), np.stack(values))
     coords = {"layer": cap.layer_numbers, "head": range(cap.n_heads), **labels}
     dataset = xr.Dataset(variables, coords, {"model": cap.model_name or ""})
     return described(call, dataset if isinstance(cap, CaptureBatch) else dataset.isel(prompt=0, drop=True))

@@ -49,7 +49,7 @@ def cohort(tmp_path_factory, tokenizer):
     patch.setattr(runs, "DISTRACTORS", (4,))
     patch.setattr(runs, "LENGTH", 128)
     patch.setattr(runs, "TEXTS", 2)
-    patch.setitem(runs.evidence_runs.__kwdefaults__, "untrained", 2)
+    patch.setitem(runs.take_run.__kwdefaults__, "untrained", 2)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"
@@ -79,18 +79,13 @@ def test_evidence_is_what_the_model_says(cohort):
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
     size = (folder / runs.EVIDENCE).stat().st_size
-    assert (
-        size < 200_000
-        and runs.store_run(folder, seed=1, arm="diff").read_bytes() == (folder / runs.EVIDENCE).read_bytes()
-    )
+    assert size < 200_000 and runs.store_run(folder, seed=1, arm="diff").read_bytes() == (folder / runs.EVIDENCE).read_bytes()
 
 
 def test_tests_read_what_was_kept(cohort):
     paths = runs_with_evidence(cohort, "diff", "standard")
     diff, standard = map(open_runs, paths)
-    verdicts = run(
-        model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE)]
-    )
+    verdicts = run(model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE)])
     estimates = {verdict.test.id: verdict.estimates for verdict in verdicts}
     for id in ("noise-symmetry", "amplifier", "common-mode-injection", "sparsity-pair", "noise-symmetry-training"):
         assert estimates[id], [verdict.sentence for verdict in verdicts if verdict.test.id == id]
