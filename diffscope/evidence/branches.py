@@ -61,7 +61,7 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 
 
 def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """The table of :func:`attributions`; a take, as :mod:`diffscope.evidence.flows` says.
+    """Return the table of :func:`attributions`, with the layers made like others if there is a match.
 
     With a match the model runs with its layers made like the others.
     """

@@ -19,7 +19,7 @@ MEASURES = ["loss", "log_odds"]
 
 
 def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
-    """What answers lose without each head.
+    """Measure what answers lose without each head.
 
     Returns
     -------
@@ -37,7 +37,7 @@ def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
 
 
 def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
-    """What answers lose without the second map of each head, of each layer, and of all layers.
+    """Measure what answers lose without the second map of each head, of each layer, and of all layers.
 
     Two heads of a layer may do one thing twice: then A2 of either costs nothing alone. So what A2 of a head costs is the mean of
     what it costs alone and of what it costs where A2 is out of the layer's other heads already: of two heads the Shapley value,
@@ -78,22 +78,22 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 
 
 def heads_of(scope: Scope, ids: Sequence[int], differential: bool = False) -> dict[int, int]:
-    """How many heads each layer has, by the layer's number; with `differential` 0 of a layer without a second map."""
+    """Return how many heads each layer has, by the layer's number; with `differential` 0 of a layer without a second map."""
     layers = scope.capture(list(ids)[:ENOUGH]).layers
     return {layer.layer: layer.n_heads if layer.differential or not differential else 0 for layer in layers}
 
 
 def _table(heads: dict[int, int], prompts: int) -> np.ndarray:
-    """Nothing known yet of any head: (measure, layer, head, prompt)."""
+    """Return a table of NaN, (measure, layer, head, prompt)."""
     return np.full((len(MEASURES), len(heads), max(heads.values()), prompts), np.nan)
 
 
 def _answered(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> np.ndarray:
-    """Loss and log-odds of answers, (measure, prompt)."""
+    """Return loss and log-odds of answers, (measure, prompt)."""
     answered = answers(scope, prompts, *edits)
     return np.stack([answered.loss, answered.log_odds])
 
 
 def _lost(scope: Scope, prompts: Sequence[Prompt], before: np.ndarray, *edits: Edit) -> np.ndarray:
-    """What is lost under edits, (measure, prompt): a loss that rises, log-odds that fall."""
+    """Measure what is lost under edits, (measure, prompt): a loss that rises, log-odds that fall."""
     return (_answered(scope, prompts, *edits) - before) * np.array([[1.0], [-1.0]])

@@ -1,7 +1,6 @@
 """Where the loss of the answer draws on attention, and which way it pushes the scores.
 
-A take: (scope, prompts, match) gives a Dataset (prompt, layer, head); with `match` the maps are those of layers made like others
-(see :func:`diffscope.evidence.matching.matched`).
+With a `match` the maps are those of layers made like others; see :func:`diffscope.evidence.matching.matched`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TOKENS = 2  # of the answer, each with the query that it follows
 
 
 def flows(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """Of the queries that the first tokens of the answer follow, and the loss of each; means over them.
+    """Measure shares and pushes at the queries that the answer's first tokens follow, mean over these queries.
 
     Returns
     -------
@@ -50,7 +49,7 @@ def _flows_of_token(scope: Scope, prompts: Sequence[Prompt], token: int, match: 
 
 
 def flows_of_rows(rows: Sequence[LastRow], keys: Sequence[KeySets]) -> xr.Dataset:
-    """The table of :func:`flows`, of the last rows of each layer and the key sets of each prompt."""
+    """Return the table of :func:`flows`, of the last rows of each layer and the key sets of each prompt."""
     return head_tables([[_flows_of_row(row, index, sets) for row in rows] for index, sets in enumerate(keys)])
 
 
@@ -75,7 +74,7 @@ def _flows_of_row(row: LastRow, prompt: int, keys: KeySets) -> HeadTable:
 
 
 def head_tables(tables: list[list[HeadTable]]) -> xr.Dataset:
-    """Tables by prompt and layer as one Dataset (prompt, layer, head), NaN where a layer has fewer heads."""
+    """Return tables by prompt and layer as one Dataset (prompt, layer, head), NaN where a layer has fewer heads."""
     variables = {}
     for name in dict.fromkeys(name for table in tables[0] for name in table):
         rows = [[table.get(name, torch.full_like(table["mass_answer"], torch.nan)).numpy() for table in of] for of in tables]

@@ -49,29 +49,29 @@ class Table:
     weighted_by: str = ""
 
     def mean(self, name: str) -> xr.DataArray:
-        """A quantity of the model, (prompt,): the mean over all heads, weighted. What is undefined or infinite is left out."""
+        """Return a quantity of the model, (prompt,): the mean over all heads, weighted. Only finite values count."""
         return self._weighted(name, HEADS)
 
     def by_answer(self, name: str) -> xr.DataArray | None:
-        """The same with heads weighted by A1's mass on the answer, (prompt,); None if :meth:`mean` is that already."""
+        """Return the same with heads weighted by A1's mass on the answer, (prompt,); None if :meth:`mean` is that already."""
         if self.costs is None or "head" not in self.values[name].dims:
             return None
         return weighted((self.second or self.values)[name], self.weights, HEADS)
 
     def by_layer(self, name: str) -> np.ndarray | None:
-        """The mean within each layer and over prompts, (layer,).
+        """Return the mean within each layer and over prompts, (layer,).
 
         Heads count as in :meth:`mean`, but alike in a layer whose heads cost next to nothing: what they cost is chance there.
         """
         return None if "head" not in self.values[name].dims else self._weighted(name, ["head"]).mean("prompt").values
 
     def by_head(self, name: str) -> np.ndarray | None:
-        """Mean over prompts of every head alone, (layer, head)."""
+        """Return the mean over prompts of every head alone, (layer, head)."""
         values = self.values[name]
         return None if "head" not in values.dims else _finite(values).mean("prompt").transpose(*HEADS).values
 
     def counting(self, name: str) -> xr.DataArray | None:
-        """What heads count with for a quantity, (layer, head); None if they have no weights, or are not of one mean."""
+        """Return what heads count with for a quantity, (layer, head); None if they have no weights, or are not of one mean."""
         if self.costs is None:
             return self.weights
         if name in self.differences:
@@ -82,7 +82,7 @@ class Table:
         return xr.full_like(self.costs, np.nan) if over is None else self.costs * over
 
     def lacks(self, name: str) -> str:
-        """Why a quantity is undefined with heads weighted by costs; empty if it is not, for all that is known here."""
+        """Return why a quantity is undefined with heads weighted by costs; empty if it is not, for all that is known here."""
         parts = self.differences.get(name, (name,))
         unknown = self.costs is not None and any(part in self.over and self.over[part] is None for part in parts)
         return "what it is divided by was not kept head by head, and a ratio of sums over heads needs that" if unknown else ""
@@ -97,7 +97,7 @@ class Table:
         return weighted(self.values[name], whole.counting(name), dims)
 
     def apart(self, names: Sequence[str]) -> Table:
-        """With some quantities of heads that answer and of the others, each head alike: ``NAME_answering``, ``NAME_others``."""
+        """Add some quantities of heads that answer and of the others, each head alike: ``NAME_answering``, ``NAME_others``."""
         if self.weights is None or not names:
             return self
         answers = self.weights > ANSWERS
@@ -171,7 +171,7 @@ def _mass_of_a1(evidence: xr.Dataset, span: str) -> xr.DataArray | None:
 
 
 def weighted(values: xr.DataArray, weights: xr.DataArray | None, dims: list[str]) -> xr.DataArray:
-    """The weighted mean over those of layer and head that there are, of what is finite; all alike without weights."""
+    """Return the weighted mean over those of layer and head that there are, of what is finite; all alike without weights."""
     if "head" not in values.dims:
         return _finite(values)
     others = [dim for dim in values.dims if dim not in HEADS]

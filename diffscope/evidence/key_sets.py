@@ -17,12 +17,12 @@ KeySets = dict[str, torch.Tensor]  # by name, bool (key,)
 
 
 def as_spans(prompt: Prompt) -> dict[str, tuple[int, ...]]:
-    """The spans of a prompt as a capture has them."""
+    """Return the spans of a prompt as a capture has them."""
     return {"sink": (0,)} | {name: tuple(positions) for name, positions in prompt.spans.items() if positions}
 
 
 def key_sets(prompt: Prompt) -> KeySets:
-    """The sets that statistics are taken on, each bool (key,); ``needles`` is empty where there are none."""
+    """Return the sets that statistics are taken on, each bool (key,); ``needles`` is empty where there are none."""
     length = len(prompt.ids)
     sets = Encoded(None, tuple(prompt.ids), ("",) * length, ((0, 0),) * length, as_spans(prompt)).key_sets()
     sets["first_four"] = torch.arange(min(4, length))
@@ -31,7 +31,7 @@ def key_sets(prompt: Prompt) -> KeySets:
 
 
 def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]]:
-    """The size control: spans of the answer's length in text beside all sentences and the question, near the answer's depth.
+    """Draw the size control: spans of the answer's length in text beside all sentences and the question, near the answer's depth.
 
     Returns
     -------
@@ -65,7 +65,7 @@ def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]
 
 
 def number_spans(prompt: Prompt) -> list[list[int]]:
-    """The kind control: where the numbers of the other sentences stand, in this order; none where one is lacking."""
+    """Return the kind control: where the numbers of the other sentences stand, in this order; none where one is lacking."""
     left = sorted(prompt.spans.get("needles", ()))
     spans = []
     for number in prompt.distractors:

@@ -14,7 +14,6 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention
 from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
 from diffscope.evidence.matching import Match, match_of, matched, mean_match
-from diffscope.evidence.mean_maps import lambda_distance
 from diffscope.scope import Scope
 from diffscope.stats.formulas import branches, distribution
 from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
@@ -30,6 +29,7 @@ BRANCHES = {  # bounded, so that means of their controls say something
     "floor": branches.residual_floor,
 }
 MAPS = ("A1", "A2", "D")
+FARTHEST = 6.0  # octaves between λ and the coefficient that fits
 DIMS = ("prompt", "layer", "head")
 COORDS = {"map": list(MAPS), "span": list(SETS), "normalisation": list(NORMALISATIONS)}
 
@@ -110,7 +110,7 @@ def layers_in_batches(
 def last_query_of(
     batches: Sequence[Sequence[LayerAttention]], prompts: Sequence[Prompt], match: Sequence[Match] | None = None, seed: int = 0
 ) -> LastQuery:
-    """The same of layers that were captured, of prompts in batches of ``BATCH``."""
+    """Measure the same of layers that were captured, of prompts in batches of ``BATCH``."""
     sets = [_Sets.of(prompt, np.random.default_rng([seed, index])) for index, prompt in enumerate(prompts)]
     numbers = range(len(batches[0]))
     if match is not None:
@@ -206,7 +206,7 @@ class _Rows:
         return self.visible.sum(-1, keepdim=True)
 
     def table(self, sets: Sequence[_Sets]) -> dict[str, Tensor]:
-        """Every statistic by name, (prompt, head, …)."""
+        """Return every statistic by name, (prompt, head, …)."""
         named = self._masks([own.named for own in sets])
         table: dict[str, Tensor] = {"lam": self.lam, "gain": self.gain, **self._shapes(), **self._masses(named)}
         a1, a2 = (self._on(a, named) for a in (self.a1, self.a2))
@@ -226,7 +226,7 @@ class _Rows:
         return table
 
     def _masks(self, masks: Sequence[Tensor]) -> Tensor:
-        """Key sets of several prompts, bool (prompt, set, key), with empty ones where a prompt has fewer."""
+        """Return key sets of several prompts, bool (prompt, set, key), with empty ones where a prompt has fewer."""
         most = max(map(len, masks))
         table = torch.zeros(len(masks), most, self.a1.shape[-1], dtype=torch.bool)
         for row, own in zip(table, masks):
@@ -235,11 +235,11 @@ class _Rows:
 
     @staticmethod
     def _on(a: Tensor, masks: Tensor) -> Tensor:
-        """Maps (prompt, head, key) restricted to sets (prompt, set, key): (prompt, head, set, key)."""
+        """Return maps (prompt, head, key) restricted to sets (prompt, set, key): (prompt, head, set, key)."""
         return a[:, :, None] * masks[:, None]
 
     def _paired(self, statistic: Callable[..., Tensor], a1: Tensor, a2: Tensor, seen: Tensor) -> Tensor:
-        """A branch statistic with the second maps moved on by one head, by two, …: the mean over all moves."""
+        """Return a branch statistic with the second maps moved on by one head, by two, …: the mean over all moves."""
         moves = [
             statistic(a1, torch.roll(a2, by, dims=1), seen).masked_fill(alike[None, :, None], torch.nan)
             for by, alike in enumerate(self.alike, start=1)
@@ -247,7 +247,7 @@ class _Rows:
         return torch.stack(moves).nanmean(0) if moves else torch.full_like(a1[..., 0], torch.nan)
 
     def _shapes(self) -> dict[str, Tensor]:
-        """Statistics of whole rows, (prompt, head, map)."""
+        """Return statistics of whole rows, (prompt, head, map)."""
         maps = torch.stack([self.a1, self.a2.nan_to_num(), self.d], dim=2)
         n = self.n[..., None].expand(maps.shape[:-1])
         values = {name: distribution.of(name, maps, n) for name in ROWS}
@@ -273,18 +273,18 @@ class _Rows:
 
 
 def _padded(tensors: Sequence[Tensor]) -> Tensor:
-    """Tensors (…, key) of several lengths as one, (prompt, …, key), with zeros behind."""
+    """Return tensors (…, key) of several lengths as one, (prompt, …, key), with zeros behind."""
     longest = max(tensor.shape[-1] for tensor in tensors)
     return torch.stack([torch.nn.functional.pad(tensor, (0, longest - tensor.shape[-1])) for tensor in tensors])
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Maps (prompt, head, key) of several batches, (prompt, head, key)."""
+    """Return maps (prompt, head, key) of several batches, (prompt, head, key)."""
     return _padded([row for tensor in tensors for row in tensor])
 
 
 def _dataset(tables: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
-    """Statistics by layer, each (prompt, head, …), as one Dataset; NaN where a layer has fewer heads."""
+    """Return statistics by layer, each (prompt, head, …), as one Dataset; NaN where a layer has fewer heads."""
     variables = {}
     for name in tables[0]:
         variables[name] = (*DIMS, *_dims_of(name)), stack_layers([table[name] for table in tables], axis=1)
@@ -292,7 +292,7 @@ def _dataset(tables: Sequence[dict[str, np.ndarray]]) -> xr.Dataset:
 
 
 def _dims_of(name: str) -> tuple[str, ...]:
-    """The dimensions of a statistic beside prompt, layer and head."""
+    """Return the dimensions of a statistic beside prompt, layer and head."""
     if name == "mass":
         return "map", "span", "normalisation"
     if name in ROWS:
@@ -301,7 +301,7 @@ def _dims_of(name: str) -> tuple[str, ...]:
 
 
 def _extras(layers: Sequence[LayerAttention]) -> str:
-    """What the attention of some layers has that standard attention has not, besides a second map."""
+    """Return what the attention of some layers has that standard attention has not, besides a second map."""
     parts = {
         "a norm of each head's output": any(layer.norm is not None for layer in layers),
         "a gate of each head's output": any(layer.gate is not None for layer in layers),
@@ -309,3 +309,52 @@ def _extras(layers: Sequence[LayerAttention]) -> str:
         "weights that are changed after the softmax": any(layer.changes for layer in layers),
     }
     return " and ".join(words for words, present in parts.items() if present)
+
+
+def lambda_distance(
+    pairs: Sequence[tuple[Tensor, Tensor]], lams: Sequence[Tensor], irrelevant: Sequence[Tensor]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far λ is from λ* on irrelevant tokens, of the maps of each layer averaged over prompts key by key.
+
+    λ* is the coefficient that leaves least of the mean first maps of all heads of a layer, sum <Ā1, Ā2> / sum <Ā2, Ā2>.
+
+    Parameters
+    ----------
+    pairs : sequence of (Tensor, Tensor), one a layer
+        A1 and A2 of the last query, (prompt, head, key).
+    lams : sequence of Tensor (prompt, head), one a layer
+        λ over the gain of A1.
+    irrelevant : sequence of bool Tensor (key,), one a prompt
+
+    Returns
+    -------
+    ndarray (layer,)
+        λ*.
+    ndarray (prompt,)
+        |log2(λ/λ*)|, at most 6, mean over layers: its mean over prompts is that of all prompts together, and their spread is what
+        leaving out each in turn changes, as the jackknife has it.
+    """
+    if not pairs:
+        return np.zeros(0), np.zeros(len(irrelevant))
+    fits = [_fits(*pair, irrelevant) for pair in pairs]  # (1 + prompt,) each: of all prompts, and without each
+    distances = np.mean([_octaves(lam, fit) for lam, fit in zip(lams, fits)], 0)
+    count = len(irrelevant)
+    return np.array([fit[0] for fit in fits]), distances[0] - (count - 1) * (distances[1:] - distances[1:].mean())
+
+
+def _fits(a1: Tensor, a2: Tensor, irrelevant: Sequence[Tensor]) -> np.ndarray:
+    """Return λ* of the mean map, of all prompts and then without each in turn."""
+    on = torch.zeros(len(a1), 1, a1.shape[-1], dtype=torch.bool, device=a1.device)
+    for row, keys in zip(on, irrelevant):
+        row[0, : len(keys)] = keys.to(a1.device)
+    a1, a2 = (a.double() * on for a in (a1, a2))
+    first, second = (torch.cat([a.sum(0)[None], a.sum(0) - a]) for a in (a1, a2))  # (1 + prompt, head, key)
+    return ((first * second).sum((1, 2)) / (second * second).sum((1, 2))).cpu().numpy()
+
+
+def _octaves(lam: Tensor, fits: np.ndarray) -> np.ndarray:
+    lam = lam.double().mean(1).cpu().numpy()  # (prompt,)
+    count = len(lam)
+    lams = np.concatenate([[lam.mean()], (lam.sum() - lam) / max(count - 1, 1)])
+    ratio = np.clip(lams / fits, 2.0**-FARTHEST, 2.0**FARTHEST)  # λ at or below 0 is as far as can be
+    return np.abs(np.log2(ratio))

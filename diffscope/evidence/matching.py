@@ -1,4 +1,4 @@
-"""What an untrained layer is given of a trained one, so that a difference between them is not that of sharpness or of λ."""
+"""Give an untrained layer the trained layer's spread of scores and its λ, so that neither explains a difference."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Match:
 
 
 def match_of(layer: LayerAttention) -> Match:
-    """The spread and the λ of a layer."""
+    """Return the spread and the λ of a layer."""
     keys = layer.k[:, layer.pairing.key_of_map]  # (batch, map, key, d)
     last = torch.tensor(layer.lengths, device=keys.device) - 1
     queries = layer.q[torch.arange(len(last), device=keys.device), :, last]  # (batch, map, d)
@@ -40,13 +40,13 @@ def match_of(layer: LayerAttention) -> Match:
 
 
 def mean_match(matches: Sequence[Match]) -> Match:
-    """The mean over batches of prompts."""
+    """Return the mean over batches of prompts."""
     lams = [match.lam for match in matches if match.lam is not None]
     return Match(torch.stack([match.spread for match in matches]).mean(0), torch.stack(lams).mean(0) if lams else None)
 
 
 def matched(layer: LayerAttention, match: Match | None) -> LayerAttention:
-    """The layer with its scores as far apart at the last query as those of another, map by map, and with the λ of its heads."""
+    """Return the layer with its last query's scores as far apart as those of another, map by map, and with the λ of its heads."""
     if match is None:
         return layer
     factor = match.spread / match_of(layer).spread

@@ -31,7 +31,7 @@ def injection(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
 ) -> xr.Dataset:
-    """CMRR by injection at the answering query, and the same with A2 of another head.
+    """Measure CMRR by injection at the answering query, and the same with A2 of another head.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def injection(
 
 
 def injection_of(cap: Capture, sigmas: Sequence[float] = SIGMAS, draws: int = DRAWS, seed: int = 0) -> xr.Dataset:
-    """The table of :func:`injection` of one prompt that was captured with its spans, (layer, head, sigma, span)."""
+    """Return the table of :func:`injection` of one prompt that was captured with its spans, (layer, head, sigma, span)."""
     spans = [name for name in SPANS if name in cap.spans]
     own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
     squares = []
@@ -82,20 +82,20 @@ def _several_second_maps(cap: Capture) -> bool:
 
 
 def _another(cap: Capture, moved: Capture) -> xr.DataArray:
-    """Which heads have another second map than in the capture as it was, bool (layer, head)."""
+    """Return which heads have another second map than in the capture as it was, bool (layer, head)."""
     others = []
     for before, after in zip(cap.layers, moved.layers):
         differ = torch.zeros(before.n_heads, dtype=torch.bool)
-        others.append(
-            (before.pairing.of_branch(2) != after.pairing.of_branch(2) if before.differential else differ).cpu().numpy()
-        )
+        if before.differential:
+            differ = before.pairing.of_branch(2) != after.pairing.of_branch(2)
+        others.append(differ.cpu().numpy())
     return xr.DataArray(stack_layers(others) == 1, dims=("layer", "head"))
 
 
 def log_odds_lost(
     scope: Scope, prompts: Sequence[Prompt], sigmas: Sequence[float] = SIGMAS, draws: int = RUNS, span: str = "irrelevant"
 ) -> xr.Dataset:
-    """What noise costs the answer's log-odds against all distractors' first number tokens, in all layers at once.
+    """Measure what noise costs the answer's log-odds against all distractors' first number tokens, in all layers at once.
 
     Parameters
     ----------
@@ -138,5 +138,5 @@ def log_odds_lost(
 
 
 def injected(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """The table of :func:`injection` with one strength of noise; a take, as :mod:`diffscope.evidence.flows` says."""
+    """Return the table of :func:`injection` with one strength of noise."""
     return injection(scope, prompts, match, (SIGMA,))

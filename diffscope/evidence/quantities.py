@@ -1,6 +1,5 @@
 """From statistics of one model to the quantities that tests estimate: tables (prompt, layer, head) by name, controls taken off.
 
-A live model and the kept evidence of a run give the same tables, of prompts or of their means, so that a test reads either.
 Ratios without a bound are never averaged as they are: they are ratios of sums (each prompt over the mean of what it is divided
 by, so that their mean is the ratio of the sums) or logarithms.
 """
@@ -53,7 +52,7 @@ DIFFERENCES = {AMPLIFIER: {"gain": ("noise_gain", "signal_gain")}}
 
 
 def shared_noise(last_query: LastQuery) -> Quantities:
-    """What the two maps share on irrelevant tokens and how they differ on the answer, above their controls."""
+    """Return what the two maps share on irrelevant tokens and how they differ on the answer, above their controls."""
     heads = last_query.heads
     quantities = {}
     for statistic, (end, sign) in SIGNS.items():
@@ -67,7 +66,7 @@ def shared_noise(last_query: LastQuery) -> Quantities:
 
 
 def amplifier(last_query: LastQuery) -> Quantities:
-    """What the subtraction leaves of the noise, beside the least that any coefficient could leave, and its gains."""
+    """Return what the subtraction leaves of the noise, beside the least that any coefficient could leave, and its gains."""
     heads = last_query.heads
     quantities = {}
     for name, end in (("irrelevant", ""), ("context", "_without_needles")):
@@ -86,24 +85,24 @@ def amplifier(last_query: LastQuery) -> Quantities:
 
 
 def key_gain(last_query: LastQuery) -> Quantities:
-    """The answer's mass in D over that in A1, minus 1: a ratio of sums over prompts, in four normalisations."""
+    """Return the answer's mass in D over that in A1, minus 1: a ratio of sums over prompts, in four normalisations."""
     before = a1_on(last_query, "answer")
     return {name: _d(last_query, name) / before - 1 for name in NORMALISATIONS}
 
 
 def answer_mass(last_query: LastQuery) -> Quantities:
-    """The answer's and the other sentences' mass in D, in four normalisations."""
+    """Return the answer's and the other sentences' mass in D, in four normalisations."""
     masses = {name: _d(last_query, name) for name in NORMALISATIONS}
     return masses | {"needles": _d(last_query, "share", "needles"), "a1": _mass(last_query, "A1", "answer", "share")}
 
 
 def a1_mass(last_query: LastQuery) -> Quantities:
-    """A1's mass on the irrelevant tokens and on the text, which noise gains are over."""
+    """Return A1's mass on the irrelevant tokens and on the text, which noise gains are over."""
     return {name: _mass(last_query, "A1", name, "raw") for name in ("irrelevant", "context")}
 
 
 def sparser(last_query: LastQuery) -> Quantities:
-    """By how much D (through |D|) is sparser than A1, in four measures."""
+    """Return by how much D (through |D|) is sparser than A1, in four measures."""
     d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
     return {
         "gini": d["gini"] - a1["gini"],
@@ -114,7 +113,7 @@ def sparser(last_query: LastQuery) -> Quantities:
 
 
 def sparsity_of_maps(last_query: LastQuery) -> Quantities:
-    """The same measures of D, larger where it is sparser, and the Gini coefficient of A1."""
+    """Return the same measures of D, larger where it is sparser, and the Gini coefficient of A1."""
     d, a1 = (last_query.heads.sel(map=name, drop=True) for name in ("D", "A1"))
     return {
         "gini": d["gini"],
@@ -126,19 +125,19 @@ def sparsity_of_maps(last_query: LastQuery) -> Quantities:
 
 
 def sink_shares(last_query: LastQuery) -> Quantities:
-    """The first token's share in D, A1 and A2 (one map is all three), the first four's in D, what D keeps of it beside A1."""
+    """Return the first token's share in D, A1 and A2 (one map is all three), the first four's in D, and D minus A1."""
     d, a1, a2 = (_mass(last_query, name, "sink", "share") for name in ("D", "A1", "A2"))
     a2 = a2 if last_query.differential else a1
     return {"d": d, "a1": a1, "a2": a2, "first_four": _d(last_query, "share", "first_four"), "kept": d - a1}
 
 
 def lambda_fit(last_query: LastQuery) -> Quantities:
-    """How far λ is from the coefficient that fits the mean map over prompts, (prompt,)."""
+    """Return how far λ is from the coefficient that fits the mean map over prompts, (prompt,)."""
     return {"distance": last_query.by_prompt["lambda_distance"]}
 
 
 def flow_shares(flows: xr.Dataset) -> Quantities:
-    """Shares of the information flow that come from the answer and from the other sentences."""
+    """Return shares of the information flow that come from the answer and from the other sentences."""
     return {
         "flow": flows["flow_answer"],
         "over_mass": flows["flow_answer"] - flows["mass_answer"],
@@ -147,12 +146,12 @@ def flow_shares(flows: xr.Dataset) -> Quantities:
 
 
 def pulls(flows: xr.Dataset) -> Quantities:
-    """Which way the loss pushes the scores of the two maps."""
+    """Return which way the loss pushes the scores of the two maps."""
     return {"push": flows["push"], "cosine": flows["cosine"], "ratio": flows["ratio_lambda"]}
 
 
 def rank_ratios(ranks: xr.Dataset) -> Quantities:
-    """Five effective ranks of λA2: themselves, and in octaves over the uniform and the permuted control."""
+    """Return five effective ranks of λA2: themselves, and in octaves over the uniform and the permuted control."""
     quantities = {}
     for definition in ranks["definition"].values:
         table = ranks.sel(definition=definition, drop=True)["rank"]
@@ -163,7 +162,7 @@ def rank_ratios(ranks: xr.Dataset) -> Quantities:
 
 
 def rejected_noise(injection: xr.Dataset) -> Quantities:
-    """Common-mode rejection by injected noise in dB, on irrelevant tokens above the pairing control, and on other key sets."""
+    """Return common-mode rejection in dB, on irrelevant tokens above the pairing control, and itself on every key set."""
     own = injection["cmrr_injected"].isel(sigma=0, drop=True)
     paired = injection["cmrr_injected_paired"].isel(sigma=0, drop=True)
     quantities = {"over_paired": _on(own - paired, "irrelevant")}
@@ -171,7 +170,7 @@ def rejected_noise(injection: xr.Dataset) -> Quantities:
 
 
 def noise_sweep(injection: xr.Dataset) -> Quantities:
-    """Common-mode rejection by injected noise in dB, and above its pairing control, by strength of the noise and key set."""
+    """Return common-mode rejection in dB, itself and above its pairing control, by strength of the noise and key set."""
     quantities = {}
     for sigma in injection["sigma"].values:
         for span in injection["span"].values:
@@ -182,7 +181,7 @@ def noise_sweep(injection: xr.Dataset) -> Quantities:
 
 
 def parts_of_maps(anatomy: xr.Dataset) -> Quantities:
-    """What the uniform row, distance, key and the other map explain of A1 and A2, and the rest: Shapley values."""
+    """Return what the uniform row, distance, key and the other map explain of A1 and A2, and the rest: Shapley values."""
     shares = anatomy["shapley"]
     return {
         f"{name}_{part}": shares.sel(map=name, part=part, drop=True) for name in ("A1", "A2") for part in shares["part"].values
@@ -190,7 +189,7 @@ def parts_of_maps(anatomy: xr.Dataset) -> Quantities:
 
 
 def taken_back(attributions: xr.Dataset) -> Quantities:
-    """Whether A2 takes from the distractors what A1 gives them, above A2 of another prompt, and spares the answer."""
+    """Return whether A2 takes from the distractors what A1 gives them, above A2 of another prompt, and spares the answer."""
     quantities = {"rejection": attributions["rejection"] - attributions["rejection_control"]}
     quantities["rejection_itself"] = attributions["rejection"]
     if "branch" not in attributions.dims:
@@ -202,7 +201,7 @@ def taken_back(attributions: xr.Dataset) -> Quantities:
 
 
 def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
-    """The answer's share in D where the answer is right and where it is wrong, (prompt, layer, head)."""
+    """Return the answer's share in D where the answer is right and where it is wrong, (prompt, layer, head)."""
     share = _d(last_query, "share")
     is_right = xr.DataArray(right > 0, dims="prompt")
     return {"right": share.where(is_right), "wrong": share.where(~is_right)}
@@ -231,12 +230,12 @@ def named(functions: Mapping[str, Read], *taken: Any) -> Quantities:
 
 
 def a1_on(last_query: LastQuery, span: str) -> xr.DataArray:
-    """A1's mass on a key set, mean over prompts: (layer, head)."""
+    """Return A1's mass on a key set, mean over prompts: (layer, head)."""
     return _mass(last_query, "A1", span, "raw").mean("prompt")
 
 
 def octaves(ratio: xr.DataArray) -> xr.DataArray:
-    """log2 of what is above 0."""
+    """Return log2 of what is above 0."""
     return np.log2(ratio.where(ratio > 0))
 
 

@@ -27,13 +27,13 @@ SIGNS = ["negative", "scattered", "plus", "zero"]
 
 
 def scattered_negatives(layers: Places = None, heads: Places = None, seed: int = SEED) -> Edit:
-    """What setting D's negative weights to 0 adds to a row, added at keys drawn at random instead: its control."""
+    """Return the control of D⁺: what setting negative weights to 0 adds to a row is added at keys drawn at random instead."""
     label = "negative weights of D made up for at random keys"
     return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: ScatterNegatives(heads, seed), layers, heads)
 
 
 def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
-    """By how much the loss of the answer rises when signs are taken away.
+    """Measure how much the loss of the answer rises if signs are taken away.
 
     Returns
     -------
@@ -62,7 +62,7 @@ def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
 
 
 def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:
-    """What the two maps give to the token before the answer's number, at the number's first token: the city, in a lookup.
+    """Measure what the two maps give to the token before the answer's number, at the number's first token: the city, in a lookup.
 
     A head that looks there makes a number findable by its city, which is the first half of a lookup.
 
@@ -91,7 +91,7 @@ def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequenc
 
 
 def _on_previous(layers: Sequence[LayerAttention], index: int, query: int) -> np.ndarray:
-    """Masses of one prompt on the token before a query: (map, layer, head)."""
+    """Return masses of one prompt on the token before a query: (map, layer, head)."""
     shares = []
     for layer in layers:
         maps = layer.prompt(index).rows([query])
@@ -102,7 +102,7 @@ def _on_previous(layers: Sequence[LayerAttention], index: int, query: int) -> np
 
 
 def start_of_number(prompt: Prompt) -> int:
-    """Where the text states the answer.
+    """Return where the text states the answer.
 
     Raises
     ------
@@ -116,7 +116,7 @@ def start_of_number(prompt: Prompt) -> int:
 
 
 def rises_when_blind(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
-    """By how much the loss of the answer rises when a map no longer sees one key, at the first token of the answer's number.
+    """Measure how much the loss of the answer rises if a map no longer sees one key, at the first token of the answer's number.
 
     Returns
     -------

@@ -10,7 +10,7 @@ from diffscope.errors import Missing
 
 
 def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
-    """A model of the same class and configuration as its library begins one: drawn from a stream of its own.
+    """Return a freshly initialised model of the same class and configuration; `seed` has its own random stream.
 
     Raises
     ------

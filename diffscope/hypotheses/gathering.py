@@ -102,7 +102,7 @@ def test(
 
 
 def with_own(settings: Settings, prompts: Sequence[TextPrompt]) -> Settings:
-    """Settings with a person's own prompts in place of drawn ones."""
+    """Return settings with a person's own prompts in place of drawn ones."""
     return replace(settings, own=tuple(prompts), prompts=len(prompts))
 
 
@@ -177,7 +177,7 @@ class Subjects:
     remarks: Sequence[str] = ()
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
-        """The verdicts; see :func:`diffscope.hypotheses.board.run`."""
+        """Return the verdicts; see :func:`diffscope.hypotheses.board.run`."""
         verdicts = run(
             tests,
             model=self.model,
@@ -216,7 +216,7 @@ class Subjects:
 
 
 def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """What tests could not be run for want of, and the tests that want it."""
+    """Return what tests could not be run for want of, and the tests that want it."""
     wants: dict[str, list[str]] = {}
     for verdict in verdicts:
         if verdict.lacks:
@@ -327,7 +327,7 @@ def _diff_models(folder: Path, cohort: xr.Dataset) -> tuple[list[str], list[str]
 
 
 def steps_of(model: Model) -> list[str]:
-    """The checkpoints that a training left beside a model, ``NAME@STEP`` in order; none of a hub id, a checkpoint or a Scope."""
+    """Return the checkpoints that a training left beside a model, ``NAME@STEP``; none of a hub id, a checkpoint or a Scope."""
     if isinstance(model, Scope):
         return []
     folder, weights = loading.locate(model)

@@ -21,5 +21,5 @@ SECOND = f"heads {BY[ANSWER]}"
 
 
 def words_by(words: str, weights: str) -> str:
-    """What a test declares, in words that are of the first view, with heads weighted otherwise."""
+    """Return what a test declares, in words that are of the first view, with heads weighted otherwise."""
     return words.replace(BY[KNOCK_OUT], BY[weights]) if weights else words

@@ -21,7 +21,7 @@ def gathered(
     dims: Sequence[str],
     labels: Mapping[str, Sequence],
 ) -> xr.Dataset:
-    """Tables by prompt and layer as one Dataset; what a layer of fewer heads does not have is NaN.
+    """Return tables by prompt and layer as one Dataset; what a layer of fewer heads does not have is NaN.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def gathered(
 
 
 def described(call: str, dataset: xr.Dataset) -> xr.Dataset:
-    """A Dataset whose variables say what they are."""
+    """Return a Dataset whose variables say what they are."""
     for name, values in dataset.data_vars.items():
         words = INSTRUMENTS[call][str(name)].words
         values.attrs = {

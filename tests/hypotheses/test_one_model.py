@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.evidence import key_sets as spans_of
 from diffscope.evidence import last_query, quantities, take
 from diffscope.evidence.heads import Table
-from diffscope.evidence.mean_maps import lambda_distance
+from diffscope.evidence.last_query import lambda_distance
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
 from diffscope.hypotheses.planted import Planted, planted_models
