@@ -12,10 +12,10 @@ import xarray as xr
 from scipy import special
 
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence.heads import HEADS, Table, mean_over_prompts, names_of, table_of, untrained_table_of
+from diffscope.evidence.heads import HEADS, UNTRAINED, Table, mean_over_prompts, names_of, table_of, untrained_table_of
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.runs import at_step
-from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, UNTRAINED, OpenModels, part_of_outcome
+from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, OpenModels, part_of_outcome
 from diffscope.hypotheses.rules import Cost
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.statistics import Sample, estimate
