@@ -87,7 +87,7 @@ def interventions(options: Namespace) -> Section:
     plain, baseline = scores(diff, prompts), scores(standard, prompts)
     header = ("edit", "loss of the text", "change", "loss of the answer", "exact answers (95 %)")
     as_trained = [score_row("mini-diff as trained", plain, plain), score_row("mini-standard as trained", baseline, baseline)]
-    tables = [table("The pair as it was trained.", header, as_trained)]
+    tables = [table("The pair as it was trained", header, as_trained)]
     lams = {f"λ = {value:g}": edits.set_lambda(value) for value in np.arange(0, 1.51, 0.25)}
     seconds = {f"A2 of rank {rank}": edits.low_rank_a2(rank) for rank in (1, 2, 4, 8, 32, 128)}
     seconds |= {

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.meter import available
 from diffscope.files import write_text
 from diffscope.tables.table import Table
 
@@ -141,7 +140,7 @@ def machine(device: str) -> str:
 
     processor = next((value for name, value in _fields("/proc/cpuinfo") if name == "model name"), platform.processor())
     total = next((1024 * int(value.split()[0]) for name, value in _fields("/proc/meminfo") if name == "MemTotal"), math.nan)
-    parts = [f"{processor}, {os.cpu_count()} cores, {total / 2**30:.0f} GiB ({available() / 2**30:.0f} GiB available)"]
+    parts = [f"{processor}, {os.cpu_count()} cores, {total / 2**30:.0f} GiB"]
     if device.startswith("cuda"):
         parts.append(f"{torch.cuda.get_device_name(device)} (CUDA {torch.version.cuda})")
     parts.append(f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
