@@ -29,6 +29,21 @@ def drawn(*seeds):
     return torch.stack([torch.randn(N, N, generator=torch.Generator().manual_seed(seed)).double() for seed in seeds])
 
 
+@pytest.fixture(scope="module")
+def scope(mini_diff):
+    return mini_diff
+
+
+@pytest.fixture(scope="module")
+def example():
+    return EXAMPLE
+
+
+@pytest.fixture(scope="module")
+def cap(scope, example):
+    return scope.capture(example.text, example.spans)
+
+
 def test_copies_reject_all_of_common_noise_and_other_heads_do_not():
     planted = capture_of(layer_of(torch.cat([drawn(1, 2, 3)] * 2), lam=1.0), spans=SPANS)
     reading = rejection(planted, sigmas=(0.5,), draws=4)
@@ -85,16 +100,16 @@ def test_noise_that_cannot_reach_the_query_is_said_to_change_nothing():
     assert "changes nothing" in rejection(planted, 2, span="answer", draws=2).sentence
 
 
-def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(mini_diff, mini_capture):
-    asked = question(mini_diff, mini_capture, ANSWER)
+def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap):
+    asked = question(scope, cap, ANSWER)
     told = []
-    reading = lost(mini_diff, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
+    reading = lost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
     table = diffscope.log_odds_under_noise(
-        mini_diff, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=(0.5, 2.0), draws=3
+        scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=(0.5, 2.0), draws=3
     )
     np.testing.assert_array_equal(reading.estimates["log_odds_lost"], table["log_odds_lost"])
     assert told == [(1, 2), (2, 2)] and "±" in reading.sentence
-    assert "in one draw" in lost(mini_diff, asked, sigmas=(1.0,), draws=1).sentence
+    assert "in one draw" in lost(scope, asked, sigmas=(1.0,), draws=1).sentence
 
 
 def test_ranks_are_counted_against_both_controls():
@@ -123,68 +138,64 @@ def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
     assert "of the next head's A2" in reading.sentence
 
 
-def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(mini_diff, mini_capture):
-    asked = question(mini_diff, mini_capture, ANSWER)
-    others = made_up(mini_diff, len(asked.ids), 2)
-    reading = branches(mini_diff, asked, others)
+def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope, cap):
+    asked = question(scope, cap, ANSWER)
+    others = made_up(scope, len(asked.ids), 2)
+    reading = branches(scope, asked, others)
     estimates = reading.estimates
     np.testing.assert_allclose(estimates["account"].sum(["place", "part"]), estimates["logit"], atol=1e-4)
     candidates = list(asked.distractors.values())
-    table = diffscope.branch_attribution(mini_diff, asked.ids, asked.answer, candidates).isel(prompt=0)
+    table = diffscope.branch_attribution(scope, asked.ids, asked.answer, candidates).isel(prompt=0)
     for target in ("answer", "distractors", "margin"):
         own = estimates["contribution"].sel(target=target)
         np.testing.assert_allclose(own.sel(branch=[FIRST, SECOND]), table[target], rtol=1e-9)
     prompts = [asked.ids, others[1]]
-    pair = diffscope.branch_attribution(mini_diff, prompts, [asked.answer] * 2, [candidates] * 2, control=True).isel(prompt=0)
+    pair = diffscope.branch_attribution(scope, prompts, [asked.answer] * 2, [candidates] * 2, control=True).isel(prompt=0)
     np.testing.assert_allclose(estimates["others"].sel(target="answer")[1], pair["other_a2"].isel(candidate=0).sum(), rtol=1e-6)
     spread = estimates["contribution"].sel(branch=[OTHER, f"{OTHER}, least", f"{OTHER}, largest"], target="margin")
     assert (spread[..., 1] <= spread[..., 0]).all() and (spread[..., 0] <= spread[..., 2]).all()
     assert "with A2 of 2 other prompts in its place" in reading.sentence
-    assert "other prompt" not in branches(mini_diff, asked).sentence
+    assert "other prompt" not in branches(scope, asked).sentence
 
 
-def test_distractors_are_what_is_given_or_the_other_numbers_of_the_prompt(mini_diff, mini_capture):
-    asked = question(mini_diff, mini_capture, ANSWER)
-    assert sorted(asked.distractors) == sorted(EXAMPLE.distractors) and asked.ids == mini_capture.ids
+def test_distractors_are_what_is_given_or_the_other_numbers_of_the_prompt(scope, cap):
+    asked = question(scope, cap, ANSWER)
+    assert sorted(asked.distractors) == sorted(EXAMPLE.distractors) and asked.ids == cap.ids
     other, *_ = EXAMPLE.distractors
-    assert asked.answer == mini_capture.ids[mini_capture.spans["answer"][0]] != asked.distractors[other]
+    assert asked.answer == cap.ids[cap.spans["answer"][0]] != asked.distractors[other]
     like_answer, like_other = f"{ANSWER[:2]}{(int(ANSWER[2:]) + 1) % 100:02d}", f"{other[:2]}{(int(other[2:]) + 1) % 100:02d}"
-    given = question(mini_diff, mini_capture, ANSWER, [f" {like_answer} ", other, like_other, ANSWER])
+    given = question(scope, cap, ANSWER, [f" {like_answer} ", other, like_other, ANSWER])
     assert list(given.distractors) == [other] and given.left_out == [like_answer, like_other]  # whose first tokens are there
     with pytest.raises(PromptError, match="there are none"):
-        question(mini_diff, mini_diff.capture("It is Paris. It is"), " Paris")
+        question(scope, scope.capture("It is Paris. It is"), " Paris")
     with pytest.raises(PromptError, match="the same token as the answer"):
-        question(mini_diff, mini_capture, ANSWER, [like_answer])
+        question(scope, cap, ANSWER, [like_answer])
 
 
 @pytest.mark.parametrize("length", [4, 40, 200])
-def test_prompts_are_made_up_in_any_length_and_always_the_same(mini_diff, length):
-    prompts = made_up(mini_diff, length, 3)
+def test_prompts_are_made_up_in_any_length_and_always_the_same(scope, length):
+    prompts = made_up(scope, length, 3)
     assert [len(ids) for ids in prompts] == [length] * 3 and len(set(map(tuple, prompts))) == 3
-    assert prompts == made_up(mini_diff, length, 3)
+    assert prompts == made_up(scope, length, 3)
 
 
-def test_other_prompts_are_as_long_and_not_the_prompt_itself(mini_diff, mini_capture):
-    others = other_prompts(mini_diff, mini_capture, 6)
-    assert len(others) == 6 and all(len(prompt.ids) >= mini_capture.n_tokens for prompt in others.prompts)
-    assert all(list(prompt.ids) != mini_capture.ids for prompt in others.prompts)
+def test_other_prompts_are_as_long_and_not_the_prompt_itself(scope, cap):
+    others = other_prompts(scope, cap, 6)
+    assert len(others) == 6 and all(len(prompt.ids) >= cap.n_tokens for prompt in others.prompts)
+    assert all(list(prompt.ids) != cap.ids for prompt in others.prompts)
 
 
-def test_charts_of_estimates_are_drawn_on_screen_and_in_print(mini_diff, mini_capture):
+def test_charts_of_estimates_are_drawn_on_screen_and_in_print(scope, cap):
     from diffscope.figures import amplifier_charts as charts
 
-    gains = readings.amplifier(mini_capture, ranks=False).estimates
+    gains = readings.amplifier(cap, ranks=False).estimates
     drawn = [charts.lambdas(gains), charts.rejection_by_lambda(gains), charts.best_lambda(gains), charts.residual(gains)]
     drawn += [
         charts.gain(gains, "signal_gain"),
-        charts.gain(readings.amplifier(mini_diff.capture("No answer."), ranks=False).estimates),
+        charts.gain(readings.amplifier(scope.capture("No answer."), ranks=False).estimates),
     ]
-    injected = rejection(mini_capture, sigmas=(0.5, 1.0), draws=2).estimates
-    drawn += [
-        charts.rejected(injected, 0.5),
-        charts.rejected_by_sigma(injected, 1, 0),
-        charts.ranks(ranks(mini_capture).estimates, "r90"),
-    ]
+    injected = rejection(cap, sigmas=(0.5, 1.0), draws=2).estimates
+    drawn += [charts.rejected(injected, 0.5), charts.rejected_by_sigma(injected, 1, 0), charts.ranks(ranks(cap).estimates, "r90")]
     for figure in drawn:
         assert figure.plotly().data and figure.matplotlib().axes
     own = charts.rejected(injected, 0.5).data.sel(series="own A₂").squeeze()
