@@ -2,9 +2,9 @@
 
 from diffscope.hypotheses import TESTS, run
 from diffscope.hypotheses.outcomes import outcomes
-from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import ALL, FRESH, Study
+from studies.laptop.calibration.simulate import planted_cohort
 
 SEEDS = [0, 1, 2, 3, 4]
 ARMS = ("standard", "diff")

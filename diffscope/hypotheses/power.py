@@ -14,10 +14,10 @@ import numpy as np
 
 from diffscope.hypotheses.board import run
 from diffscope.hypotheses.declared import PRIMARIES, TESTS
-from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.verdict import corrected
+from studies.laptop.calibration.simulate import Sizes, planted_cohort
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
 Shares = dict[str, dict[str, float]]
@@ -32,7 +32,7 @@ def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHO
     Parameters
     ----------
     truth, seeds, **planted
-        As of :func:`diffscope.hypotheses.planted_cohort.planted_cohort`.
+        As of :func:`studies.laptop.calibration.simulate.planted_cohort`.
     count : int
         Cohorts.
     tests : sequence of str

@@ -239,8 +239,8 @@ def test_what_is_not_there_is_said(app, tmp_path):
 
 
 def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
-    from diffscope.hypotheses.planted_cohort import planted_cohort
     from diffscope.store import save_statistics
+    from studies.laptop.calibration.simulate import planted_cohort
 
     cohort = planted_cohort("NC", 8)
     cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})

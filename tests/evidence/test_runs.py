@@ -18,7 +18,6 @@ from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION
 from diffscope.evidence.take import PARTS
 from diffscope.hypotheses import Settings, run
 from diffscope.hypotheses.described import described
-from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.stored import (
     cohort_variables,
     open_checkpoints,
@@ -34,6 +33,7 @@ from diffscope.store import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.sampling import controlled
+from studies.laptop.calibration.simulate import planted_cohort
 from tests import tiny
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -14,9 +14,9 @@ from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses import TESTS, arms, power, report, run, summary
 from diffscope.hypotheses.declared import PRIMARIES, primary
 from diffscope.hypotheses.declared import cohort as declared
-from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.statistics import failures_at_worst, first_to_form
 from studies.laptop.calibration.power import for_boards
+from studies.laptop.calibration.simulate import Sizes, planted_cohort
 
 STRONG = Sizes(log_odds=2.0, slope=1.0, steps=1.0, rejection=8.0)
 OF_COHORTS = [id for id, test in TESTS.items() if test.needs == "cohort" and test.judged]

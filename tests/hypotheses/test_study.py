@@ -16,11 +16,11 @@ from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Settings, Verdict, board, kept_study, run
 from diffscope.hypotheses.kept_study import FILE, WORDS, find, read_words, shipped
-from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.stored import open_cohort
 from diffscope.hypotheses.study import FinishedTests, open_study, run_study, survival
 from diffscope.hypotheses.study_report import markdown
 from diffscope.store import save_statistics
+from studies.laptop.calibration.simulate import planted_cohort
 from tests.study_data import study as planted_study
 
 PACKAGE = Path(diffscope.__file__).parent

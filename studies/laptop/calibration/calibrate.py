@@ -38,7 +38,6 @@ from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Pair, Test, run
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSource, simulated_models
 from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
 from diffscope.hypotheses.statistics import as_estimate
@@ -50,6 +49,7 @@ from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
 from studies.laptop.calibration import power
 from studies.laptop.calibration.cohorts import no_difference, planted_cohorts
+from studies.laptop.calibration.synthetic import TRUTHS, Planted, PlantedSource, simulated_models
 
 UNTRAINED = 12
 GROUPS = 4  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn

@@ -12,10 +12,10 @@ import json
 
 import numpy as np
 
-from diffscope.hypotheses.planted_cohort import TRUTHS, Sizes
 from diffscope.hypotheses.power import verdicts
 from diffscope.hypotheses.statistics import Sample, estimate
 from diffscope.stats.intervals import LEVEL
+from studies.laptop.calibration.simulate import TRUTHS, Sizes
 
 EFFECTS = {
     "medium": Sizes(log_odds=1.0, slope=0.5, steps=0.6, rejection=6.0),

@@ -2,7 +2,7 @@
 
     python -m studies.laptop.calibration.power --cohorts 500 --out benchmarks/results/power.json      # or as a part of studies.laptop.calibration.calibrate
 
-Cohorts are planted (`diffscope.hypotheses.planted_cohort`) with effects of several sizes, seeds as spread as in pilot trainings
+Cohorts are planted (`studies.laptop.calibration.simulate`) with effects of several sizes, seeds as spread as in pilot trainings
 (paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
 common-mode rejection there is no pilot), and runs of which one in eight never forms. Power is the share of cohorts in which a
 primary comes out as planted, with the other three counted as not found, which is the least that Holm's correction leaves it.
@@ -18,8 +18,8 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from diffscope.hypotheses.planted_cohort import ARMS, Sizes
 from diffscope.hypotheses.power import EACH, KEPT, NO_RUN, primaries
+from studies.laptop.calibration.simulate import ARMS, Sizes
 
 SPREADS = {
     "small": Sizes(log_odds=0.4, slope=0.19, steps=0.2, rejection=1.0),
