@@ -11,7 +11,7 @@ import diffscope
 from diffscope import edits, figures, readings, tables, tasks
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, report, run, summary
-from diffscope.hypotheses.kept_study import shipped
+from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import open_study
 from diffscope.readings.noise import lost, rejection
