@@ -1,6 +1,5 @@
 """What is read of a cohort of plain text is what its models do, by arm and seed."""
 
-
 import numpy as np
 import pytest
 import torch
