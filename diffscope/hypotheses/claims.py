@@ -194,7 +194,7 @@ def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Meas
 
 
 def answered(bearing: Bearing, estimate: Estimate) -> str:
-    """What an interval answers to what a claim says of a quantity."""
+    """Return what an interval answers to what a claim says of a quantity."""
     low, high = bearing.range
     inside = low <= estimate.low and estimate.high <= high
     beyond = estimate.high < low or estimate.low > high

@@ -110,7 +110,7 @@ def _records(compared: Compared) -> list[dict]:
 
 
 def _numbers(measured: Measured | None) -> dict[str, float | int | str]:
-    """The estimate and what it is of; of untrained models where there are any."""
+    """Return the estimate and what it is of; of untrained models if there are any."""
     estimate = None if measured is None else measured.estimate
     ends = {name: math.nan if estimate is None else getattr(estimate, name) for name in ("value", "low", "high")}
     nulls = {

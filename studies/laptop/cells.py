@@ -34,7 +34,7 @@ def leads(scores: xr.DataArray, arm: str) -> xr.DataArray:
 
 
 def by_cell(scores: xr.DataArray) -> list[str]:
-    """The lead of DIFF in every cell, and from one length to the next."""
+    """List the lead of DIFF in every cell, and from one length to the next."""
     lines = ["## Log-odds, DIFF − arm (nats)\n", "| arm | tokens | distractors | lead |", "|---|---|---|---|"]
     for arm in BASELINES:
         lead = leads(scores, arm)  # (seed, length, distractors)
@@ -55,7 +55,7 @@ def by_cell(scores: xr.DataArray) -> list[str]:
 
 
 def slopes(scores: xr.DataArray) -> list[str]:
-    """The third primary with and without the lengths that models were trained on."""
+    """List the third primary with and without the lengths that models were trained on."""
     lines = ["\n## Slope on distractors − slope on length (nats per doubling)\n", "| arm | lengths | slope |", "|---|---|---|"]
     for arm in BASELINES:
         for lengths in ([128, 256, 512], [256, 512]):
@@ -105,7 +105,7 @@ def near_duplicates(cohort: xr.Dataset) -> list[str]:
 
 
 def unstable(cohort: xr.Dataset) -> list[str]:
-    """Runs that count as not formed, and how well they answered along the way."""
+    """List runs that count as not formed, and how well they answered along the way."""
     lines = ["\n## Runs that never formed\n", "| run | most | first at 90 % | last |", "|---|---|---|---|"]
     of_their_own = [arm for arm in cohort["arm"].values if arm not in went_on(cohort)]
     for arm in of_their_own:

@@ -41,7 +41,7 @@ def prompts_for(scope: Scope, count: int) -> list[Prompt]:
 
 
 def before_the_number(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """What A1 and A2 give to the token before the number that is asked for, (prompt, layer, head)."""
+    """Return what A1 and A2 give to the token before the number that is asked for, (prompt, layer, head)."""
     shares = previous_token_share(scope, prompts)
     return {name: shares[name.lower()].values for name in MAPS}
 
@@ -62,7 +62,7 @@ def in_words(values: np.ndarray) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
 

@@ -26,7 +26,7 @@ PROCESSES = 2
 
 
 def formed_at(arm: str, rate: float, seed: int, folder: Path) -> int | None:
-    """The step at which a run forms, None where it does not; trains what is not trained yet."""
+    """Return the step at which a run forms, None if it does not; train it first if it is not trained yet."""
     recipe = Recipe.load("laptop").tuned(rate)
     run = train(recipe, arm, folder / f"rate-{rate:g}", seed=seed, threads=1)
     return formation(read_metrics(run), recipe)

@@ -48,7 +48,7 @@ def drawings(study: Study) -> dict[str, figures.Figure]:
 
 
 def quotes(study: Study) -> dict[str, str]:
-    """What the page quotes, by name."""
+    """Return what the page quotes, by name."""
     board = study.boards[ALL]
     return {
         "conclusion": _points(overall(board)),
@@ -66,13 +66,13 @@ def _points(points: Iterable[str]) -> str:
 
 
 def _notes(study: Study) -> str:
-    """What was found of a study by hand, point by point."""
+    """Format what was found of a study by hand, point by point."""
     first, *points = study.notes or ("Nothing was found besides.",)
     return f"{first}\n\n{_points(points)}"
 
 
 def _judged(verdicts: Sequence[Verdict]) -> str:
-    """What rules use or questions ask, and what that answers, and a column of words for each account.
+    """Format what rules use or questions ask, what that answers, and a column of words for each account.
 
     The corrected p stands at each quantity, or once at a whole test.
     """
@@ -112,7 +112,7 @@ def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
 
 
 def _p(verdict: Verdict, name: str) -> str:
-    """The p that is corrected, and the other one if two are known."""
+    """Format the p that is corrected, and the other one if two are known."""
     estimate = verdict.estimates[name]
     signs, of_t = (numbers.plain(p, 2) for p in (estimate.p, estimate.p_t))
     if math.isnan(estimate.p_t):
@@ -138,12 +138,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _below(section: str) -> str:
-    """A section without its heading."""
+    """Return a section without its heading."""
     return section.partition("\n\n")[2]
 
 
 def quoted(page: str, known: Mapping[str, str]) -> str:
-    """A page with what it quotes anew.
+    """Return a page with what it quotes made anew.
 
     Raises
     ------

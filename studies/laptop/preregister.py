@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def reading(run: Path, recipe: Recipe, revision: str) -> dict:
-    """What there is of a cohort, by arm, without a score.
+    """Return which runs of a cohort there are, by arm, without a score.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def _digest(run: Path, results: list[Path]) -> str:
 
 
 def revision() -> str:
-    """The revision of this checkout.
+    """Return the revision of this checkout.
 
     Raises
     ------

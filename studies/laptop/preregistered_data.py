@@ -49,7 +49,7 @@ def digest(run: Path) -> str:
 
 
 def values(path: Path) -> xr.Dataset:
-    """What a file holds, its attributes too."""
+    """Return what a file holds, its attributes too."""
     return xr.open_dataset(path, engine="scipy").load()
 
 
@@ -68,7 +68,7 @@ def _same(evidence: Path, old: Path) -> bool:
 
 
 def which(scores: xr.Dataset) -> tuple:
-    """The run that scores are of."""
+    """Return the run that scores are of."""
     return scores.attrs["arm"], int(scores.attrs["seed"]), float(scores.attrs["rate"])
 
 

@@ -56,7 +56,7 @@ TITLE = (
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
 
 
@@ -101,7 +101,7 @@ def _rates(cohort: xr.Dataset, arms: Sequence[str]) -> str:
 
 
 def other_arms(cohort: xr.Dataset) -> list[str]:
-    """The same of the other arms that begin from nothing, of which some run formed."""
+    """List onsets of the other arms that begin from nothing, of which some run formed."""
     is_formed = formed(cohort)
     arms = [
         str(arm)
@@ -160,7 +160,7 @@ def _difference(odds: xr.DataArray, arm: str, other: str) -> str:
 
 
 def ends(folder: Path, cohort: xr.Dataset) -> list[xr.Dataset]:
-    """The evidence of formed DIFF runs at their end, mean over numbers of distractors, with what is taken there alone."""
+    """Open the evidence of formed DIFF runs at their end, mean over numbers of distractors, with what is taken there alone."""
     seeds = cohort["seed"].values[formed(cohort).sel(arm=DIFF).values]
     evidence = [open_evidence(folder / DIFF / f"seed-{seed}" / EVIDENCE) for seed in seeds]
     return [each.isel(step=-1).mean("distractors") for each in evidence]
@@ -172,7 +172,7 @@ def knock_out_costs(end: xr.Dataset) -> xr.DataArray:
 
 
 def head_weights(end: xr.Dataset) -> list[xr.DataArray | None]:
-    """What heads count with by each of :data:`WEIGHTS`, (layer, head); a head whose loss costs nothing has 0."""
+    """Return what heads count with by each of :data:`WEIGHTS`, (layer, head); a head whose loss costs nothing has 0."""
     return [end["weight"], knock_out_costs(end).clip(min=0), None]
 
 
@@ -201,7 +201,7 @@ def _range(costs: np.ndarray) -> str:
 
 
 def by_weights(runs: Sequence[xr.Dataset]) -> list[str]:
-    """What the weights of heads do to every quantity of the mechanism."""
+    """List what the weights of heads do to every quantity of the mechanism."""
     rows = []
     for name, words in QUANTITIES.items():
         values = [run["value"].sel(quantity=name, drop=True) for run in runs]
@@ -219,7 +219,7 @@ def by_weights(runs: Sequence[xr.Dataset]) -> list[str]:
 
 
 def _weighted(values: Sequence[xr.DataArray], runs: Sequence[xr.Dataset]) -> list[str]:
-    """The mean over heads of one quantity by each of :data:`WEIGHTS`, in words."""
+    """Return the mean over heads of one quantity by each of :data:`WEIGHTS`, in words."""
     means = [[float(weighted(of, weights, HEADS)) for weights in head_weights(run)] for of, run in zip(values, runs)]
     return [mean_in_words(each) for each in np.array(means).T]
 

@@ -140,7 +140,7 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def nearest(scope: Scope, ids: np.ndarray) -> Values:
-    """What maps give to a query's own token, the one before, the first: mean over texts and queries, by layer; most of a head."""
+    """Measure what maps give to a query's own token, the one before and the first, by layer, and the most of a head."""
     found: dict[tuple[str, str, int], list[np.ndarray]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
@@ -166,7 +166,7 @@ def nearest(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def shared(scope: Scope, ids: np.ndarray) -> Values:
-    """What the best coefficient leaves of A1, with A2 of its head and with those of the layer's other heads; none of standard."""
+    """Measure what the best coefficient leaves of A1, with A2 of its head and of the layer's other heads; not of standard."""
     found: dict[tuple[str, int], list[float]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
@@ -190,14 +190,14 @@ def shared(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def _by_layer(words: str, values: xr.DataArray) -> Values:
-    """The mean over queries and heads, by layer, and over layers; NaN where a layer has none."""
+    """Return the mean over queries and heads, by layer, and over layers; NaN where a layer has none."""
     over = averaged(values, [dim for dim in ("query", "head") if dim in values.dims]).values
     layers = {f"{words}, layer {layer}": float(value) for layer, value in enumerate(over.values)}
     return {words: float(over.mean(skipna=False)), **layers}
 
 
 def by_depth(scope: Scope, seed: int) -> Values:
-    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
+    """Measure what the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
 
     Means over heads, then layers; of the sum over 1 − λ, which has no bound, the median over all heads too. Beside it what
     uniform attention would give, and how the prompts are answered.

@@ -69,7 +69,7 @@ RATES = ("false_for", "false_against")
 
 
 def verdict(test, subject):
-    """The words that follow from what is observed of a subject, p not corrected."""
+    """Return the words that follow from what is observed of a subject, p not corrected."""
     estimates = {name: as_estimate(observed) for name, observed in test.measure(subject).items()}
     states = {}
     for name in test.judged:
@@ -90,18 +90,18 @@ def group(seed):
 
 
 def shares(counts, models):
-    """Counts of words by test as shares of so many models."""
+    """Return counts of words by test as shares of so many models."""
     return {name: {word: n / models for word, n in counter.most_common()} for name, counter in counts.items()}
 
 
 def of_truth(truth, noise, **more):
-    """A planted model whose λ was trained."""
+    """Return a planted model whose λ was trained."""
     return Planted(truth, noise=noise, lam=LAMBDAS.get(truth, OTHER_LAMBDA), **more)
 
 
 @cache
 def task_of_all():
-    """Retrieval in the sentence of the bundled pair."""
+    """Return retrieval in the sentence of the bundled pair."""
     return Retrieval(diffscope.load("mini-diff").tokenizer)
 
 
@@ -267,7 +267,7 @@ def by_account(results):
 
 
 def account_table(rates):
-    """The same as Markdown."""
+    """Format the rates of accounts as Markdown."""
     lines = ["| account | false *for* (worst) | false *against* (worst) | power, least to most over sizes |", "|---|---|---|---|"]
     for account, of in rates.items():
         worst = [

@@ -33,7 +33,7 @@ SHAPE = dict(
 
 
 def random_model(kind, config, tokenizer, seed):
-    """A model of transformers with random weights and the tokenizer of the bundled pair."""
+    """Make a model of transformers with random weights and the tokenizer of the bundled pair."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         ids = dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)

@@ -71,7 +71,7 @@ HALF = Sizes(log_odds=0.25, slope=0.1, steps=0.075, rejection=1.5)  # of what ma
 
 
 def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHORTS, **planted: Any) -> Shares:
-    """Share of each word of each account, such as "NC for", by test of a board, over planted cohorts.
+    """Return the share of each word of each account, such as "NC for", by test of a board, over planted cohorts.
 
     Parameters
     ----------
@@ -90,14 +90,14 @@ def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHO
 
 
 def of_accounts(words: Mapping[str, str]) -> list[str]:
-    """Words of accounts as they are counted: "NC for"."""
+    """Name words of accounts as they are counted: "NC for"."""
     return [f"{account} {word}" for account, word in words.items()]
 
 
 def primaries(
     truth: str, count: int, effects: Sizes | None = None, spreads: Sizes | None = None, *, seeds: int = 8, **planted: Any
 ) -> tuple[Shares, float]:
-    """The same of the primary tests, of many cohorts: their runs are planted and observed as one, and judged cohort by cohort.
+    """Judge the primary tests of many cohorts, whose runs are planted and measured as one.
 
     Returns
     -------
@@ -125,7 +125,7 @@ def primaries(
 def _of_cohorts(
     observed: Mapping[str, Mapping[str, Sample | Estimate]], count: int, seeds: int
 ) -> Iterator[dict[str, dict[str, Estimate]]]:
-    """The estimates of what the rules use, of every so many seeds."""
+    """Yield the estimates of what the rules use, of every so many seeds."""
     for number in range(count):
         results: dict[str, dict[str, Estimate]] = {}
         for id, quantities in observed.items():
@@ -139,7 +139,7 @@ def _of_cohorts(
 
 
 def _states(id: str, estimates: Mapping[str, Estimate], p: Mapping[tuple[str, str], float]) -> tuple[Test, dict[str, str]]:
-    """A test, and what the quantities that its rule uses show."""
+    """Return a test, and what the quantities that its rule uses show."""
     test = TESTS[id]
     assert isinstance(test, Test)
     states = {}

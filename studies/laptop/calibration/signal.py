@@ -94,7 +94,7 @@ class PlantedSignal:
         return a / a.sum(1, keepdims=True)
 
     def true_gain(self) -> float:
-        """The gain in dB that there is, from means over many draws of scores."""
+        """Return the true gain in dB, from means over many draws of scores."""
         rng = np.random.default_rng(12_345)
         powers: dict[str, list[np.ndarray]] = {"A1": [], "D": []}
         for _ in range(max(1, MANY * 64 // (self.keys * 1000))):
@@ -139,7 +139,7 @@ class PlantedSignal:
         return CaptureBatch(encoded, [layer], [proof], [[]] * batch, np.zeros((1, batch, 6)), {"model": f"planted {self.truth}"})
 
     def measured(self, draws: int) -> xr.Dataset:
-        """What the instrument says of it, with `draws` answers and fillers."""
+        """Return what the instrument measures of it, with `draws` answers and fillers."""
         rng = np.random.default_rng([self.seed, 7])
         rows = rng.integers(VOCABULARY, size=(draws + 1, self.keys)).tolist()
         spans = {"sink": [0], "answer": [self.answer_at], "query": [self.keys - 1]}
@@ -149,7 +149,7 @@ class PlantedSignal:
 
 
 def account_of(measured: xr.Dataset, weights: xr.DataArray | None = None, least: float = -np.inf) -> str:
-    """What the numbers of a model say together, one of ``WORDS``; `weights` and `least` as of :func:`mean_gain`.
+    """Return what the numbers of a model say together, one of ``WORDS``; `weights` and `least` as of :func:`mean_gain`.
 
     A gain of 3 dB is there, one of 1 dB is not. If A2·V tells the answer better than A1·V, the heads are signed; if a uniform A2
     gains nearly as much, a pedestal is subtracted; otherwise noise is cancelled.

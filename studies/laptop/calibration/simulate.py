@@ -88,7 +88,7 @@ def planted_cohort(
     others: int | None = None,
     failing: Sequence[str] = ARMS,
 ) -> xr.Dataset:
-    """What ``diffscope train`` would measure of such a cohort, evidence of its models included.
+    """Return what ``diffscope train`` would measure of such a cohort, evidence of its models included.
 
     Parameters
     ----------

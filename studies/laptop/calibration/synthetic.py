@@ -97,7 +97,7 @@ class Planted:
         return scores
 
     def flows(self, prompts: Sequence[Prompt], pull: float, seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """The same as :func:`diffscope.evidence.flows.flows`: a gradient at random, and `pull`.
+        """Return what :func:`diffscope.evidence.flows.flows` would: a gradient at random, and `pull`.
 
         The pull is along 1 − overlap: above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
         """
@@ -116,7 +116,7 @@ class Planted:
         return flows_of_rows(rows, keys)
 
     def read(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> LastQuery:
-        """The same as :func:`diffscope.evidence.last_query.read` gives of a model."""
+        """Return what :func:`diffscope.evidence.last_query.read` gives of a model."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth)])
         alike = rng.uniform(-CHANCE, CHANCE, (self.layers, self.heads))
         starts = range(0, len(prompts), BATCH)
@@ -127,7 +127,7 @@ class Planted:
         return last_query_of(batches, prompts, match, seed)
 
     def injected(self, prompts: Sequence[Prompt], seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """The same as :func:`diffscope.evidence.noise.injected`."""
+        """Return what :func:`diffscope.evidence.noise.injected` would."""
         tables = []
         for index, prompt in enumerate(prompts):
             rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 2, index])
@@ -142,7 +142,7 @@ class Planted:
         return xr.concat(tables, "prompt", join="outer", combine_attrs="drop_conflicts")
 
     def attributed(self, prompts: Sequence[Prompt], seed: int) -> xr.Dataset:
-        """What :func:`diffscope.evidence.branches.rejection` says where a number's mass is what its logit gains."""
+        """Return what :func:`diffscope.evidence.branches.rejection` says if a number's mass is what its logit gains."""
         rng = np.random.default_rng([seed, TRUTHS.index(self.truth), 3])
         places = [number_spans(prompt) for prompt in prompts]
         tables = []
