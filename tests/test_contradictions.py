@@ -52,7 +52,7 @@ def every_board():
 def rows(verdicts):
     """Rows of tests as people read them, by the place: command line, Markdown, HTML, notebook."""
     by_id = {verdict.test.id: verdict for verdict in verdicts}
-    for _, id, question, answer, *_ in report.words(verdicts).rows:
+    for id, question, answer in ((verdict.test.id, verdict.test.question, verdict.answer) for verdict in verdicts):
         yield "command line", f"{question} {answer}", by_id[id]
     for line in report.markdown(verdicts, "").splitlines():
         cells = line.removeprefix("| ").removesuffix(" |").split(" | ")

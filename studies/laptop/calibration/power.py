@@ -114,10 +114,10 @@ def primaries(
     found = 0
     for results in _of_cohorts(observed, count, seeds):
         for id, estimates in results.items():
-            test, states = _states(id, estimates, corrected({id: estimates}))
+            test, states = _states(id, estimates, corrected({id: estimates}, TESTS))
             counts[id].update(of_accounts(test.judge(estimates, states)))
             counts[id].update(f"{account} holds" for account in test.predictions if test.holds(account, states))
-        together = corrected(results)
+        together = corrected(results, TESTS)
         found += any(_finds(*_states(id, estimates, together)) for id, estimates in results.items())
     return _shares(counts, count), found / count
 
