@@ -51,3 +51,13 @@ def _skip(items, marker, reason):
     for item in items:
         if item.get_closest_marker(marker):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def laptop_runs(tmp_path_factory):
+    """The runs of the shipped study, in the folders laptop and laptop-text: a test that changes any copies them first."""
+    from studies.laptop.runs import unpack
+
+    folder = tmp_path_factory.mktemp("runs")
+    unpack(folder)
+    return folder

@@ -2,13 +2,13 @@
 
 from diffscope.hypotheses import TESTS, run
 from diffscope.hypotheses.outcomes import outcomes
-from diffscope.hypotheses.planted_cohort import planted_cohort
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.study import ALL, FRESH, Study
+from diffscope.hypotheses.study import ALL, WEIGHTS, Study
+from studies.laptop.calibration.simulate import planted_cohort
 
 SEEDS = [0, 1, 2, 3, 4]
 ARMS = ("standard", "diff")
-NEW = [3, 4]  # seeds with a board of their own
+FEWER = [3, 4]  # seeds of the second board
 
 
 def estimate(value: float, seeds: int) -> Estimate:
@@ -29,14 +29,13 @@ def estimate(value: float, seeds: int) -> Estimate:
 
 def study() -> Study:
     boards = {}
-    for board, seeds in ((ALL, len(SEEDS)), (FRESH, len(NEW))):
+    for board, seeds in ((ALL, len(SEEDS)), (WEIGHTS, len(FEWER))):
         results = {id: {name: estimate(1 + i, seeds) for i, name in enumerate(test.quantities)} for id, test in TESTS.items()}
         boards[board] = run(finished=results)
     facts = {
         "cohort": "planted",
         "recipe": "planted",
         "arms": {arm: SEEDS for arm in ARMS},
-        "fresh": NEW,
         "settings": {"prompts": 10, "length": 160},
         "made_with": {"diffscope": "0"},
         "training": {
@@ -59,4 +58,4 @@ def study() -> Study:
         *({**row, "quantity": "λ", "step": step, "layer": layer} for step in (0, 25, "formed", "end") for layer in (0, 1)),
         {**row, "quantity": "noise gain", "step": "end", "layer": 1, "low": None, "high": None, "seeds": 2},
     ]
-    return Study(facts, boards, survival, described, outcomes(planted_cohort("NC", len(SEEDS))))
+    return Study(facts, boards, survival, described, outcomes(planted_cohort("NC", len(SEEDS))), ["Found besides:", "one point"])

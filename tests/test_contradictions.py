@@ -11,7 +11,7 @@ import diffscope
 from diffscope import edits, figures, readings, tables, tasks
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, report, run, summary
-from diffscope.hypotheses.kept_study import shipped
+from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import open_study
 from diffscope.readings.noise import lost, rejection
@@ -52,7 +52,7 @@ def every_board():
 def rows(verdicts):
     """Rows of tests as people read them, by the place: command line, Markdown, HTML, notebook."""
     by_id = {verdict.test.id: verdict for verdict in verdicts}
-    for _, id, question, answer, *_ in report.words(verdicts).rows:
+    for id, question, answer in ((verdict.test.id, verdict.test.question, verdict.answer) for verdict in verdicts):
         yield "command line", f"{question} {answer}", by_id[id]
     for line in report.markdown(verdicts, "").splitlines():
         cells = line.removeprefix("| ").removesuffix(" |").split(" | ")

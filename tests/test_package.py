@@ -108,12 +108,16 @@ def test_the_wheel_carries_the_package_the_app_and_the_models(wheel):
 def test_the_wheel_works_without_the_checkout(wheel, tmp_path):
     script = (
         "import diffscope; from diffscope.cli.app import find_app;"
-        "print(find_app()); print(*[model['path'] for model in diffscope.models.bundled()], sep='\\n')"
+        "from diffscope.hypotheses.claims import read_claims; from diffscope.hypotheses.shipped import find_study, power_of;"
+        "from diffscope.hypotheses.study import open_study; assert open_study('laptop').boards and read_claims()[1];"
+        "assert power_of('formation').startswith('with 8 seeds');"
+        "print(find_app()); print(find_study()); print(*[model['path'] for model in diffscope.models.bundled()], sep='\\n')"
     )
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    app, *models = done.stdout.split("\n")[:-1]
+    app, study, *models = done.stdout.split("\n")[:-1]
     assert Path(app) == wheel / "diffscope" / "_app" / "main.py"
+    assert Path(study) == wheel / "diffscope" / "_studies" / "laptop" / "study.json"
     assert models and all(Path(model).is_relative_to(wheel) for model in models)

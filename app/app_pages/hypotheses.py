@@ -58,7 +58,7 @@ state = st.session_state
 
 def choose_board() -> tuple[str, str | None]:
     """The study whose board is shown, and its name; or that a model or a cohort is tested."""
-    from diffscope.hypotheses.kept_study import shipped
+    from diffscope.hypotheses.shipped import shipped
 
     known = []
     for name in shipped():
@@ -161,9 +161,11 @@ def tested(choices: Choices) -> Board:
 
 def of_study(name: str, board: str) -> Board:
     """A board of a shipped study."""
+    from diffscope.hypotheses.study import ALL
+
     facts = study(name).facts
     seeds = ", ".join(map(str, sorted({seed for trained in facts["arms"].values() for seed in trained})))
-    which = {"fresh seeds": f"seeds {', '.join(map(str, facts['fresh']))}", "all seeds": f"seeds {seeds}"}.get(board, board)
+    which = f"seeds {seeds}" if board == ALL else board
     code = "import diffscope\nfrom diffscope.hypotheses.study import open_study\n\n"
     code += f"board = open_study({name!r}).boards[{board!r}]\n"
     verdicts = {verdict.test.id: verdict for verdict in study(name).boards[board]}
@@ -212,26 +214,25 @@ def show_claims(name: str) -> None:
 
 
 def show_answer(board: Board | None, of: str | None) -> None:
-    """What can be said today: by the study of this name, or by those that are shipped, else that there is none yet and why."""
-    from diffscope.hypotheses.kept_study import NONE_SHIPPED, READ_AGAIN, shipped
-    from diffscope.hypotheses.study import TAKEN_BACK
+    """What can be said today: by the study of this name, or by those that are shipped."""
+    from diffscope.hypotheses.shipped import shipped
 
     st.markdown(f"### {QUESTION}")
     if board is not None and _decides(board):
         show_points(board.title, overall(list(board.verdicts.values())))
-        if of in READ_AGAIN:
-            show_points("", READ_AGAIN[of])
+        if of is not None:
+            show_notes(of)
         return
     for name in shipped():
         with in_words():
-            boards = study(name).boards
-            show_points(f"The {name} study", overall(next(iter(boards.values()))))
-            if name in READ_AGAIN:
-                show_points("", READ_AGAIN[name])
-    if not shipped():
-        st.info(f"**Not decided yet.** {plain(NONE_SHIPPED[0].upper() + NONE_SHIPPED[1:])}.")
-        with st.expander("What became of a first study?", key="hypotheses-first"):
-            st.markdown(plain(TAKEN_BACK))
+            show_points(f"The {name} study", overall(next(iter(study(name).boards.values()))))
+            show_notes(name)
+
+
+def show_notes(name: str) -> None:
+    """What was found of a study by hand, if anything was."""
+    if notes := study(name).notes:
+        show_points("", notes)
 
 
 def show_points(title: str, points: Sequence[str]) -> None:

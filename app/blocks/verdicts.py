@@ -58,7 +58,8 @@ def show_primaries(verdicts: Mapping, code: str = "") -> None:
 
 
 def _show_primary(id: str, verdict, code: str) -> None:
-    from diffscope.hypotheses import TESTS, power
+    from diffscope.hypotheses import TESTS
+    from diffscope.hypotheses.shipped import power_of
 
     test = TESTS[id]
     st.markdown(f"##### {plain(test.question)}\n{answered(verdict)}")
@@ -67,7 +68,7 @@ def _show_primary(id: str, verdict, code: str) -> None:
     if verdict is not None and verdict.estimates:
         _show_judged(verdict)
         show_estimates([verdict], key=f"primary-{id}")
-    st.caption(plain(f"Power: {power.in_words(id)}."))
+    st.caption(plain(f"Power: {power_of(id)}."))
     with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
         show_details(test, verdict, code, plot=False)
 

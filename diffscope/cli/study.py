@@ -6,15 +6,15 @@ from typing import Annotated
 import typer
 
 from diffscope.cli.options import Device, Json
-from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
-from diffscope.cli.test import FORMATS, Family, keep, show_board, show_words
+from diffscope.cli.output import counting, note, say, show_json, show_table
+from diffscope.cli.test import FORMATS, Family, keep, show_board, show_verdicts
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope study show runs/study",
-    "diffscope study show runs/study --board 'fresh seeds'",
+    "diffscope study show laptop --board 'seeds with weights'",
     "diffscope study show runs/study --claims --out claims.md",
-    "diffscope study run --cohort runs/laptop --fresh 3 --fresh 4 --out runs/study",
+    "diffscope study run --cohort runs/laptop --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
 REPORT = "which runs and lengths decide this, and what would change it: the report, The study, in the documentation"
@@ -23,7 +23,6 @@ Action = Annotated[str, typer.Argument(metavar="show|run", help="Show a study th
 Folder = Annotated[str | None, typer.Argument(metavar="[FOLDER]", help="What to show: a folder, or a shipped study by name.")]
 Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="Train this cohort first, what is missing of it.")]
 Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The trained cohort, with its models.")]
-Fresh = Annotated[list[int] | None, typer.Option(min=0, help="A seed with a board of its own besides. Repeatable.")]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -32,7 +31,7 @@ Out = Annotated[
     ),
 ]
 Claims = Annotated[bool, typer.Option("--claims", help="Published claims beside what the study measured, in place of a board.")]
-Board = Annotated[str, typer.Option(metavar="NAME", help="Which board to show: all seeds, fresh seeds.")]
+Board = Annotated[str, typer.Option(metavar="NAME", help="Which board to show: all seeds, seeds with weights.")]
 Prompts = Annotated[int, typer.Option(min=10, help="Retrieval prompts, spread over five depths.")]
 Length = Annotated[int, typer.Option(min=64, help="Tokens a prompt.")]
 Processes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Train in so many processes.")]
@@ -43,7 +42,6 @@ def command(
     folder: Folder = None,
     preset: Preset = None,
     cohort: Cohort = None,
-    fresh: Fresh = None,
     out: Out = None,
     board: Board = "all seeds",
     claims: Claims = False,
@@ -60,15 +58,15 @@ def command(
     elif action == "show":
         _show(folder, board, out, as_json)
     elif action == "run":
-        _run(preset, cohort, fresh or [], out, device, processes, as_json, prompts, length)
+        _run(preset, cohort, out, device, processes, as_json, prompts, length)
     else:
         raise DiffscopeError(f"study {action!r} is unknown; choose show or run")
 
 
-def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length):
+def _run(preset, cohort, out, device, processes, as_json, prompts, length):
     from diffscope.cli import train
     from diffscope.hypotheses import Settings
-    from diffscope.hypotheses.study import run_study
+    from diffscope.hypotheses.study import ALL, run_study
     from diffscope.scope import load
 
     if not (preset or cohort):
@@ -77,40 +75,25 @@ def _run(preset, cohort, fresh, out, device, processes, as_json, prompts, length
     if preset:
         train.command(preset=preset, out=cohort, processes=processes, device=device)
     out = out or cohort.parent / f"{cohort.name}-study"
-    with kept_when_stopped(f"what is finished is kept in {out}, and the same command goes on"), counting("testing") as progress:
+    with counting("testing") as progress:
         study = run_study(
             cohort,
-            out,
-            fresh,
             settings=Settings(prompts=prompts, length=length),
             progress=progress,
             opener=lambda name: load(name, device=device),
         )
+    study.save(out)
     if as_json:
-        _show_json(study)
+        show_json(study.as_dict())
     else:
-        _tell(study.words(), "all seeds")
+        _tell(study, ALL)
     note(f"kept in {out}; show it with: diffscope study show {out}")
 
 
 def _show(folder, board, out, as_json):
-    from diffscope.hypotheses.kept_study import DEFAULT, READ_AGAIN, find, read_words, shipped
-
-    if as_json or out is not None:
-        return _show_anew(folder, board, out, as_json)
-    words = read_words(find(folder))
-    if words is None:
-        return _show_anew(folder, board, out, as_json)
-    _tell(words, board)
-    if folder is None or folder in shipped():
-        if said := READ_AGAIN.get(folder or DEFAULT):
-            note("\n".join((said[0], *(f"- {point}" for point in said[1:]))))
-        note(REPORT)
-
-
-def _show_anew(folder, board, out, as_json):
     """Show a study as today's rules judge it."""
     from diffscope.files import write_text
+    from diffscope.hypotheses.shipped import shipped
     from diffscope.hypotheses.study import open_study
     from diffscope.hypotheses.study_report import markdown
 
@@ -124,9 +107,11 @@ def _show_anew(folder, board, out, as_json):
         else:
             keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
     if as_json:
-        _show_json(study)
+        show_json(study.as_dict())
     else:
-        _tell(study.words(), board)
+        _tell(study, board)
+    if folder is None or folder in shipped():
+        note(REPORT)
     if out is not None:
         note(f"saved {out}")
 
@@ -154,24 +139,22 @@ def _check_board(study, board):
         raise DiffscopeError(f"this study has no board {board!r}; it has {', '.join(study.boards)}")
 
 
-def _show_json(study):
-    boards = {name: [verdict.as_dict() for verdict in verdicts] for name, verdicts in study.boards.items()}
-    show_json({"facts": study.facts, "boards": boards, "survival": study.survival})
-
-
-def _tell(words, board):
-    """Show a study in words, one of its boards whole."""
-    _check_board(words, board)
-    facts = words.facts
+def _tell(study, board):
+    """Print a study in words, one of its boards whole."""
+    _check_board(study, board)
+    facts = study.facts
     seeds = sorted({seed for trained in facts["arms"].values() for seed in trained})
-    say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}; fresh: {', '.join(map(str, facts['fresh'])) or 'none'}")
-    if others := [name for name in words.boards if name != board]:
+    say(f"cohort {facts['recipe']}, seeds {', '.join(map(str, seeds))}")
+    if others := [name for name in study.boards if name != board]:
         say(f"shown: {board}; other boards: {', '.join(others)}")
-    show_words(words.boards[board])
+    show_verdicts(study.boards[board])
     say()
     say(f"{board}, in words")
-    show_board(words.boards[board])
+    show_board(study.boards[board])
     say()
     say("steps until the lookup circuit forms (p: log-rank against DIFF, not corrected)")
     headers = ("arm", "runs", "formed", "median", "restricted mean", "p")
-    show_table(headers, [tuple(row[name.replace(" ", "_")] for name in headers) for row in words.survival])
+    show_table(headers, [tuple(row[name.replace(" ", "_")] for name in headers) for row in study.survival])
+    if study.notes:
+        heading, *points = study.notes
+        note("\n".join((heading, *(f"- {point}" for point in points))))

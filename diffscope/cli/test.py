@@ -89,7 +89,6 @@ def command(
     from diffscope.hypotheses import Settings, gather, lacking, summary
     from diffscope.hypotheses.declared import chosen
     from diffscope.hypotheses.gathering import with_own
-    from diffscope.hypotheses.report import words
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
@@ -125,37 +124,41 @@ def command(
     else:
         for statement in subjects.statements:
             say(f"{statement}.")
-        show_words(board_in_words := words(verdicts))
+        show_verdicts(verdicts)
         say()
-        show_board(board_in_words)
+        show_board(verdicts)
     if out is not None and not as_json:
         note(f"saved {out}")
     if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):
         raise typer.Exit(1)
 
 
-def show_board(words):
-    """A board in words: of every test its verdict, its question with the answer, and all numbers; then what they say together."""
-    for (kind, test, question, answer, verdict, _), sentence in zip(words.rows, words.sentences):
-        say(f"{test}: {verdict} ({kind})")
-        say(f"{question} {answer}")
-        say(sentence)
+def show_board(verdicts):
+    """Print of every test its verdict, its question with the answer, and all numbers; then what they say together."""
+    from diffscope.hypotheses import summary
+    from diffscope.hypotheses.report import in_order
+
+    for verdict in in_order(verdicts):
+        say(f"{verdict.test.id}: {verdict.judged} ({verdict.test.kind})")
+        say(f"{verdict.test.question} {verdict.answer}")
+        say(verdict.sentence)
         say()
-    say(words.summary)
+    say(summary(verdicts))
 
 
-def show_words(words):
-    """The word of each account on every test that has a verdict; then what was measured, and what was not run, by name."""
-    judged = [(test, *by_account.values()) for _, test, *_, by_account in words.rows if by_account]
-    if judged:
-        accounts = next(by_account for *_, by_account in words.rows if by_account)
-        show_table(("test", *accounts), judged)
+def show_verdicts(verdicts):
+    """Print the word of each account on every test that has a verdict; then what was measured, and what was not run, by name."""
+    from diffscope.hypotheses.report import in_order
+
+    ordered = in_order(verdicts)
+    if judged := [verdict for verdict in ordered if verdict.verdicts]:
+        show_table(("test", *judged[0].verdicts), [(verdict.test.id, *verdict.verdicts.values()) for verdict in judged])
     rest: dict[str, list[str]] = {}
-    for _, test, _, _, verdict, by_account in words.rows:
-        if not by_account:
-            rest.setdefault(verdict, []).append(test)
-    for verdict, tests in rest.items():
-        say(f"{verdict}: {', '.join(tests)}")
+    for verdict in ordered:
+        if not verdict.verdicts:
+            rest.setdefault(verdict.judged, []).append(verdict.test.id)
+    for came, tests in rest.items():
+        say(f"{came}: {', '.join(tests)}")
 
 
 def _dicts(verdicts):

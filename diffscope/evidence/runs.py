@@ -180,7 +180,7 @@ def open_evidence(path: str | Path) -> xr.Dataset:
         It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
     """
     path = Path(path)
-    dataset = to_format_3(open_statistics(path))
+    dataset = open_statistics(path)
     if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
         raise DiffscopeError(
             f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
@@ -194,16 +194,6 @@ def open_evidence(path: str | Path) -> xr.Dataset:
             f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
             "with: diffscope train RECIPE --out FOLDER --evidence"
         )
-    return dataset
-
-
-def to_format_3(dataset: xr.Dataset) -> xr.Dataset:
-    """Return evidence of format 1 or 2 as format 3 has it; of any other as it is."""
-    if dataset.attrs.get("format") not in (1, 2):
-        return dataset
-    attrs = {name: value for name, value in dataset.attrs.items() if name != "besides"}
-    dataset = dataset.drop_vars(["error", "outcome_error"])
-    dataset.attrs = {**attrs, "format": 3, "extras": "".join(dataset.attrs["besides"])}
     return dataset
 
 

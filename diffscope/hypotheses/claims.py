@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
 from diffscope.hypotheses.sentence import NO, NOT_TOLD_APART, YES, number, undefined, word
+from diffscope.hypotheses.shipped import find_claims
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.verdict import Verdict
 
@@ -76,6 +79,7 @@ class Claim:
     Attributes
     ----------
     id, source, says : str
+        The source by its short name.
     published : str
         The figures that the source gives, if any.
     bearings : tuple of Bearing
@@ -142,6 +146,24 @@ class Compared:
         return f"of {len(self.measured)}: {', '.join(counts)}"
 
 
+def read_claims(path: Path | None = None) -> tuple[dict[str, str], list[Claim]]:
+    """Return the sources, by the short names that tables have for them, and what they claim.
+
+    Parameters
+    ----------
+    path : Path, optional
+        A file like ``claims.toml`` of the shipped study, which it is by default.
+    """
+    record = tomllib.loads((path or find_claims()).read_text(encoding="utf-8"))
+    return record["sources"], [Claim(**{**claim, "bearings": _bearings(claim["bearings"])}) for claim in record["claims"]]
+
+
+def _bearings(rows: Sequence[Mapping]) -> tuple[Bearing, ...]:
+    """Return the bearings of a claim, one a quantity."""
+    says = [row["says"] if isinstance(row["says"], str) else tuple(row["says"]) for row in rows]
+    return tuple(Bearing(row["test"], quantity, of) for row, of in zip(rows, says) for quantity in row["quantities"])
+
+
 def compare(claims: Sequence[Claim], boards: Mapping[str, Sequence[Verdict]]) -> list[Compared]:
     """Set claims beside the estimates of boards; what the first board lacks is taken from a later one.
 
@@ -172,7 +194,7 @@ def _measured(bearing: Bearing, boards: Mapping[str, Sequence[Verdict]]) -> Meas
 
 
 def answered(bearing: Bearing, estimate: Estimate) -> str:
-    """What an interval answers to what a claim says of a quantity."""
+    """Return what an interval answers to what a claim says of a quantity."""
     low, high = bearing.range
     inside = low <= estimate.low and estimate.high <= high
     beyond = estimate.high < low or estimate.low > high

@@ -84,7 +84,7 @@ def described(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
-    """What one run came to, mean over its prompts and numbers of distractors; what it lacks is left out.
+    """Return the numbers of one run, means over its prompts and numbers of distractors; what it lacks is left out.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
 
 
 def _by_layer(name: str, end: xr.Dataset) -> Iterator[tuple[str, int, float]]:
-    """A quantity in each layer at the end, its heads weighted by what they cost and then by A1's mass on the answer, or alike."""
+    """Yield a quantity in each layer at the end, heads weighted by what they cost, then by A1's mass on the answer, or alike."""
     label, _, quantity = name.partition(".")
     table = table_of(end, label)
     alike = replace(table, weights=None)
@@ -123,7 +123,7 @@ def _by_layer(name: str, end: xr.Dataset) -> Iterator[tuple[str, int, float]]:
 
 
 def _costs_by_layer(end: xr.Dataset) -> dict[Place, float]:
-    """What the heads of each layer cost, and what its A2 does, where that was kept."""
+    """Return the cost of the heads of each layer, and of its A2 if that was stored."""
     costs = {COST.format(words): cost_by_layer(end, of) for of, words in COSTS.items()}
     return {(words, END, layer): float(value) for words, of in costs.items() for layer, value in enumerate(of)}
 
@@ -141,7 +141,7 @@ def _lambda_along(evidence: xr.Dataset, checkpoints: Sequence[int], turned: floa
 
 
 def _of_second_map(end: xr.Dataset, costs: xr.DataArray) -> dict[Place, float]:
-    """What A1 and A2 are made of by layer, and rejection by strength of the noise."""
+    """Return the parts of A1 and A2 by layer, and rejection by strength of the noise."""
     values: dict[Place, float] = {}
     for name in ("A1", "A2"):
         for part in PARTS:
@@ -164,7 +164,7 @@ def _explains(name: str, part: str) -> str:
 
 
 def _right_minus_wrong(last: xr.Dataset) -> float:
-    """What the answer's share differs by between prompts that are answered right and wrong, heads weighted; NaN without both."""
+    """Return the answer's share in prompts answered right minus wrong, heads weighted; NaN without both."""
     names = ["share_when.right", "share_when.wrong"]
     if not set(names) <= set(last["quantity"].values):
         return float("nan")

@@ -50,7 +50,7 @@ def outcomes(cohort: xr.Dataset) -> list[dict[str, Any]]:
 
 
 def _quantities(cohort: xr.Dataset) -> dict[str, xr.DataArray]:
-    """What there is of them, (arm, seed) or (arm, seed, length, distractors)."""
+    """Return the quantities that were measured, (arm, seed) or (arm, seed, length, distractors)."""
     known = {}
     for name, values in ((FORMATION, steps_to_form), ("answers", with_distractors), ("log_odds", log_odds), ("exact", _exact)):
         try:
@@ -61,7 +61,7 @@ def _quantities(cohort: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def _exact(cohort: xr.Dataset) -> xr.DataArray:
-    """The share of exact answers, (arm, seed, length, distractors), of formed models."""
+    """Return the share of exact answers, (arm, seed, length, distractors), of formed models."""
     return measured(cohort, "exact_match").astype(float).mean("prompt", skipna=False)
 
 
@@ -99,7 +99,7 @@ def _row(cohort: xr.Dataset, quantity: str, values: xr.DataArray) -> dict[str, A
 
 
 def _mean(numbers: Sequence[float] | np.ndarray, logarithm: bool) -> tuple[float, float, float]:
-    """The mean, or that of the logarithms turned back, and the ends of its interval; NaN of too few."""
+    """Return the mean, or the geometric mean, and the ends of its interval; NaN of too few."""
     if not len(numbers):
         return np.nan, np.nan, np.nan
     values = np.log(numbers) if logarithm else np.asarray(numbers)

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
-from diffscope.hypotheses import power
 from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.declared import KINDS, PRIMARIES
-from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
+from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.verdict import Verdict
 
@@ -94,7 +93,7 @@ def left_out(estimate: Estimate, quantity: Quantity) -> str:
 def facts(verdict: Verdict) -> list[tuple[str, str]]:
     """What was declared of a test, and what came of it, in words."""
     test = verdict.test
-    planted = [("Power", f"{power.in_words(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
+    planted = [("Power", f"{power_of(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
     return [
         ("Question", test.question),
         ("Answer", verdict.answer),
@@ -140,11 +139,6 @@ def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
 
 
-def words(verdicts: Sequence[Verdict]) -> BoardWords:
-    """Every question with its answer and verdict, then one by one in a sentence, then what they say together."""
-    ordered = in_order(verdicts)
-    rows = [(each.test.kind, each.test.id, each.test.question, each.answer, each.judged, dict(each.verdicts)) for each in ordered]
-    return BoardWords(rows, [verdict.sentence for verdict in ordered], summary(verdicts))
 
 
 def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:

@@ -1,58 +1,43 @@
-"""The study: every test on a trained cohort, with all of its seeds and with fresh ones alone, kept as one file."""
+"""A study: every test on a trained cohort, kept as one file."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xarray as xr
 from scipy.stats import CensoredData, logrank
 
-from diffscope import __version__
-from diffscope.digests import carries_digest, read_proven_json, write_proven_json
+from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
-from diffscope.evidence.runs import EVIDENCE_FORMAT
 from diffscope.files import plain
-from diffscope.hypotheses import report
 from diffscope.hypotheses.arms import formed as formed_runs
 from diffscope.hypotheses.arms import went_on
-from diffscope.hypotheses.board import Result
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.described import described
 from diffscope.hypotheses.gathering import Subjects, gather
-from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
 from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.settings import Settings
-from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.shipped import STUDY, find_study
+from diffscope.hypotheses.statistics import LeaveOneOut
 from diffscope.hypotheses.stored import formed_models_of, open_cohort
 from diffscope.hypotheses.subjects import Progress
 from diffscope.hypotheses.verdict import Board, Verdict
-from diffscope.lab.training.run import revision
 from diffscope.scope import Scope, load
-from diffscope.store import provenance
 
 ALL = "all seeds"
-FRESH = "fresh seeds"
 WEIGHTS = "seeds with weights"
-TAKEN_BACK = (
-    "The first study, of arms of 0.2 M parameters, is taken back. A statistician's re-analysis of it found the measuring "
-    "right (55 statistics computed anew, no error) and the conclusions not. Its only positive verdict, that the subtraction "
-    "moves attention to the answer, came with each seed from one head of layer 0 that attends to itself and takes from the "
-    "answer: over the heads that answer the gain is 0.05 octaves (95 % −0.27 to 0.37). That it leaned towards noise "
-    "cancellation came from one standard run that never formed the circuit: without it the slope is 0.26 logits per 16 "
-    "distractors (−0.91 to 1.43), and in log-odds, which have no ceiling, DIFF loses 0.5 to 0.8 nats more per 16 "
-    "distractors than standard attention. Six tests asked for a gain that there is not where runs form (−3.7 points), and "
-    "so could never speak. The largest effects were not told: λ of layer 0 rises from 0.2 to about 1 while the circuit "
-    "forms, and DIFF's loss on text is 0.22 nats higher (0.13 to 0.31). Ranks stood without their uniform control (λA2 over "
-    "it: 0.98 to 1.18), half-width heads were the wrong control of head geometry, one learning rate for all arms decided "
-    "which of them formed, and trial runs of twice the width reversed two signs."
-)
+REMEDY = "run the study anew"
+DIGITS = 14  # of a number in the file: what differs between machines is beyond them
+#: what a verdict says of itself, so that the file need not
+DERIVED = ("question", "source", "controls", "of", "needs", "limits", "answer", "shown", "reasons")
+LEAVE_ONE_OUT = "leave_one_out"
+VERSIONS = ("python", "torch", "transformers", "revision")
 
 
 @dataclass(frozen=True)
@@ -62,83 +47,125 @@ class Study:
     Attributes
     ----------
     facts : dict
-        The cohort, its arms with their seeds, the settings, and the versions it was made with.
+        The cohort, its arms with their seeds, the settings, and the versions that its runs were made with.
     boards : dict of str to list of Verdict
-        ``all seeds``; ``fresh seeds``, those that were trained after the rules had been fixed; ``seeds with weights``, what the
-        kept evidence of runs does not hold, of the models that are at hand.
+        ``all seeds``; ``seeds with weights``, what the evidence of runs does not hold, of the models that are at hand.
     survival : list of dict
         One row an arm; see :func:`survival`.
     described : list of dict
-        What the evidence of runs holds besides; see :func:`diffscope.hypotheses.described.described`.
+        What else the evidence of runs holds; see :func:`diffscope.hypotheses.described.described`.
     outcomes : list of dict
-        What every arm came to, seed by seed; see :func:`diffscope.hypotheses.outcomes.outcomes`.
+        The results of every arm, seed by seed; see :func:`diffscope.hypotheses.outcomes.outcomes`.
+    notes : list of str
+        What was found besides, by hand: a heading, then point by point.
     """
 
     facts: dict
-    boards: dict[str, list[Verdict]]
+    boards: dict[str, Board]
     survival: list[dict]
     described: list[dict] = field(default_factory=list)
     outcomes: list[dict] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-    def words(self) -> StudyWords:
-        """What it says."""
-        return StudyWords(self.facts, {name: report.words(board) for name, board in self.boards.items()}, self.survival)
+    def as_dict(self) -> dict:
+        """Return it ready for JSON."""
+        boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
+        return {"facts": self.facts, "boards": boards, **{name: getattr(self, name) for name in TABLES}, "notes": self.notes}
 
     def save(self, folder: Path) -> Path:
         """Write it to a folder; the file appears when it is complete."""
-        boards = {name: [verdict.as_dict() for verdict in board] for name, board in self.boards.items()}
-        shown = {name: asdict(board) for name, board in self.words().boards.items()}
-        words = {"diffscope": __version__, "revision": revision(), "boards": shown}
-        numbers = {"survival": self.survival, "described": self.described, "outcomes": self.outcomes}
-        record = {"facts": self.facts, "boards": boards, **numbers, WORDS: words}
+        boards = {name: packed_board(board) for name, board in self.boards.items()}
+        record = {**self.as_dict(), "boards": boards, **{name: _columns(getattr(self, name)) for name in TABLES}}
         folder.mkdir(parents=True, exist_ok=True)
-        write_proven_json(folder / FILE, record, indent=1)
-        return folder / FILE
+        write_proven_json(folder / STUDY, _rounded(plain(record)))
+        return folder / STUDY
+
+
+TABLES = ("survival", "described", "outcomes")
 
 
 def open_study(folder: str | Path | None = None) -> Study:
-    """A study that was kept: in a folder, or the one of this name that is shipped; by default the laptop's, once there is one.
+    """Open a study: in a folder, or the shipped one of this name; by default the laptop's.
 
     Raises
     ------
     DiffscopeError
-        There is none, its rules are no longer these, or it is of an older form.
+        There is none, or its rules are no longer these.
     CorruptFile
         It cannot be read.
     """
-    path = find(folder)
+    path = find_study(folder)
     record = read_proven_json(path, REMEDY)
     try:
-        if {"family", "asked"} & set(record["facts"]):
-            raise DiffscopeError(f'{path} was written under old names (a "family" is called a "cohort" now); run the study anew')
-        boards = {name: Board(Verdict.from_dict(row, TESTS) for row in board) for name, board in record["boards"].items()}
-        return Study(record["facts"], boards, record["survival"], record.get("described", []), record.get("outcomes", []))
+        boards = {name: open_board(rows) for name, rows in record["boards"].items()}
+        return Study(record["facts"], boards, *(_rows(record[name]) for name in TABLES), record["notes"])
     except DiffscopeError:
         raise
     except Exception as error:  # what a damaged record without a digest may hold
-        raise CorruptFile(f"{path} is damaged ({type(error).__name__}: {first_line(error)}); run the study anew") from None
+        raise CorruptFile(f"{path} is damaged ({type(error).__name__}: {first_line(error)}); {REMEDY}") from None
+
+
+def packed_board(board: Sequence[Verdict]) -> list[dict]:
+    """Return the verdicts of a board as a study's file has them."""
+    return [_packed(verdict.as_dict()) for verdict in board]
+
+
+def open_board(rows: Sequence[Mapping]) -> Board:
+    """Return the board that :func:`packed_board` packed."""
+    return Board(Verdict.from_dict(_unpacked(row), TESTS) for row in rows)
+
+
+def _packed(verdict: Mapping) -> dict:
+    """Return a verdict's record without what its test declares, and with leave-one-out results as rows of values."""
+    estimates = {
+        name: {**row, LEAVE_ONE_OUT: [list(left.values()) for left in row[LEAVE_ONE_OUT]]}
+        for name, row in verdict["estimates"].items()
+    }
+    left_out = {*DERIVED, *(["sentence"] if estimates else [])}
+    return {**{name: value for name, value in verdict.items() if name not in left_out}, "estimates": estimates}
+
+
+def _unpacked(row: Mapping) -> dict:
+    names = [each.name for each in fields(LeaveOneOut)]
+    estimates = {
+        name: {**of, LEAVE_ONE_OUT: [dict(zip(names, values)) for values in of[LEAVE_ONE_OUT]]}
+        for name, of in row["estimates"].items()
+    }
+    return {**row, "estimates": estimates}
+
+
+def _columns(rows: Sequence[Mapping]) -> dict:
+    """Return rows of the same names as those names and the values of each row."""
+    names = list(rows[0]) if rows else []
+    return {"columns": names, "rows": [[row[name] for name in names] for row in rows]}
+
+
+def _rows(table: Mapping) -> list[dict]:
+    return [dict(zip(table["columns"], values)) for values in table["rows"]]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def run_study(
     cohort: Path,
-    out: Path,
-    fresh: Sequence[int] = (),
     tests: str | Sequence[str] | None = None,
     *,
     settings: Settings | None = None,
     progress: Progress | None = None,
     opener: Callable[[str], Scope] = load,
 ) -> Study:
-    """Run all tests on a cohort's DIFF models, pairs, checkpoints and arms; what was interrupted goes on where it stopped.
+    """Run all tests on a cohort's DIFF models, pairs, checkpoints and arms.
 
     Parameters
     ----------
     cohort : path
-        Folder of a trained cohort with its models.
-    out : path
-        Folder for what is finished, test by test, and for the study.
-    fresh : sequence of int
-        Seeds that were trained after the rules had been fixed; they get a board of their own.
+        Folder of a trained cohort with the evidence of its runs, or with its models.
     tests : str or sequence of str, optional
         Their ids; by default all.
     settings : Settings, optional
@@ -149,48 +176,43 @@ def run_study(
         Opens a model by its name.
     """
     dataset = open_cohort(cohort)
-    seeds_of = {ALL: None} | ({FRESH: fresh} if len(fresh) else {})
-    made_by = _made_by()
-    boards = {}
-    for name, seeds in seeds_of.items():
-        subjects = gather(cohort=cohort, seeds=seeds, settings=settings, progress=progress, opener=opener)
-        boards[name] = _run(subjects, tests, out, made_by)
-    live = _with_weights(boards[ALL], cohort, settings, progress, opener)
-    if live is not None:
-        boards[WEIGHTS] = _run(*live, out, made_by)
+    options = {"settings": settings, "progress": progress, "opener": opener}
+    subjects = gather(cohort=cohort, **options)
+    boards = {ALL: subjects.run(tests)}
+    if (live := _with_weights(boards[ALL], cohort, dataset, options)) is not None:
+        boards[WEIGHTS] = live[0].run(live[1])
     facts = {
         "cohort": cohort.name,
         "arms": {str(arm): _finished(dataset, arm) for arm in dataset["arm"].values},
-        "fresh": sorted(map(int, fresh)),
         "settings": asdict(subjects.settings),
-        "made_with": {**provenance(False), "revision": revision()},
+        "made_with": _made_with(dataset),
         "recipe": json.loads(dataset.attrs["recipe"])["name"],
         "training": _training(dataset),
     }
-    study = Study(facts, boards, survival(dataset), described(cohort, dataset), outcomes(dataset))
-    study.save(out)
-    return study
-
-
-def _run(subjects: Subjects, tests: str | Sequence[str] | None, out: Path, made_by: Mapping[str, str | int]) -> Board:
-    conditions = [subjects.names, asdict(subjects.settings), _digest(subjects), made_by]
-    return subjects.run(tests, finished=FinishedTests(out / "parts", conditions))
+    return Study(facts, boards, survival(dataset), described(cohort, dataset), outcomes(dataset))
 
 
 def _with_weights(
-    board: Board, cohort: Path, settings: Settings | None, progress: Progress | None, opener: Callable[[str], Scope]
+    board: Board, cohort: Path, dataset: xr.Dataset, options: Mapping[str, Any]
 ) -> tuple[Subjects, list[str]] | None:
-    """What measurements of models are made on that no kept evidence answers whole, and their ids: the pairs at hand that formed.
+    """Return the formed pairs at hand, and the ids of measurements of models that no stored evidence answers whole.
 
-    None where all are answered, or there are not two such pairs.
+    None if all are answered, or there are not two such pairs.
     """
     of_models = [verdict for verdict in board if verdict.test.needs in ("model", "pair") and not verdict.test.judged]
     left = [verdict.test.id for verdict in of_models if set(verdict.test.quantities) - set(verdict.estimates)]
-    dataset = open_cohort(cohort)
     pairs = formed_models_of(cohort, dataset, "diff", "standard")
     if not left or len(pairs[0]) < 2:
         return None
-    return gather(*pairs, cohort, needs={"model", "pair"}, settings=settings, progress=progress, opener=opener), left
+    return gather(*pairs, cohort, needs={"model", "pair"}, **options), left
+
+
+def _made_with(cohort: xr.Dataset) -> dict[str, str]:
+    """Return the versions that runs were made with, several in a row."""
+    made_by = json.loads(cohort.attrs.get("made_by", "{}"))
+    facts = [facts for of_run in made_by.values() for facts in of_run or []]
+    known = {name: sorted({str(of[name]) for of in facts if name in of}) for name in VERSIONS}
+    return {name: ", ".join(values) for name, values in known.items() if values}
 
 
 def _training(cohort: xr.Dataset) -> dict:
@@ -206,65 +228,6 @@ def _training(cohort: xr.Dataset) -> dict:
 
 def _finished(cohort: xr.Dataset, arm: str) -> list[int]:
     return [int(seed) for seed in cohort["seed"].values[cohort["finished"].sel(arm=arm).values == 1]]
-
-
-def _digest(subjects: Subjects) -> list:
-    """What estimates depend on: all that was measured of the cohort, and the files of all models, by size and time."""
-    cohort = hashlib.sha256()
-    for name in sorted({*subjects.cohort.variables}):
-        cohort.update(f"{name} {subjects.cohort[name].values.tolist()}".encode())
-    folders = [folder for name in subjects.names if (folder := Path(name)).is_dir()]
-    files = sorted(path for folder in folders for kind in ("*.safetensors", "*.json") for path in folder.rglob(kind))
-    return [cohort.hexdigest(), [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]]
-
-
-def _made_by() -> dict[str, str | int]:
-    """Return what finished tests of an interrupted study are made by: only what the same made is taken up again.
-
-    Code with uncommitted changes has no name. What it has finished is never taken up, since it may have been changed since.
-    """
-    at = revision()
-    unnamed = {"began": time.time_ns()} if at.endswith("+") else {}
-    return {**provenance(False), "revision": at, "evidence_format": EVIDENCE_FORMAT, **unnamed}
-
-
-class FinishedTests(MutableMapping):
-    """Estimates of tests that are finished, one file each, found again by the conditions they were made under.
-
-    What a test needs is not kept.
-    """
-
-    def __init__(self, folder: Path, conditions: Sequence):
-        self.folder = folder
-        self.conditions = json.dumps(conditions, sort_keys=True, default=str)
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def _path(self, id: str) -> Path:
-        return self.folder / f"{id}-{hashlib.sha256(f'{self.conditions} {id}'.encode()).hexdigest()[:16]}.json"
-
-    def __getitem__(self, id: str) -> dict[str, Estimate]:
-        path = self._path(id)
-        if not (path.is_file() and carries_digest(path)):
-            raise KeyError(id)
-        try:
-            rows = read_proven_json(path, "run the study anew")
-        except CorruptFile:  # then the test is run again
-            raise KeyError(id) from None
-        return {name: Estimate.from_json(row) for name, row in rows.items()}
-
-    def __setitem__(self, id: str, result: Result) -> None:
-        if isinstance(result, str):
-            return
-        write_proven_json(self._path(id), {name: asdict(estimate) for name, estimate in result.items()})
-
-    def __delitem__(self, id: str) -> None:
-        self._path(id).unlink()
-
-    def __iter__(self) -> Iterator[str]:
-        return (id for id in TESTS if self._path(id).is_file())
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 def survival(cohort: xr.Dataset) -> list[dict]:

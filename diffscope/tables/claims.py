@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.claims import Compared, Measured, compare
-from diffscope.hypotheses.published import CLAIMS, SHORT
+from diffscope.hypotheses.claims import Compared, Measured, compare, read_claims
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
@@ -58,16 +57,18 @@ def claims(study: Study) -> Table:
 
     if not isinstance(study, Study):
         raise DiffscopeError(f"this table is of a study, as diffscope.open opens it, not of a {type(study).__name__}")
-    compared = compare(CLAIMS, {name: study.boards[name] for name in (ALL, WEIGHTS) if name in study.boards})
+    sources, published = read_claims()
+    compared = compare(published, {name: study.boards[name] for name in (ALL, WEIGHTS) if name in study.boards})
     rows = tuple(row for each in compared for row in _rows(each))
     records = [record for each in compared for record in _records(each)]
-    sources = "; ".join(f"{short}: {source}" for source, short in SHORT.items())
-    return Table("claims", HEADER, rows, CAPTION, pd.DataFrame(records), (f"Sources. {sources}.",))
+    records = [{**record, "source": sources[record["source"]]} for record in records]
+    named = "; ".join(f"{short}: {source}" for short, source in sources.items())
+    return Table("claims", HEADER, rows, CAPTION, pd.DataFrame(records), (f"Sources. {named}.",))
 
 
 def _rows(compared: Compared) -> list[tuple[str, ...]]:
     claim = compared.claim
-    about = (SHORT[claim.source], claim.says, claim.published)
+    about = (claim.source, claim.says, claim.published)
     if not compared.measured:
         return [(*about, *[numbers.ABSENT] * 6, compared.answer, claim.limits)]
     first, *rest = (_cells(measured) for measured in compared.measured)
@@ -109,7 +110,7 @@ def _records(compared: Compared) -> list[dict]:
 
 
 def _numbers(measured: Measured | None) -> dict[str, float | int | str]:
-    """The estimate and what it is of; of untrained models where there are any."""
+    """Return the estimate and what it is of; of untrained models if there are any."""
     estimate = None if measured is None else measured.estimate
     ends = {name: math.nan if estimate is None else getattr(estimate, name) for name in ("value", "low", "high")}
     nulls = {

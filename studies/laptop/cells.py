@@ -1,25 +1,17 @@
-"""What the study's cohort came to cell by cell: DIFF minus each standard arm by length and number of distractors, and the rest of
-what was looked at after the study was read, so that nothing here has a corrected p.
+"""The page ``cells.md``: DIFF minus each standard arm by length and number of distractors.
 
-    python -m studies.laptop.cells runs/laptop > docs/study/cells.md
-
-Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs; of formed models.
+It has what was looked at after the study was read, so nothing here has a corrected p. Means over seeds, 95 % intervals
+(Student's t over seeds, paired), p of every way to flip the seeds' signs; of formed models.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from pathlib import Path
-
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.declared.primary import slopes_of
 from diffscope.hypotheses.intervals import sign_flip_test, students_t
-from diffscope.hypotheses.stored import open_cohort
 
 BASELINES = ("standard", "double-width")
 FEWEST = 5  # seeds of a p by sign flips
@@ -42,7 +34,7 @@ def leads(scores: xr.DataArray, arm: str) -> xr.DataArray:
 
 
 def by_cell(scores: xr.DataArray) -> list[str]:
-    """The lead of DIFF in every cell, and from one length to the next."""
+    """List the lead of DIFF in every cell, and from one length to the next."""
     lines = ["## Log-odds, DIFF − arm (nats)\n", "| arm | tokens | distractors | lead |", "|---|---|---|---|"]
     for arm in BASELINES:
         lead = leads(scores, arm)  # (seed, length, distractors)
@@ -63,7 +55,7 @@ def by_cell(scores: xr.DataArray) -> list[str]:
 
 
 def slopes(scores: xr.DataArray) -> list[str]:
-    """The third primary with and without the lengths that models were trained on."""
+    """List the third primary with and without the lengths that models were trained on."""
     lines = ["\n## Slope on distractors − slope on length (nats per doubling)\n", "| arm | lengths | slope |", "|---|---|---|"]
     for arm in BASELINES:
         for lengths in ([128, 256, 512], [256, 512]):
@@ -113,7 +105,7 @@ def near_duplicates(cohort: xr.Dataset) -> list[str]:
 
 
 def unstable(cohort: xr.Dataset) -> list[str]:
-    """Runs that count as not formed, and how well they answered along the way."""
+    """List runs that count as not formed, and how well they answered along the way."""
     lines = ["\n## Runs that never formed\n", "| run | most | first at 90 % | last |", "|---|---|---|---|"]
     of_their_own = [arm for arm in cohort["arm"].values if arm not in went_on(cohort)]
     for arm in of_their_own:
@@ -132,18 +124,3 @@ def page(cohort: xr.Dataset) -> str:
     scores = cohort["log_odds"].mean("prompt")  # (arm, seed, length, distractors)
     parts = [by_cell(scores), slopes(scores), steps_to_form(cohort), near_duplicates(cohort), unstable(cohort)]
     return "\n".join([TITLE, *(line for part in parts for line in part)])
-
-
-def main() -> None:
-    """Print what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cohort", type=Path)
-    try:
-        cohort = open_cohort(parser.parse_args().cohort)
-    except DiffscopeError as error:
-        sys.exit(f"error: {error}")
-    print(page(cohort))
-
-
-if __name__ == "__main__":
-    main()

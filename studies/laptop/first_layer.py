@@ -1,13 +1,10 @@
-"""What the second map of the bundled mini-diff does, layer by layer: where it looks, and what the answer loses without it.
-
-    python -m studies.laptop.first_layer > docs/study/first_layer.md
+"""The page ``first_layer.md``: where the second map of the bundled mini-diff looks, and what the answer loses without it.
 
 mini-diff is the DIFF model of seed 5 of the study's cohort, the one of its eight whose weights are shipped.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -44,7 +41,7 @@ def prompts_for(scope: Scope, count: int) -> list[Prompt]:
 
 
 def before_the_number(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, np.ndarray]:
-    """What A1 and A2 give to the token before the number that is asked for, (prompt, layer, head)."""
+    """Return what A1 and A2 give to the token before the number that is asked for, (prompt, layer, head)."""
     shares = previous_token_share(scope, prompts)
     return {name: shares[name.lower()].values for name in MAPS}
 
@@ -65,11 +62,11 @@ def in_words(values: np.ndarray) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Format a Markdown table."""
     return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
 
 
-def page(count: int) -> str:
+def page(count: int = PROMPTS) -> str:
     """All of it, as Markdown."""
     scope = diffscope.load(MODEL)
     prompts = prompts_for(scope, count)
@@ -84,9 +81,9 @@ def page(count: int) -> str:
     learned = answers(scope, prompts)
     return (
         "# The second map of mini-diff, layer by layer\n\n"
-        f"`python -m studies.laptop.first_layer --prompts {count}`: the DIFF model of seed 5, the one of the cohort's eight whose "
-        f"weights are shipped, on {count} held-out prompts of {LENGTH} tokens with {NEEDLES - 1} distractors, of which it "
-        f"answers {learned.right.mean():.0%} (loss {learned.loss.mean():.2f} nats). Means with 95 % intervals over prompts: of "
+        f"The DIFF model of seed 5, the one of the cohort's eight whose weights are shipped, on {count} held-out prompts of "
+        f"{LENGTH} tokens with {NEEDLES - 1} distractors, of which it answers {learned.right.mean():.0%} "
+        f"(loss {learned.loss.mean():.2f} nats). Means with 95 % intervals over prompts: of "
         "this model, and of no other. Read after the study, and corrected for nothing. The next study does the same with all "
         "eight seeds.\n\n"
         "## What the token before the number gets\n\nQuery: the number that is asked for, where the text states it. Key: the "
@@ -113,14 +110,3 @@ def _along(prompts: Sequence[Prompt], count: int) -> list[tuple[str, ...]]:
         means = [f"{masses[name][:, 0, head].mean():.2f}" for name in MAPS for head in range(masses[name].shape[2])]
         rows.append(("end" if step is None else str(step), f"{_lambdas(scope, prompts)[0]:.2f}", *means))
     return rows
-
-
-def main() -> None:
-    """Print what the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=PROMPTS)
-    print(page(parser.parse_args().prompts), end="")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,37 +1,28 @@
-"""What the documentation says of a shipped study, from that study: its boards, published claims, figures, and tables.
-
-    python -m studies.laptop.pages laptop              # into docs/study, and the tables that docs/study.md quotes
-    python -m studies.laptop.pages laptop --check      # write nothing; say what is no longer of the study that is shipped
+"""The pages of the documentation that are made of a study: its boards, published claims, figures, and tables.
 
 ``docs/study.md`` quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 
 from diffscope import figures, tables
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.conclusion import of_kind, overall
-from diffscope.hypotheses.kept_study import READ_AGAIN
 from diffscope.hypotheses.report import left_out
 from diffscope.hypotheses.sentence import by_signs, whole, word
-from diffscope.hypotheses.study import ALL, Study, open_study
+from diffscope.hypotheses.study import ALL, Study
 from diffscope.hypotheses.study_report import markdown, rates, runs
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.tables import numbers
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGE = "study.md"
-FOLDER = "study"
 WIDTH = 7.0  # inches of a figure
 WITHOUT = "without one seed or head"
 ESCAPED = "\\|"
@@ -57,12 +48,12 @@ def drawings(study: Study) -> dict[str, figures.Figure]:
 
 
 def quotes(study: Study) -> dict[str, str]:
-    """What the page quotes, by name."""
+    """Return what the page quotes, by name."""
     board = study.boards[ALL]
     return {
         "conclusion": _points(overall(board)),
         "primaries": _judged(of_kind(board, "primary")),
-        "second-reading": _read_again(study.facts["recipe"]),
+        "second-reading": _notes(study),
         "answers": _answers(study),
         "decided": _decided(board),
         "runs": _below(runs(study)),
@@ -74,14 +65,14 @@ def _points(points: Iterable[str]) -> str:
     return "".join(f"- {point}\n" for point in points)
 
 
-def _read_again(recipe: str) -> str:
-    """What a second reading of a study found, point by point."""
-    first, *points = READ_AGAIN.get(recipe, ("Not read a second time.",))
+def _notes(study: Study) -> str:
+    """Format what was found of a study by hand, point by point."""
+    first, *points = study.notes or ("Nothing was found besides.",)
     return f"{first}\n\n{_points(points)}"
 
 
 def _judged(verdicts: Sequence[Verdict]) -> str:
-    """What rules use or questions ask, and what that answers, and a column of words for each account.
+    """Format what rules use or questions ask, what that answers, and a column of words for each account.
 
     The corrected p stands at each quantity, or once at a whole test.
     """
@@ -121,7 +112,7 @@ def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
 
 
 def _p(verdict: Verdict, name: str) -> str:
-    """The p that is corrected, and the other one if two are known."""
+    """Format the p that is corrected, and the other one if two are known."""
     estimate = verdict.estimates[name]
     signs, of_t = (numbers.plain(p, 2) for p in (estimate.p, estimate.p_t))
     if math.isnan(estimate.p_t):
@@ -147,12 +138,12 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _below(section: str) -> str:
-    """A section without its heading."""
+    """Return a section without its heading."""
     return section.partition("\n\n")[2]
 
 
 def quoted(page: str, known: Mapping[str, str]) -> str:
-    """A page with what it quotes anew.
+    """Return a page with what it quotes made anew.
 
     Raises
     ------
@@ -166,42 +157,3 @@ def quoted(page: str, known: Mapping[str, str]) -> str:
         return f"{match[1]}\n{known[match['name']]}\n{match[3]}"
 
     return QUOTED.sub(anew, page)
-
-
-def outdated(study: Study, docs: Path = DOCS) -> list[str]:
-    """Names of texts that say something else than the study."""
-    texts = {f"{FOLDER}/{name}": text for name, text in pages(study).items()}
-    page = (docs / PAGE).read_text(encoding="utf-8")
-    known = {name: (docs / name).read_text(encoding="utf-8") if (docs / name).is_file() else "" for name in texts}
-    return [*([PAGE] if quoted(page, quotes(study)) != page else []), *(name for name in texts if known[name] != texts[name])]
-
-
-def write(study: Study, docs: Path = DOCS) -> None:
-    """Write pages and figures, and what the page quotes."""
-    (docs / FOLDER).mkdir(exist_ok=True)
-    for name, text in pages(study).items():
-        (docs / FOLDER / name).write_text(text, encoding="utf-8")
-    for name, figure in drawings(study).items():
-        figure.save(docs / FOLDER / f"{name}.svg")
-    page = docs / PAGE
-    page.write_text(quoted(page.read_text(encoding="utf-8"), quotes(study)), encoding="utf-8")
-
-
-def main() -> None:
-    """Do what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("study", nargs="?", help="a shipped study by its name, or a folder; by default the laptop's")
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
-    try:
-        study = open_study(options.study)
-        if not options.check:
-            write(study)
-        elif names := outdated(study):
-            sys.exit(f"no longer of the study: {', '.join(names)}; write them anew with python -m studies.laptop.pages")
-    except DiffscopeError as error:
-        sys.exit(f"error: {error}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,7 @@
-"""Write down what a study will be made of, before it is read: ``python studies/laptop/preregister.py runs/laptop benchmarks/results/laptop``.
+"""Write down what a study will be made of, before it is read: ``python -m studies.laptop.preregister runs/laptop``.
 
-The file, ``reading.json`` in the second folder, is committed before ``diffscope study run``: the revision, which names the rules
-and all other code, the format of the evidence, a digest of the data, and which runs are finished, failed or missing. It has no
-scores.
+The file, ``preregistered.json``, is committed before ``diffscope study run``: the revision, which names the rules and all other
+code, the format of the evidence, a digest of the data, and which runs are finished, failed or missing. It has no scores.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from diffscope.files import write_json
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
 
-FILE = "reading.json"
+FILE = Path(__file__).with_name("preregistered.json")
 STATES = ("finished", "failed", "missing")
 ROOT = Path(__file__).parents[2]
 
 
 def reading(run: Path, recipe: Recipe, revision: str) -> dict:
-    """What there is of a cohort, by arm, without a score.
+    """Return which runs of a cohort there are, by arm, without a score.
 
     Parameters
     ----------
@@ -69,7 +68,7 @@ def _digest(run: Path, results: list[Path]) -> str:
 
 
 def revision() -> str:
-    """The revision of this checkout.
+    """Return the revision of this checkout.
 
     Raises
     ------
@@ -87,16 +86,16 @@ def main() -> None:
     """Write the list as the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("target", type=Path)
+    parser.add_argument("--out", type=Path, default=FILE)
     parser.add_argument("--recipe", help="name or .toml file of what it was trained by; by default the name of the folder")
     options = parser.parse_args()
     try:
         table = reading(options.run, Recipe.load(options.recipe or options.run.name), revision())
-        write_json(options.target / FILE, table, indent=1)
+        write_json(options.out, table, indent=1)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     counts = (f"{sum(len(of_arm[state]) for of_arm in table['arms'].values())} {state}" for state in STATES)
-    print(f"runs: {', '.join(counts)}; commit {options.target / FILE}")
+    print(f"runs: {', '.join(counts)}; commit {options.out}")
 
 
 if __name__ == "__main__":

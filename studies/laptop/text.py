@@ -1,7 +1,6 @@
-"""What a cohort of plain text shows: perplexity, attention sinks, attention by depth in four normalisations, λ along training.
+"""The page ``text.md``: perplexity, sinks, attention by depth in four normalisations and λ along training, of plain text.
 
-    python -m studies.laptop.text runs/laptop/laptop-text --out benchmarks/results/text_cohort.json
-    python -m studies.laptop.text --page benchmarks/results/text_cohort.json > docs/study/text.md
+:func:`run` reads trained models; what it found is the result ``text``, from which :func:`page` writes.
 
 Means over seeds, with 95 % intervals (Student's t) where there are three or more; DIFF minus each standard arm is paired by seed.
 Losses are of all text of modules that no model was trained on; maps of a few texts drawn from it, others for each seed, the same
@@ -12,9 +11,6 @@ Nothing here is judged: it is a description of models that write text, beside a 
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -25,12 +21,11 @@ import xarray as xr
 import diffscope
 from diffscope import readings
 from diffscope.errors import DiffscopeError
-from diffscope.files import plain, write_json
+from diffscope.files import plain
 from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
 from diffscope.scope.answering import logits_of
 from diffscope.stats.averaging import averaged
-from diffscope.store import provenance
 from diffscope.tasks import scoring
 from diffscope.tasks.recall import Recall, earlier
 from diffscope.tasks.template import prefix_tokens
@@ -145,7 +140,7 @@ def maps(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def nearest(scope: Scope, ids: np.ndarray) -> Values:
-    """What maps give to a query's own token, the one before, the first: mean over texts and queries, by layer; most of a head."""
+    """Measure what maps give to a query's own token, the one before and the first, by layer, and the most of a head."""
     found: dict[tuple[str, str, int], list[np.ndarray]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
@@ -171,7 +166,7 @@ def nearest(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def shared(scope: Scope, ids: np.ndarray) -> Values:
-    """What the best coefficient leaves of A1, with A2 of its head and with those of the layer's other heads; none of standard."""
+    """Measure what the best coefficient leaves of A1, with A2 of its head and of the layer's other heads; not of standard."""
     found: dict[tuple[str, int], list[float]] = {}
     for row in ids:
         cap = scope.capture(row.tolist())
@@ -195,14 +190,14 @@ def shared(scope: Scope, ids: np.ndarray) -> Values:
 
 
 def _by_layer(words: str, values: xr.DataArray) -> Values:
-    """The mean over queries and heads, by layer, and over layers; NaN where a layer has none."""
+    """Return the mean over queries and heads, by layer, and over layers; NaN where a layer has none."""
     over = averaged(values, [dim for dim in ("query", "head") if dim in values.dims]).values
     layers = {f"{words}, layer {layer}": float(value) for layer, value in enumerate(over.values)}
     return {words: float(over.mean(skipna=False)), **layers}
 
 
 def by_depth(scope: Scope, seed: int) -> Values:
-    """What the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
+    """Measure what the last query of retrieval prompts gives to the answer and to irrelevant tokens, by depth and normalisation.
 
     Means over heads, then layers; of the sum over 1 − λ, which has no bound, the median over all heads too. Beside it what
     uniform attention would give, and how the prompts are answered.
@@ -295,7 +290,7 @@ def run(cohort: Path, arms: Sequence[str] = (), tell: Callable[[str], object] = 
         seed = int(folder.name.removeprefix("seed-"))
         runs.setdefault(folder.parent.name, {})[seed] = read(folder, seed)
     made_of = {"length": LENGTH, "windows": len(windows(diffscope.load(folders[0]))[0]), "texts": TEXTS, "few": FEW}
-    return plain({"made_with": provenance(False), **made_of, **summary(runs), "runs": runs})
+    return plain({**made_of, **summary(runs), "runs": runs})
 
 
 def page(result: Mapping) -> str:
@@ -316,48 +311,8 @@ def page(result: Mapping) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Read, print the means of whole models, and keep everything."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cohort", type=Path, nargs="?")
-    parser.add_argument("--arm", action="append", default=[], help="only this one; repeatable")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--page", type=Path, help="print what a file that --out wrote says, as Markdown, and read nothing anew")
-    options = parser.parse_args()
-    if options.page:
-        return _print_page(options.page)
-    if not options.cohort:
-        parser.error("which cohort? such as runs/laptop/laptop-text; or a page of results with --page FILE")
-    try:
-        result = run(options.cohort, options.arm, lambda words: print(words, file=sys.stderr))
-    except DiffscopeError as error:
-        sys.exit(f"error: {error}")
-    if options.out:
-        write_json(options.out, result, indent=1)
-    for title, tables in (("means", result["arms"]), ("paired differences", result["differences"])):
-        print(f"\n{title}: {', '.join(tables)}")
-        for name in dict.fromkeys(name for table in tables.values() for name in table if "layer" not in name):
-            cells = (table.get(name) for table in tables.values())
-            print(f"{name:60}", "  ".join(map(_cell, cells)))
-    return 0
-
-
-def _print_page(file: Path) -> int:
-    try:
-        print(page(json.loads(file.read_text(encoding="utf-8"))), end="")
-    except (OSError, ValueError, LookupError) as error:
-        sys.exit(f"error: {file} is no file that --out wrote ({type(error).__name__}); give one that is")
-    except DiffscopeError as error:
-        sys.exit(f"error: {error}")
-    return 0
-
-
 def _cell(row: dict | None) -> str:
     if row is None or row["value"] is None:
         return "–"
     ends = "" if row["low"] is None else f" ({row['low']:.3g} to {row['high']:.3g})"
     return f"{row['value']:.3g}{ends}".replace("-", "−")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

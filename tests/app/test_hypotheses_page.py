@@ -11,9 +11,10 @@ from small_models import PROMPT
 
 from diffscope import tables
 from diffscope.cards import BUNDLED
-from diffscope.hypotheses import TESTS, kept_study, study
-from diffscope.hypotheses.kept_study import shipped
-from diffscope.hypotheses.study import open_study
+from diffscope.hypotheses import TESTS
+from diffscope.hypotheses import shipped as shipped_files
+from diffscope.hypotheses.shipped import SHIPPED, shipped
+from diffscope.hypotheses.study import ALL, open_study
 from tests.contradictions import of_row
 from tests.study_data import study as planted_study
 
@@ -116,12 +117,13 @@ def test_a_row_opens_where_it_stands(app, quick):
 def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     if name == "planted":
         planted_study().save(tmp_path / name)
-        monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
+        (tmp_path / "laptop").symlink_to(SHIPPED / "laptop")  # its claims and power
+        monkeypatch.setattr(shipped_files, "SHIPPED", tmp_path)
     kept = open_study(name)
     which = list(kept.boards)[-1 if name == "planted" else 0]
     test = page(app, f"{name} cohort, {which}")
-    seeds = kept.facts["fresh"] if which == study.FRESH else max(kept.facts["arms"].values(), key=len)
-    assert any(", ".join(map(str, seeds)) in element.value for element in test.markdown)
+    seeds = ", ".join(map(str, max(kept.facts["arms"].values(), key=len)))
+    assert any((seeds if which == ALL else which) in element.value for element in test.markdown)
     formation = next(verdict for verdict in kept.boards[which] if verdict.test.id == "formation")
     metrics = {metric.label.replace("\\", ""): metric for metric in test.metric}
     for quantity in formation.corrected:
@@ -151,15 +153,6 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     assert claims.values.tolist() == [list(row) for row in tables.claims(kept).rows]
     for chosen in list(rows(test))[:: 8 if name == "planted" else 1]:
         opened(test, chosen)
-
-
-def test_without_a_shipped_study_the_page_says_what_is_known_of_it(app, monkeypatch, tmp_path):
-    monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
-    test = page(app)
-    assert kept_study.NONE_SHIPPED[1:] in shown(test.info) and study.TAKEN_BACK in shown(test.markdown)
-    assert test.selectbox(key="hypotheses-board").options == ["the model", "a trained cohort"]
-    able = sum(declared.needs in ("model", "pair") for declared in TESTS.values())
-    assert f"{able} of the {len(TESTS)} tests below ask no more" in shown(test.markdown)
 
 
 def test_every_primary_says_what_it_would_find(app):
@@ -239,8 +232,8 @@ def test_what_is_not_there_is_said(app, tmp_path):
 
 
 def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
-    from diffscope.hypotheses.planted_cohort import planted_cohort
     from diffscope.store import save_statistics
+    from studies.laptop.calibration.simulate import planted_cohort
 
     cohort = planted_cohort("NC", 8)
     cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})

@@ -2,7 +2,6 @@
 
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,8 +19,6 @@ from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_evidence
 from diffscope.hypotheses.verdict import Verdict
-
-OLD = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +54,9 @@ def test_idle_heads_come_out_idle_and_working_ones_not(scope):
     assert Models.open([diffscope.load("mini-standard")], few).a2_cost is None
 
 
-def test_the_kept_cohort_by_what_its_heads_cost():
+def test_the_kept_cohort_by_what_its_heads_cost(laptop_runs):
     """Of the shipped study's runs; by A1's mass on the answer beside it, as it was published."""
-    paths = runs_with_evidence(OLD, "diff")[0]
+    paths = runs_with_evidence(laptop_runs / "laptop", "diff")[0]
     models = open_runs(paths)
     board = run(["amplifier", "common-mode-injection", "sparsity"], model=models)
     found = {verdict.test.id: verdict.estimates for verdict in board}
@@ -125,8 +122,8 @@ def test_heads_of_untrained_models_count_as_those_of_the_trained(scope):
         Settings(weights="mass")
 
 
-def test_a_verdict_says_how_heads_were_weighted_and_is_read_again():
-    paths = runs_with_evidence(OLD, "diff")[0]
+def test_a_verdict_says_how_heads_were_weighted_and_is_read_again(laptop_runs):
+    paths = runs_with_evidence(laptop_runs / "laptop", "diff")[0]
     (first,), (second,) = (run("sparsity", model=open_runs(paths, weights)) for weights in ("knock-out", "answer"))
     assert "weighted by what the answer's loss rises by without each" in first.statistic
     assert "weighted by A1's mass on the answer" in second.statistic and second.statistic != first.statistic

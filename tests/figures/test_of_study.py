@@ -12,7 +12,7 @@ from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.outcomes import outcomes
-from diffscope.hypotheses.planted_cohort import planted_cohort
+from studies.laptop.calibration.simulate import planted_cohort
 from tests.study_data import study as planted_study
 
 

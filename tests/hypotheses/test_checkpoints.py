@@ -12,8 +12,8 @@ from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.board import over_trainings
 from diffscope.hypotheses.declared.steps import growth, late_mean
-from diffscope.hypotheses.planted import Planted, planted_models, simulated_models
 from diffscope.hypotheses.statistics import Sample
+from studies.laptop.calibration.synthetic import Planted, planted_models, simulated_models
 
 STEPS = [0, 10, 50, 200, 800]
 

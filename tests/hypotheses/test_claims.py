@@ -10,11 +10,11 @@ from diffscope import DiffscopeError, tables
 from diffscope.cli import main
 from diffscope.hypotheses import TESTS
 from diffscope.hypotheses.board import run
-from diffscope.hypotheses.claims import Bearing, Claim, answered, compare
-from diffscope.hypotheses.published import CLAIMS, SHORT
+from diffscope.hypotheses.claims import Bearing, Claim, answered, compare, read_claims
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from tests.study_data import estimate, study
 
+SOURCES, CLAIMS = read_claims()
 INTERVALS = {  # (low, high): above, below, none within ± 0.5, not above 0.5, not below −0.5, in 2 to 5
     (0.1, 0.4): ("same sign", "other sign", "within", "within", "within", "outside, below"),
     (-0.2, 0.4): ("open", "open", "within", "within", "within", "outside, below"),
@@ -38,7 +38,7 @@ def test_an_answer_is_what_the_whole_interval_says(interval):
 
 def test_every_claim_is_about_quantities_that_are_declared_and_says_its_limits():
     for claim in CLAIMS:
-        assert claim.source in SHORT and claim.limits.endswith("."), claim.id
+        assert claim.source in SOURCES and claim.limits.endswith("."), claim.id
         for bearing in claim.bearings:
             assert bearing.quantity in TESTS[bearing.test].quantities, claim.id
     assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)

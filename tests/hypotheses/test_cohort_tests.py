@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +10,14 @@ from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
-from diffscope.hypotheses import TESTS, arms, power, report, run, summary
+from diffscope.hypotheses import TESTS, arms, report, run, summary
 from diffscope.hypotheses.declared import PRIMARIES, primary
 from diffscope.hypotheses.declared import cohort as declared
-from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
+from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import failures_at_worst, first_to_form
-from studies.laptop.calibration.power import for_boards
+from studies.laptop.calibration import power
+from studies.laptop.calibration.simulate import Sizes, planted_cohort
+from studies.laptop.results import read_result
 
 STRONG = Sizes(log_odds=2.0, slope=1.0, steps=1.0, rejection=8.0)
 OF_COHORTS = [id for id, test in TESTS.items() if test.needs == "cohort" and test.judged]
@@ -289,15 +290,17 @@ def test_the_board_says_what_it_supports_together():
     assert max(primaries) < min(others) and max(others) < page.index("## Together")
 
 
-def test_boards_say_the_power_that_was_kept():
+def test_boards_say_the_power_that_was_simulated():
     """The smallest effect that is found in four of five cohorts, with how often it is where runs fail."""
-    root = Path(__file__).parents[2]
-    assert for_boards(json.loads((root / "benchmarks/results/power.json").read_text())) == power.kept()
-    rows = {(row["test"], row["effect"], row["failed"]): row["found"] for row in power.kept()["rows"]}
+    kept = read_result("power")
+    of_board = [row for row in kept["power"] if (row["spreads"], row["seeds"]) == ("middle", 8)]
+    rows = {(row["test"], row["effect"], row["failed"]): row["found"] for row in of_board}
     effects = {"formation": "0.8 octaves", "distractors": "1.5 nats", "common-noise": "4.5 dB"}
+    assert power.sentences(kept) == {id: power_of(id) for id in PRIMARIES}
     for id, effect in effects.items():
         size = float(effect.partition(" ")[0])
-        words = power.in_words(id)
+        words = power_of(id)
         assert f"an effect of {effect} is found in {rows[id, size, power.NO_RUN]:.0%}" in words
         assert words.endswith(f"in {rows[id, size, power.EACH]:.0%}")
-        assert all(found < 0.8 for (test, smaller, failed), found in rows.items() if test == id and smaller < size)
+        smaller = [found for (test, of, failed), found in rows.items() if test == id and of < size and failed == power.NO_RUN]
+        assert all(found < 0.8 for found in smaller)

@@ -15,9 +15,9 @@ from diffscope.evidence.heads import Table
 from diffscope.evidence.last_query import lambda_distance
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
-from diffscope.hypotheses.planted import Planted, planted_models
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
+from studies.laptop.calibration.synthetic import Planted, planted_models
 from tests import tiny
 
 FEW = Settings(prompts=10, length=128, needles=2, untrained=4)

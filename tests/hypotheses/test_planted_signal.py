@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import mean_gain
+from studies.laptop.calibration.signal import EXPECTED, TRUTHS, PlantedSignal, account_of
 
 
 @pytest.mark.parametrize("truth", TRUTHS)

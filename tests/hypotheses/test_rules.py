@@ -321,7 +321,7 @@ def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
     )
     for text in (repr(verdict), verdict._repr_html_(), Board([verdict])._repr_html_(), *whole):
         assert text.count("0.0492") == 1, text
-    assert "0.0492" not in verdict.sentence and "0.0492" in report.words([verdict]).rows[0][4]
+    assert "0.0492" not in verdict.sentence and "0.0492" in verdict.judged
     assert "0.0492" in report.markdown([verdict], "").partition("## formation")[0]
     table = tables.board([verdict])
     assert sum("0.049" in cell for row in table.rows for cell in row) == 1 and "0.049" in table.rows[0][1]

@@ -18,9 +18,9 @@ from diffscope.evidence.signs import (
 from diffscope.hypotheses import Models, Settings, run
 from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.declared.signed_heads import on_previous
-from diffscope.hypotheses.planted import Planted, planted_models
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
+from studies.laptop.calibration.synthetic import Planted, planted_models
 from tests import tiny
 
 IDS = ["signed-weights", "a2-content", "a2-signal"]

@@ -1,29 +1,24 @@
-"""A study is kept, goes on where it stopped, and is refused when its rules are no longer these."""
+"""A study is kept, and is refused when its rules are no longer these."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
 from statsmodels.api import SurvfuncRight
 
-import diffscope
 from diffscope.cli import main
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.hypotheses import TESTS, Settings, Verdict, board, kept_study, run
-from diffscope.hypotheses.kept_study import FILE, WORDS, find, read_words, shipped
-from diffscope.hypotheses.planted_cohort import planted_cohort
-from diffscope.hypotheses.stored import open_cohort
-from diffscope.hypotheses.study import FinishedTests, open_study, run_study, survival
+from diffscope.hypotheses import TESTS, Verdict, shipped
+from diffscope.hypotheses.shipped import STUDY
+from diffscope.hypotheses.study import open_study, run_study, survival
 from diffscope.hypotheses.study_report import markdown
 from diffscope.store import save_statistics
+from studies.laptop.calibration.simulate import planted_cohort
+from studies.laptop.reproduce import alike
 from tests.study_data import study as planted_study
 
-PACKAGE = Path(diffscope.__file__).parent
 IDS = ["signed-mask", "distractors-or-length", "formation", "noise-symmetry"]
 
 
@@ -38,67 +33,33 @@ def folder(tmp_path):
 
 
 def test_a_study_comes_back_as_it_was_kept(folder, tmp_path):
-    study = run_study(folder, tmp_path / "study", fresh=[3, 4], tests=IDS)
+    study = run_study(folder, tests=IDS)
+    study.save(tmp_path / "study")
     again = open_study(tmp_path / "study")
-    assert again.facts == json.loads(json.dumps(study.facts)) and again.survival == study.survival
+    assert again.facts == json.loads(json.dumps(study.facts))
+    assert alike(again.survival, study.survival)
     words, wanted = ([(verdict.shown, verdict.sentence) for verdict in result.boards["all seeds"]] for result in (again, study))
     assert words == wanted
-    assert [board[0].estimates["own"].seeds for board in study.boards.values()] == [5, 2]
+    for name, estimate in study.boards["all seeds"][0].estimates.items():
+        read = again.boards["all seeds"][0].estimates[name]
+        assert read.value == pytest.approx(estimate.value, rel=1e-13)
+        assert [left.what for left in read.leave_one_out] == [left.what for left in estimate.leave_one_out]
+        lows, wanted = ([left.low for left in of.leave_one_out] for of in (read, estimate))
+        assert len(lows) == 5 and lows == pytest.approx(wanted, rel=1e-13)
     assert study.boards["all seeds"][3].shown == "needs a differential model with a tokenizer for retrieval prompts"
     assert Verdict.from_dict(json.loads(json.dumps(study.boards["all seeds"][0].as_dict())), TESTS).corrected == pytest.approx(
         study.boards["all seeds"][0].corrected
     )
 
 
-def test_what_is_finished_is_not_run_again(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("diffscope.hypotheses.study.revision", lambda: "abc")
-    run_study(folder, tmp_path / "study", tests=IDS[:2])
-    ran = []
-    monkeypatch.setattr(board, "result_of", lambda test, subject: ran.append(test.id) or "nothing more")
-    study = run_study(folder, tmp_path / "study", tests=IDS[:3])
-    assert ran == ["formation"] and study.boards["all seeds"][2].shown == "needs nothing more"
-    run_study(folder, tmp_path / "study", tests=IDS[:1], settings=Settings(prompts=50))  # another question
-    assert ran == ["formation", "signed-mask"]
-    other = open_cohort(folder)
-    other["formation"] = other["formation"] + 25
-    save_statistics(other, folder / "cohort.nc", dated=False)  # other scores
-    run_study(folder, tmp_path / "study", tests=IDS[:1])
-    assert ran[2:] == ["signed-mask"]
-
-
-@pytest.mark.parametrize("later, again", [("abc", False), ("abd", True), ("abc+", True)])
-def test_what_other_code_has_finished_is_run_again(folder, tmp_path, monkeypatch, later, again):
-    """Code with uncommitted changes may be other code each time."""
-    ran = []
-    result_of = board.result_of
-    monkeypatch.setattr(board, "result_of", lambda test, subject: ran.append(test.id) or result_of(test, subject))
-    for revision in ("abc+" if later == "abc+" else "abc", later):
-        monkeypatch.setattr("diffscope.hypotheses.study.revision", lambda at=revision: at)
-        study = run_study(folder, tmp_path / "study", tests=IDS[:1])
-    assert ran == IDS[:1] * (1 + again) and study.facts["made_with"]["revision"] == later
-
-
-def test_estimates_that_are_kept_are_the_same(folder, tmp_path):
-    finished = FinishedTests(tmp_path / "parts", ["x"])
-    fresh = run("formation", cohort=planted_cohort("NC", 4), finished=finished)
-    again = run("formation", finished=FinishedTests(tmp_path / "parts", ["x"]))
-    assert again[0].sentence == fresh[0].sentence and list(finished) == ["formation"]
-    (path,) = (tmp_path / "parts").iterdir()
-    path.write_text("{")
-    assert "formation" not in finished  # half a file is none
-
-
 def test_other_rules_and_damage_are_refused(folder, tmp_path):
-    run_study(folder, tmp_path / "study", tests=IDS[:1])
-    path = tmp_path / "study" / FILE
+    path = run_study(folder, tests=IDS[:1]).save(tmp_path / "study")
+    assert path.name == STUDY
     record = read_proven_json(path, "")
     for name in ("rule", "statistic"):
         write_proven_json(path, {**record, "boards": {"all seeds": [record["boards"]["all seeds"][0] | {name: "another"}]}})
         with pytest.raises(DiffscopeError, match="judged by another rule now"):
             open_study(tmp_path / "study")
-    write_proven_json(path, {**record, "facts": {"family": "planted"}})
-    with pytest.raises(DiffscopeError, match='called a "cohort" now'):
-        open_study(tmp_path / "study")
     path.write_text("{")
     with pytest.raises(CorruptFile, match="is damaged"):
         open_study(tmp_path / "study")
@@ -107,13 +68,13 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
 
 
 def test_a_study_is_opened_by_its_name_once_it_is_shipped(tmp_path, monkeypatch):
-    monkeypatch.setattr(kept_study, "SHIPPED", tmp_path)
+    monkeypatch.setattr(shipped, "SHIPPED", tmp_path)
     for name in (None, "laptop"):
-        with pytest.raises(DiffscopeError, match="no study is shipped.*diffscope train laptop.*diffscope study run") as error:
+        with pytest.raises(DiffscopeError, match="no study in .*; shipped: none") as error:
             open_study(name)
         assert "\n" not in str(error.value)
     planted_study().save(tmp_path / "laptop")
-    assert shipped() == ["laptop"]
+    assert shipped.shipped() == ["laptop"]
     for name in (None, "laptop", tmp_path / "laptop"):
         assert open_study(name).facts["recipe"] == "planted"
     with pytest.raises(DiffscopeError, match="no study in gpu; shipped: laptop"):
@@ -154,10 +115,10 @@ def test_the_median_step_is_that_of_kaplan_and_meier(seed):
 
 def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     out = tmp_path / "study"
-    assert main(["study", "run", "--cohort", str(folder), "--fresh", "4", "--out", str(out)]) == 0
+    assert main(["study", "run", "--cohort", str(folder), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "distractors-or-length" in shown and "fresh: 4" in shown and "Corrections, at 0.05" in shown
-    assert main(["study", "show", str(out), "--board", "fresh seeds", "--out", str(tmp_path / "b.md")]) == 0
+    assert "distractors-or-length" in shown and "seeds 0, 1, 2, 3, 4" in shown and "Corrections, at 0.05" in shown
+    assert main(["study", "show", str(out), "--out", str(tmp_path / "b.md")]) == 0
     assert "distractors-or-length" in (tmp_path / "b.md").read_text() and "log-rank" in capsys.readouterr().out
     assert "## Runs" in (tmp_path / "b.md").read_text()
     for arguments, words in (
@@ -166,7 +127,6 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
         (["study", "run", "--family", str(folder)], "--family is called --cohort now"),
         (["study", "show", str(out), "--board", "mine"], "no board 'mine'"),
         (["study", "show", str(tmp_path)], "there is no study"),
-        (["study", "run", "--cohort", str(folder), "--fresh", "9"], "no seed 9"),
     ):
         assert main(arguments) == 2
         assert words in capsys.readouterr().err
@@ -184,34 +144,7 @@ def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(
     assert not any(line.startswith("### standard") for line in lines)
 
 
-def test_what_is_shown_of_a_kept_study_needs_no_model_and_no_statistics(tmp_path):
-    """`study show` takes ten times as long where it imports what measures; words of another revision it does not show."""
-    path = planted_study().save(tmp_path)
-    code = f"""
-import sys
-from diffscope.cli import main
-assert main(["study", "show", {str(tmp_path)!r}]) == 0
-wrong = {{"torch", "transformers", "transformer_lens", "scipy", "statsmodels", "xarray"}} & set(sys.modules)
-assert not wrong, wrong
-"""
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120).stdout
-    words = open_study(tmp_path).words()
-    assert words.boards["all seeds"].sentences[0][:40] in " ".join(shown.split()) and "log-rank" in shown
-    assert read_words(path) == words
-    record = read_proven_json(path, "")
-    for other in ({"diffscope": "0.0.1"}, {"revision": "0000000"}):
-        write_proven_json(path, {**record, WORDS: record[WORDS] | other})
-        assert read_words(path) is None and open_study(tmp_path).words() == words
-
-
-@pytest.mark.parametrize("name", shipped())
-@pytest.mark.parametrize("here", ["0.1.0", "9.0"])
-def test_the_words_of_shipped_studies_are_what_these_rules_say(name, here, monkeypatch):
-    monkeypatch.setattr(kept_study, "__version__", here)
-    assert read_words(find(name)) == open_study(name).words(), f"open the study {name} and save it again"
-
-
-@pytest.mark.parametrize("name", ["planted", *shipped()])
+@pytest.mark.parametrize("name", ["planted", *shipped.shipped()])
 def test_shipped_studies_are_of_these_rules(name, tmp_path):
     study = open_study(planted_study().save(tmp_path).parent if name == "planted" else name)
     for verdicts in study.boards.values():

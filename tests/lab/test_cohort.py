@@ -4,7 +4,6 @@ import json
 import platform
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,8 +35,6 @@ from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.scoring import answers
 from studies.laptop import preregister as reading
 from tests.lab.small_recipes import FORMING, PIECE
-
-RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -405,15 +402,15 @@ def refuse(*_, **__):
 
 
 @pytest.mark.parametrize("name, count", [("laptop", 182), ("laptop-text", 27)])
-def test_kept_runs_are_found_whatever_the_versions(name, count, other_versions):
-    cohort = Cohort(Recipe.load(name), RESULTS / name)
+def test_kept_runs_are_found_whatever_the_versions(name, count, laptop_runs, other_versions):
+    cohort = Cohort(Recipe.load(name), laptop_runs / name)
     outcome = cohort.outcome()
     assert len(outcome.done) == count and not outcome.waiting and not outcome.failed
     assert len(cohort.results()) == count  # and each says that it is of this recipe
 
 
-def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(tmp_path, other_versions, monkeypatch, capsys):
-    kept = shutil.copytree(RESULTS / "laptop-text", tmp_path / "kept")
+def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(laptop_runs, tmp_path, other_versions, monkeypatch, capsys):
+    kept = shutil.copytree(laptop_runs / "laptop-text", tmp_path / "kept")
     monkeypatch.setattr(training, "train_run", refuse)
     monkeypatch.setattr(training, "score", refuse)
     for command in ([], ["--report"]):
@@ -431,8 +428,8 @@ def test_kept_runs_go_on_under_other_versions_and_the_command_says_so(tmp_path, 
         ({"grid": "prompts"}, "was scored on other prompts (it differs in grid)"),
     ],
 )
-def test_kept_runs_are_not_taken_for_those_of_another_recipe(tmp_path, change, words, monkeypatch):
-    kept = shutil.copytree(RESULTS / "laptop", tmp_path / "kept")
+def test_kept_runs_are_not_taken_for_those_of_another_recipe(laptop_runs, tmp_path, change, words, monkeypatch):
+    kept = shutil.copytree(laptop_runs / "laptop", tmp_path / "kept")
     monkeypatch.setattr(training, "train_run", refuse)
     recipe = Recipe.load("laptop")
     if "grid" in change:
@@ -454,8 +451,8 @@ def test_kept_runs_are_not_taken_for_those_of_another_recipe(tmp_path, change, w
         ("tuning/rate-0.001/diff/seed-100", "tuning/rate-0.002/diff/seed-100", "(rate 0.001 instead of rate 0.002)"),
     ],
 )
-def test_a_result_of_another_run_is_refused(tmp_path, source, target, words):
-    kept = shutil.copytree(RESULTS / "laptop", tmp_path / "kept")
+def test_a_result_of_another_run_is_refused(laptop_runs, tmp_path, source, target, words):
+    kept = shutil.copytree(laptop_runs / "laptop", tmp_path / "kept")
     shutil.copy(kept / source / "scores.nc", kept / target / "scores.nc")
     with pytest.raises(DiffscopeError) as error:
         Cohort(Recipe.load("laptop"), kept).results()

@@ -1,7 +1,6 @@
 """When a run counts as formed, by the criterion of its recipe, and when it reached shares of right answers."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,6 @@ from diffscope.lab.training.formation import formation, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.store import open_statistics
 from tests.lab.small_recipes import pair
-
-LAPTOP = Path(__file__).parents[2] / "benchmarks" / "results" / "laptop"
 
 
 def rows(*shares, name="retrieval", stages=(0,) * 9):
@@ -45,9 +42,9 @@ def test_the_criterion_decides_what_is_trained_and_old_recipes_do_not_name_it():
     assert replace(recipe, formed_by="mean of three").trains("diff") != recipe.trains("diff")
 
 
-def test_onsets_are_the_first_step_with_a_share_right():
+def test_onsets_are_the_first_step_with_a_share_right(laptop_runs):
     steps = [5, 10, 15, 20]
     assert onsets(steps, [np.nan, 0.5, 0.79, 0.85]).tolist()[:2] == [10, 20]
     assert np.isnan(onsets(steps, [np.nan, 0.5, 0.79, 0.85])[2])
-    kept = open_statistics(LAPTOP / "diff" / "seed-0" / "scores.nc")  # along which it was evaluated every 25 steps
+    kept = open_statistics(laptop_runs / "laptop/diff/seed-0/scores.nc")  # along which it was evaluated every 25 steps
     assert onsets(kept["step"].values, kept["retrieval"].values).tolist() == [325, 400, 400]

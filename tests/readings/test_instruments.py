@@ -8,7 +8,6 @@ import torch
 
 import diffscope
 from diffscope import PromptError, readings
-from diffscope.hypotheses.planted_signal import PlantedSignal
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
 from diffscope.readings.composition import NEXT, composition
@@ -17,6 +16,7 @@ from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.ranks import ranks, ranks_sentence
 from diffscope.readings.signal_to_noise import sentence
 from diffscope.tasks import examples
+from studies.laptop.calibration.signal import PlantedSignal
 from tests.instruments.planted import capture_of, layer_of
 
 N = 16

@@ -1,19 +1,19 @@
-"""The pages of a study are of that study, and where they no longer are it is said."""
+"""The study is made again from its runs, its pages are of that study, and where they no longer are it is said."""
 
+import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.kept_study import READ_AGAIN, shipped
+from diffscope.hypotheses.shipped import STUDY
 from diffscope.hypotheses.study import open_study
-from diffscope.lab.training.cohort import Cohort, collect
-from diffscope.lab.training.recipe import Recipe
 from diffscope.tables import numbers
-from studies.laptop import cells as study_cells
-from studies.laptop import first_layer, second_reading
+from studies.laptop import first_layer, reproduce, second_reading
 from studies.laptop import pages as study_pages
+from studies.laptop.runs import RUNS, pack, unpack
 from tests.study_data import study as planted_study
 
 ROOT = Path(__file__).parents[2]
@@ -25,12 +25,43 @@ def study(tmp_path_factory):
     return open_study(planted_study().save(tmp_path_factory.mktemp("study")).parent)
 
 
-def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path):
-    (tmp_path / "study.md").write_text(PAGE)
-    assert study_pages.outdated(study, tmp_path)[0] == "study.md"
-    study_pages.write(study, tmp_path)
-    page = (tmp_path / "study.md").read_text()
-    assert not study_pages.outdated(study, tmp_path) and "of before" not in page and "text" in page
+@pytest.mark.slow
+def test_what_is_made_of_the_runs_is_what_is_committed(laptop_runs, tmp_path):
+    """Every estimate to a relative 1e-12, every page and figure byte by byte."""
+    runs = shutil.copytree(laptop_runs, tmp_path / "runs")
+    reproduce.make(runs, tmp_path / "made")
+    made = {path.name for path in (tmp_path / "made").rglob("*.*")}
+    assert {STUDY, "power.json", "study.md", "all_seeds.md", "cells.md", "first_layer.md", "text.md", "primary.svg"} <= made
+    assert not list(reproduce.differing(tmp_path / "made")), "python -m studies.laptop.reproduce"
+
+
+def test_another_number_differs_and_rounding_does_not(tmp_path):
+    committed = json.loads((ROOT / reproduce.HOME / STUDY).read_text(encoding="utf-8"))
+    (target := tmp_path / reproduce.HOME).mkdir(parents=True)
+    for factor, names in ((1, []), (1 + 1e-13, []), (1 + 1e-9, [reproduce.HOME / STUDY])):
+        changed = json.loads(json.dumps(committed))
+        changed["boards"]["all seeds"][0]["estimates"]["standard"]["value"] *= factor
+        (target / STUDY).write_text(json.dumps(changed), encoding="utf-8")
+        assert list(reproduce.differing(tmp_path)) == names
+    (tmp_path / reproduce.PAGES).mkdir(parents=True)
+    (tmp_path / reproduce.PAGES / "new.md").write_text("new")
+    assert reproduce.PAGES / "new.md" in list(reproduce.differing(tmp_path))
+
+
+def test_runs_are_packed_byte_for_byte_as_they_were(laptop_runs, tmp_path):
+    names = pack(laptop_runs, tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == RUNS.read_bytes()
+    assert "laptop/diff/seed-0/evidence.nc" in names and "laptop/tuning/rate-0.001/diff/seed-100/scores.nc" in names
+    with pytest.raises(DiffscopeError, match="laptop is there already"):
+        unpack(laptop_runs)
+    with pytest.raises(DiffscopeError, match="holds no runs; train them with: diffscope train laptop"):
+        pack(tmp_path, tmp_path / "none.zip")
+    assert not (tmp_path / "none.zip").exists()
+
+
+def test_a_page_quotes_the_study(study):
+    page = study_pages.quoted(PAGE, study_pages.quotes(study))
+    assert "of before" not in page and "text" in page and study_pages.quoted(page, study_pages.quotes(study)) == page
     formation = next(verdict for verdict in study.boards["all seeds"] if verdict.test.id == "formation")
     (row,) = (line for line in page.splitlines() if line.startswith("| formation: "))
     estimate = formation.estimates[next(iter(formation.corrected))]
@@ -38,26 +69,13 @@ def test_a_page_quotes_the_study_and_says_when_it_no_longer_does(study, tmp_path
     assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(
         f"| {words} | {numbers.plain(formation.p, 2)} | {formation.of} | – |"
     )
-    assert (tmp_path / "study" / "answers.svg").is_file() and (tmp_path / "study" / "primary.svg").is_file()
-    assert "## Runs" in (tmp_path / "study" / "all_seeds.md").read_text()
-    for name in ("study.md", "study/claims.md"):
-        (tmp_path / name).write_text((tmp_path / name).read_text().replace("DIFF", "diff"))
-    assert study_pages.outdated(study, tmp_path) == ["study.md", "study/claims.md"]
+    assert {"answers", "primary"} <= set(study_pages.drawings(study))
+    assert "## Runs" in study_pages.pages(study)["all_seeds.md"]
 
 
 def test_what_is_not_there_cannot_be_quoted(study):
     with pytest.raises(DiffscopeError, match="quotes 'mine'; there are conclusion, primaries"):
         study_pages.quoted("<!-- mine -->\n<!-- end -->\n", study_pages.quotes(study))
-
-
-def test_the_cells_of_the_study_are_of_the_runs_that_were_kept():
-    cohort = collect(Cohort(Recipe.load("laptop"), ROOT / "benchmarks" / "results" / "laptop"))
-    assert (ROOT / "docs" / "study" / "cells.md").read_text(encoding="utf-8") == study_cells.page(cohort) + "\n"
-
-
-def test_the_second_reading_is_of_the_runs_that_were_kept():
-    page = second_reading.page(ROOT / "benchmarks" / "results" / "laptop")
-    assert (ROOT / "docs" / "study" / "second_reading.md").read_text(encoding="utf-8") == page + "\n"
 
 
 def cells(page, row):
@@ -68,7 +86,7 @@ def cells(page, row):
 
 
 def test_what_is_said_of_a_second_reading_is_what_its_pages_say():
-    said = " ".join(READ_AGAIN["laptop"])
+    said = " ".join(second_reading.NOTES)
     _, a2 = cells("first_layer.md", "layer 0, head 0")
     needed, *idle = cells("first_layer.md", "without A2")
     assert f"({a2:.2f} of A2)" in said and f"{needed:.1f} nats" in said and max(map(abs, idle)) < 0.05
@@ -96,8 +114,3 @@ def test_a_reader_in_a_hurry_reads_for_a_minute():
     hurry = re.sub(r"<!--.*?-->|A[12]\b", "", page.partition("## In a hurry")[2].partition("\n## ")[0])
     assert len(re.findall(r"[^\W\d_][\w’'-]*", hurry)) <= 250
     assert len(re.findall(r"\d+(?:\.\d+)?", hurry)) <= 25
-
-
-@pytest.mark.parametrize("name", shipped())
-def test_the_documentation_is_of_the_shipped_study(name):
-    assert not study_pages.outdated(open_study(name)), "python -m studies.laptop.pages"

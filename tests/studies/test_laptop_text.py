@@ -1,8 +1,5 @@
 """What is read of a cohort of plain text is what its models do, by arm and seed."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +11,6 @@ from diffscope.tasks.recall import Recall
 from studies.laptop import text as text_cohort
 from tests import tiny
 
-ROOT = Path(__file__).parents[2]
 MANY = 9  # windows of text
 windows = text_cohort.windows
 
@@ -94,11 +90,6 @@ def test_it_is_what_the_models_do(cohort, small):
     named = [line.split(" | ")[0].removeprefix("| ") for line in shown.splitlines()]
     assert all(named.count(name) == 1 for name in result["arms"]["diff"])  # everything that was read is shown, once
     assert "exact answers, depth 0 %" in paired and not any(name.startswith("λ") for name in paired)
-
-
-def test_the_page_is_of_what_was_read():
-    kept = json.loads((ROOT / "benchmarks" / "results" / "text_cohort.json").read_text(encoding="utf-8"))
-    assert (ROOT / "docs" / "study" / "text.md").read_text(encoding="utf-8") == text_cohort.page(kept)
 
 
 def test_a_folder_without_models_is_one_line(tmp_path):

@@ -1,14 +1,15 @@
 """Do the tests tell planted truths apart, and how often do they find what is not there? One command for all of it.
 
-    python -m studies.laptop.calibration.calibrate --out benchmarks/results/calibration.json          # a quarter of an hour
-    python -m studies.laptop.calibration.calibrate --models 200 --parts random                        # random models alone
+    python -m studies.laptop.calibration.calibrate                                  # a quarter of an hour of one core
+    python -m studies.laptop.calibration.calibrate --models 200 --parts random      # random models alone
 
 Four parts. ``models``: synthetic attention with a planted truth (noise that is cancelled, a pedestal that is taken away, a key
 that is marked with a minus sign, noise and a pedestal, noise of each map's own, an answer that stands out as any number does,
 nothing), whose λ was trained away from where it began: the share of each word of each account, beside scores at random that are
 made as sharp and given the trained λ; the same of checkpoints (the truth is there from the third on), and of pairs that nobody
 trained. ``random``: of models with random weights, made like mini-diff and its checkpoints, the share of p at most 0.05 of every
-quantity that the rule of a mechanism test uses. ``cohorts``: studies/laptop/calibration/cohorts.py. ``power``: studies/laptop/calibration/power.py.
+quantity that the rule of a mechanism test uses. ``cohorts`` and ``power``: the modules beside this one. The parts ``cohorts`` and
+``models`` are the result ``calibration``, and power is one of its own.
 
 By account stands what it comes to: how often a test was *for* an account that is not true (false positives), or *against* one
 that is, and how often each test that can be for an account is, where it is true (power). p is not corrected, but for the cohorts,
@@ -18,13 +19,11 @@ whose tests are corrected together.
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import cache
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 import xarray as xr
@@ -38,8 +37,6 @@ from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Pair, Test, run
-from diffscope.hypotheses.planted import TRUTHS, Planted, PlantedSource, simulated_models
-from diffscope.hypotheses.power import of_accounts
 from diffscope.hypotheses.rules import state
 from diffscope.hypotheses.statistics import as_estimate
 from diffscope.hypotheses.weights import ANSWER
@@ -50,6 +47,9 @@ from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
 from studies.laptop.calibration import power
 from studies.laptop.calibration.cohorts import no_difference, planted_cohorts
+from studies.laptop.calibration.power import of_accounts
+from studies.laptop.calibration.synthetic import TRUTHS, Planted, PlantedSource, simulated_models
+from studies.laptop.results import write_result
 
 UNTRAINED = 12
 GROUPS = 4  # of UNTRAINED models of scores at random, or series of such; one for each planted model in turn
@@ -69,7 +69,7 @@ RATES = ("false_for", "false_against")
 
 
 def verdict(test, subject):
-    """The words that follow from what is observed of a subject, p not corrected."""
+    """Return the words that follow from what is observed of a subject, p not corrected."""
     estimates = {name: as_estimate(observed) for name, observed in test.measure(subject).items()}
     states = {}
     for name in test.judged:
@@ -90,17 +90,18 @@ def group(seed):
 
 
 def shares(counts, models):
-    """Counts of words by test as shares of so many models."""
+    """Return counts of words by test as shares of so many models."""
     return {name: {word: n / models for word, n in counter.most_common()} for name, counter in counts.items()}
 
 
 def of_truth(truth, noise, **more):
-    """A planted model whose λ was trained."""
+    """Return a planted model whose λ was trained."""
     return Planted(truth, noise=noise, lam=LAMBDAS.get(truth, OTHER_LAMBDA), **more)
 
 
 @cache
 def task_of_all():
+    """Return retrieval in the sentence of the bundled pair."""
     return Retrieval(diffscope.load("mini-diff").tokenizer)
 
 
@@ -266,7 +267,7 @@ def by_account(results):
 
 
 def account_table(rates):
-    """The same as Markdown."""
+    """Format the rates of accounts as Markdown."""
     lines = ["| account | false *for* (worst) | false *against* (worst) | power, least to most over sizes |", "|---|---|---|---|"]
     for account, of in rates.items():
         worst = [
@@ -307,17 +308,17 @@ def report(result):
 
 
 def main():
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=int, default=20, help="models of each truth, and cohorts")
     parser.add_argument("--cohorts", type=int, default=100, help="cohorts of each cell of the power of primaries")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--out", type=Path, help="a JSON file for all numbers; power beside it in power.json")
     options = parser.parse_args()
     result = {"models": options.models, "untrained": UNTRAINED}
     for part in (part for part in PARTS if part in options.parts):
         if part == "power":
-            power.measure(options.cohorts, options.out and options.out.with_name("power.json"))
+            power.measure(options.cohorts)
         elif part == "cohorts":
             result["planted_cohorts"] = planted_cohorts(options.models)
             result["cohorts"] = {str(seeds): no_difference(50 * options.models, seeds) for seeds in (3, 6, 8)}
@@ -327,8 +328,8 @@ def main():
             result["random"], result["random_verdicts"] = random_models(options.models, task_of_all())
         named = [name for name in ("planted_cohorts", "planted", "checkpoints") if name in result]
         result["by_account"] = {name: by_account(result[name]) for name in named}
-        if options.out:
-            options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        if {"cohorts", "models"} <= set(options.parts):
+            write_result("calibration", result)
     print(report(result))
 
 

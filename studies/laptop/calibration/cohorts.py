@@ -1,21 +1,16 @@
 """Do the tests of a cohort tell planted truths apart, and how often do they find what is not there?
 
-    python -m studies.laptop.calibration.cohorts --cohorts 40 --out cohorts.json
-
-The part of studies/laptop/calibration/calibrate.py that is of cohorts. The tests are run together and corrected as on a board.
+The part ``cohorts`` of :mod:`studies.laptop.calibration.calibrate`. The tests are run together and corrected as on a board.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-
 import numpy as np
 
-from diffscope.hypotheses.planted_cohort import TRUTHS, Sizes
-from diffscope.hypotheses.power import verdicts
 from diffscope.hypotheses.statistics import Sample, estimate
 from diffscope.stats.intervals import LEVEL
+from studies.laptop.calibration.power import verdicts
+from studies.laptop.calibration.simulate import TRUTHS, Sizes
 
 EFFECTS = {
     "medium": Sizes(log_odds=1.0, slope=0.5, steps=0.6, rejection=6.0),
@@ -39,21 +34,3 @@ def no_difference(count: int, seeds: int, spread: float = 1.0) -> float:
     rng = np.random.default_rng([seeds, count])
     values = spread * rng.normal(size=(count, seeds, 1))
     return float(np.mean([estimate(Sample(of, prompts="nested")).p <= LEVEL for of in values]))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cohorts", type=int, default=40)
-    parser.add_argument("--out", help="a JSON file for all numbers")
-    options = parser.parse_args()
-    result = {"cohorts": options.cohorts, "planted_cohorts": planted_cohorts(options.cohorts)}
-    result["no_difference"] = {seeds: no_difference(50 * options.cohorts, seeds) for seeds in (3, 6, 8)}
-    text = json.dumps(result, indent=1)
-    print(text)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            file.write(text)
-
-
-if __name__ == "__main__":
-    main()

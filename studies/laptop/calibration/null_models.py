@@ -1,6 +1,6 @@
 """The whole board on models in which there is nothing to find: do the tests find it all the same?
 
-    python studies/laptop/calibration/null_models.py --out foreign.json
+    python -m studies.laptop.calibration.null_models
 
 A DiffLlama and a Llama of transformers with random weights, beside a random Llama as their standard model, and the first
 checkpoint of the bundled DIFF model, before its first step, beside the bundled standard model with random weights. Ends with
@@ -10,7 +10,6 @@ status 1 if any test is for an account.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 
@@ -21,6 +20,7 @@ import diffscope
 from diffscope.accounts import ACCOUNTS, FOR
 from diffscope.lab.training.train import initialise
 from diffscope.models import DiffForCausalLM
+from studies.laptop.results import write_result
 
 SHAPE = dict(
     hidden_size=128,
@@ -33,6 +33,7 @@ SHAPE = dict(
 
 
 def random_model(kind, config, tokenizer, seed):
+    """Make a model of transformers with random weights and the tokenizer of the bundled pair."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         ids = dict(bos_token_id=0, eos_token_id=0, pad_token_id=1)
@@ -41,10 +42,10 @@ def random_model(kind, config, tokenizer, seed):
 
 
 def main():
+    """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--prompts", type=int, default=40)
     parser.add_argument("--untrained", type=int, default=24)
-    parser.add_argument("--out", help="a JSON file for all verdicts")
     options = parser.parse_args()
     tokenizer = diffscope.load("mini-diff").tokenizer
     diffllama = random_model(DiffLlamaForCausalLM, DiffLlamaConfig, tokenizer, 0)
@@ -65,9 +66,7 @@ def main():
         print(f"{name}: " + ", ".join(f"{count} {verdict}" for verdict, count in counted.most_common()))
         for id, verdict in verdicts[name].items():
             print(f"    {id}: {verdict}")
-    if options.out:
-        with open(options.out, "w") as file:
-            json.dump(verdicts, file, indent=1, ensure_ascii=False)
+    write_result("null_models", verdicts)
     return int(
         any(f"{account} {FOR}" in shown for board in verdicts.values() for shown in board.values() for account in ACCOUNTS)
     )

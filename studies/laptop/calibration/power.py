@@ -1,26 +1,43 @@
 """Would the primary tests of a cohort find what is there, and how often what is not? By simulation, before there is any data.
 
-    python -m studies.laptop.calibration.power --cohorts 500 --out benchmarks/results/power.json      # or as a part of studies.laptop.calibration.calibrate
+    python -m studies.laptop.calibration.power --cohorts 500      # or as a part of studies.laptop.calibration.calibrate
 
-Cohorts are planted (`diffscope.hypotheses.planted_cohort`) with effects of several sizes, seeds as spread as in pilot trainings
-(paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
+Cohorts are simulated (:mod:`studies.laptop.calibration.simulate`) with effects of several sizes, seeds as spread as in pilot
+trainings (paired differences of log-odds by 0.4 to 0.95 nats, of slopes by 0.19 to 0.63, formation by 50 steps of 350 to 700; of
 common-mode rejection there is no pilot), and runs of which one in eight never forms. Power is the share of cohorts in which a
 primary comes out as planted, with the other three counted as not found, which is the least that Holm's correction leaves it.
 False findings: the share of cohorts in which any primary finds an effect where there is none, where DIFF beats one of the two
 standard arms by far and not the other, and where effects are half as large as matters.
+
+All numbers are the result ``power`` of ``results.json``. What boards say of them, one sentence a primary, is ``power.json``.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
-from diffscope.hypotheses.planted_cohort import ARMS, Sizes
-from diffscope.hypotheses.power import EACH, KEPT, NO_RUN, primaries
+import numpy as np
 
+from diffscope.files import write_json
+from diffscope.hypotheses.board import run
+from diffscope.hypotheses.declared import PRIMARIES, TESTS
+from diffscope.hypotheses.rules import NONE, Test, state
+from diffscope.hypotheses.statistics import Estimate, Sample, estimate
+from diffscope.hypotheses.verdict import corrected
+from studies.laptop.calibration.simulate import ARMS, Sizes, planted_cohort
+from studies.laptop.results import write_result
+
+COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))
+SENTENCES = Path(__file__).parents[1] / "power.json"
+OFTEN = 0.8  # share of planted effects that are found, at least
+Shares = dict[str, dict[str, float]]
+NO_RUN, EACH = "none", "1 in 8 of each arm"  # which runs never form
 SPREADS = {
     "small": Sizes(log_odds=0.4, slope=0.19, steps=0.2, rejection=1.0),
     "middle": Sizes(log_odds=0.67, slope=0.4, steps=0.3, rejection=2.0),
@@ -51,6 +68,95 @@ CONDITIONS = (  # spread, seeds, which runs never form
     ("middle", 12, EACH),
 )
 HALF = Sizes(log_odds=0.25, slope=0.1, steps=0.075, rejection=1.5)  # of what matters
+
+
+def verdicts(truth: str, count: int, seeds: int = 8, tests: Sequence[str] = COHORTS, **planted: Any) -> Shares:
+    """Return the share of each word of each account, such as "NC for", by test of a board, over planted cohorts.
+
+    Parameters
+    ----------
+    truth, seeds, **planted
+        As of :func:`studies.laptop.calibration.simulate.planted_cohort`.
+    count : int
+        Cohorts.
+    tests : sequence of str
+        Ids, by default all tests of a cohort; they are run and corrected together.
+    """
+    counts: dict[str, Counter[str]] = {id: Counter() for id in tests}
+    for number in range(count):
+        for verdict in run(list(tests), cohort=planted_cohort(truth, seeds, seed=number, **planted)):
+            counts[verdict.test.id].update(of_accounts(verdict.verdicts) if verdict.verdicts else ["needs"])
+    return _shares(counts, count)
+
+
+def of_accounts(words: Mapping[str, str]) -> list[str]:
+    """Name words of accounts as they are counted: "NC for"."""
+    return [f"{account} {word}" for account, word in words.items()]
+
+
+def primaries(
+    truth: str, count: int, effects: Sizes | None = None, spreads: Sizes | None = None, *, seeds: int = 8, **planted: Any
+) -> tuple[Shares, float]:
+    """Judge the primary tests of many cohorts, whose runs are planted and measured as one.
+
+    Returns
+    -------
+    dict
+        By test, the share of each word of each account, and of cohorts in which what an account predicts came out ("NC holds"),
+        with the other three tests counted as not found: the least that Holm's correction leaves.
+    float
+        Share of cohorts in which an effect that some account predicts came out in any of the four, corrected together.
+    """
+    spread = {} if spreads is None else {"spreads": spreads}
+    cohort = planted_cohort(truth, seeds * count, effects, **spread, **planted)
+    observed = {id: TESTS[id].measure(cohort) for id in PRIMARIES}
+    counts: dict[str, Counter[str]] = {id: Counter() for id in PRIMARIES}
+    found = 0
+    for results in _of_cohorts(observed, count, seeds):
+        for id, estimates in results.items():
+            test, states = _states(id, estimates, corrected({id: estimates}, TESTS))
+            counts[id].update(of_accounts(test.judge(estimates, states)))
+            counts[id].update(f"{account} holds" for account in test.predictions if test.holds(account, states))
+        together = corrected(results, TESTS)
+        found += any(_finds(*_states(id, estimates, together)) for id, estimates in results.items())
+    return _shares(counts, count), found / count
+
+
+def _of_cohorts(
+    observed: Mapping[str, Mapping[str, Sample | Estimate]], count: int, seeds: int
+) -> Iterator[dict[str, dict[str, Estimate]]]:
+    """Yield the estimates of what the rules use, of every so many seeds."""
+    for number in range(count):
+        results: dict[str, dict[str, Estimate]] = {}
+        for id, quantities in observed.items():
+            results[id] = {}
+            for name in TESTS[id].judged:
+                whole = quantities[name]
+                assert isinstance(whole, Sample)
+                members = np.array(whole.seeds) // seeds == number
+                results[id][name] = estimate(replace(whole, values=whole.values[members], seeds=()), leave_out=False)
+        yield results
+
+
+def _states(id: str, estimates: Mapping[str, Estimate], p: Mapping[tuple[str, str], float]) -> tuple[Test, dict[str, str]]:
+    """Return a test, and what the quantities that its rule uses show."""
+    test = TESTS[id]
+    assert isinstance(test, Test)
+    states = {}
+    for name in test.judged:
+        quantity = test.quantities[name]
+        states[name] = state(estimates[name], p[id, name], quantity.margin, quantity.no_effect)
+    return test, states
+
+
+def _finds(test: Test, states: Mapping[str, str]) -> bool:
+    """Whether an effect that some account predicts came out, and not that there is none."""
+    effects = [account for account, predicted in test.predictions.items() if set(predicted.values()) != {NONE}]
+    return any(test.holds(account, states) for account in effects)
+
+
+def _shares(counts: Mapping[str, Counter[str]], count: int) -> Shares:
+    return {id: {word: n / count for word, n in counter.most_common()} for id, counter in counts.items()}
 
 
 def power(count: int) -> list[dict]:
@@ -93,35 +199,44 @@ def table(rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def for_boards(result: dict) -> dict:
-    """What boards say of power: of eight seeds, as spread as in the middle of the pilots."""
-    named = ("test", "effect", "units", "failed", "found")
-    kept = [row for row in result["power"] if (row["spreads"], row["seeds"]) == ("middle", 8) and row["failed"] in (NO_RUN, EACH)]
-    return {"cohorts": result["cohorts"], "seeds": 8, "rows": [{name: row[name] for name in named} for row in kept]}
+def sentences(result: Mapping[str, Any]) -> dict[str, str]:
+    """Return what boards say of the power of each primary test: of eight seeds, as spread as in the middle of the pilots."""
+    return {id: _sentence(id, result) for id in OF}
+
+
+def _sentence(id: str, result: Mapping[str, Any]) -> str:
+    """Name the smallest planted effect that a primary finds often enough, and how often it finds that where runs fail."""
+    of_test = [row for row in result["power"] if (row["test"], row["spreads"], row["seeds"]) == (id, "middle", 8)]
+    rows = {(row["failed"], row["effect"]): row for row in of_test}
+    effect = min(effect for (failed, effect), row in rows.items() if failed == NO_RUN and row["found"] >= OFTEN)
+    found, where_runs_fail = (rows[failed, effect]["found"] for failed in (NO_RUN, EACH))
+    return (
+        f"with 8 seeds an effect of {effect:g} {rows[NO_RUN, effect]['units']} is found in {found:.0%} of "
+        f"{result['cohorts']} planted cohorts; where one run in eight never forms, in {where_runs_fail:.0%}"
+    )
 
 
 def _condition(row: dict) -> str:
     return f"spread {row['spreads']}, {row['seeds']} seeds, failed: {row['failed']}"
 
 
-def measure(cohorts: int, out: Path | None = None) -> None:
-    """Measure and print both; with a file write all numbers there, and what boards say of it into the package."""
+def measure(cohorts: int, keep: bool = True) -> None:
+    """Measure and print both, and keep all numbers if they are to be kept."""
     result = {"cohorts": cohorts, "false_findings": false_findings(2 * cohorts)}
     for row in result["false_findings"]:
         print(f"{row['truth']}, {_condition(row)}: {row['found']:.1%} of {2 * cohorts} cohorts with a false finding")
     result["power"] = power(cohorts)
     print(f"\n{table(result['power'])}")
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        KEPT.write_text(json.dumps(for_boards(result), indent=1) + "\n", encoding="utf-8")
+    if keep:
+        write_result("power", result)
+        write_json(SENTENCES, sentences(result), indent=1)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cohorts", type=int, default=200)
-    parser.add_argument("--out", type=Path, help=f"a JSON file for all numbers; what boards say of it goes into {KEPT.name}")
-    options = parser.parse_args()
-    measure(options.cohorts, options.out)
+    measure(parser.parse_args().cohorts)
 
 
 if __name__ == "__main__":

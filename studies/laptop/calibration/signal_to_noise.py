@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.planted_signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 from diffscope.instruments.signal_to_noise import mean_gain
+from studies.laptop.calibration.signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 
 FILE = Path(__file__).parent / "signal_to_noise.json"
 SIZES = {"small": (32, 4, 4), "middle": (64, 16, 8), "large": (128, 32, 10)}  # keys, width, answers and fillers
