@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
 from diffscope.hypotheses.sentence import NO, NOT_TOLD_APART, YES, number, undefined, word
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
 
 SAME = "same sign"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from diffscope.hypotheses.board import run
-from diffscope.hypotheses.declared import PRIMARIES, TESTS
+from diffscope.hypotheses.tests import PRIMARIES, TESTS
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate

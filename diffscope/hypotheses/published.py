@@ -7,9 +7,10 @@ give, Transformer / DIFF where there are two.
 from __future__ import annotations
 
 from diffscope.hypotheses.claims import NOT_ABOVE, NOT_BELOW, Bearing, Claim, Says
-from diffscope.hypotheses.declared.sources import DEX, NOTES, PAPER, REVIEW, SENSITIVITY
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE
+from diffscope.hypotheses.tests import SOURCES
 
+PAPER, REVIEW, DEX, NOTES, SENSITIVITY = (SOURCES[name]["name"] for name in ("paper", "review", "dex", "notes", "sensitivity"))
 INTRODUCTION = "notes on the introduction of Differential Transformer"
 POST = "the introductory post (B. Fischer, 2025)"
 V2 = "Differential Transformer V2 (Ye et al., 2026)"

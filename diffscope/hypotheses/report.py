@@ -10,7 +10,7 @@ from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
 from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.declared import KINDS, PRIMARIES
+from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole

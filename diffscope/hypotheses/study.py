@@ -20,10 +20,9 @@ from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.evidence.runs import EVIDENCE_FORMAT
 from diffscope.files import plain
 from diffscope.hypotheses import report
-from diffscope.hypotheses.arms import formed as formed_runs
-from diffscope.hypotheses.arms import went_on
 from diffscope.hypotheses.board import Result
-from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.cohort import formed as formed_runs
+from diffscope.hypotheses.cohort import went_on
 from diffscope.hypotheses.described import described
 from diffscope.hypotheses.gathering import Subjects, gather
 from diffscope.hypotheses.kept_study import FILE, REMEDY, WORDS, StudyWords, find
@@ -32,6 +31,7 @@ from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.stored import formed_models_of, open_cohort
 from diffscope.hypotheses.subjects import Progress
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.lab.training.run import revision
 from diffscope.scope import Scope, load

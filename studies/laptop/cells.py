@@ -16,8 +16,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.arms import went_on
-from diffscope.hypotheses.declared.primary import slopes_of
+from diffscope.hypotheses.cohort import slopes_of, went_on
 from diffscope.hypotheses.intervals import sign_flip_test, students_t
 from diffscope.hypotheses.stored import open_cohort
 

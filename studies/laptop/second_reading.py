@@ -19,7 +19,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.runs import EVIDENCE, open_evidence
-from diffscope.hypotheses.arms import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
+from diffscope.hypotheses.cohort import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset

@@ -10,8 +10,7 @@ from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import Settings, gather, run
-from diffscope.hypotheses.board import over_trainings
-from diffscope.hypotheses.declared.steps import growth, late_mean
+from diffscope.hypotheses.measure import growth, late_mean, over_trainings
 from diffscope.hypotheses.planted import Planted, planted_models, simulated_models
 from diffscope.hypotheses.statistics import Sample
 
