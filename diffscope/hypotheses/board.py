@@ -1,4 +1,4 @@
-"""All tests side by side: run what a subject supports, name what the others need, correct for how many there are."""
+"""Run tests on what a subject supports, name what the others need, correct for how many there are, and judge."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
 
 
 def _cost_there(test: Declared, estimates: Mapping[str, Estimate], subject: Subject) -> Cost | None:
-    """What the second maps cost where a test looks: by its own quantity, if it takes them out, or in the heads as they count."""
+    """Return what the second maps cost where a test looks: its own quantity of that, or the mean over heads as they count."""
     if not test.inside or not test.without_a2:
         return cost_of(subject) if test.inside else None
     without = estimates.get(test.without_a2)

@@ -180,7 +180,7 @@ def of_outcome(subject: Models | Pair, place: Place) -> Sample:
 
 
 def _of_each_head(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> dict[str, Any]:
-    """What :class:`Sample` has of heads (seed, layer, head), and what they count with, if the number is one mean of them."""
+    """Return what :class:`Sample` has of heads (seed, layer, head) and what they count with, if the number is one mean of them."""
     counting = [table.counting(name) for table in tables]
     one_mean = heads is not None and (counting[0] is not None or tables[0].costs is None)
     return {
@@ -247,7 +247,7 @@ def cost_of(subject: Any) -> Cost | None:
 
 
 def _of_runs(cohort: xr.Dataset) -> Cost | None:
-    """What the second maps of a cohort's runs of DIFF cost, by the evidence of them."""
+    """Return what the second maps of a cohort's runs of DIFF cost, by the evidence of them."""
     if A2_COST not in cohort:
         return None
     values = cohort[A2_COST].sel(arm="diff").values
@@ -279,7 +279,7 @@ OVER: dict[str, OverSteps] = {"growth": growth, "late mean": late_mean}
 
 
 def _noted(subject: Models | Pair, place: Place, sample: Sample, along: bool) -> Sample:
-    """The sample with the note that its place asks for: what its heads come to each for itself, or λ by layer."""
+    """Add the note that a place asks for: what its heads come to each for itself, or λ by layer."""
     if place.by_head:
         return replace(sample, note=heads_in_words(sample, place.by_head))
     if place.lambda_by_layer:

@@ -271,7 +271,7 @@ class Test(Declared):
         return f"{' and '.join(others)} {'predicts' if len(others) == 1 else 'predict'} the same"
 
     def _effects(self, account: str) -> dict[str, str]:
-        """What an account predicts, without the effects that it says are not there."""
+        """Return what an account predicts, without the effects that it says are not there."""
         return {name: wanted for name, wanted in self.predictions.get(account, {}).items() if wanted != NONE}
 
     def holds(self, account: str, states: Mapping[str, str]) -> bool:
@@ -313,7 +313,7 @@ class Test(Declared):
     def _word(
         self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None
     ) -> tuple[str, str]:
-        """The word of an account, and why."""
+        """Return the word of an account, and why."""
         if account not in self.predictions:
             return SILENT, "predicts nothing here"
         if cost is not None and self.idle(cost):

@@ -66,7 +66,7 @@ def read_tests(text: str) -> dict[str, Declared]:
 
 
 def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Mapping[str, str]) -> Declared:
-    """One test."""
+    """Make one test of its table."""
     _check_keys(f"the test {id!r}", table, REQUIRED, OPTIONAL | READING)
     chosen = table.get("arms", [])
     if unknown := set() if chosen == "all" else set(chosen) - set(arms):
@@ -94,7 +94,7 @@ def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Map
 
 
 def _measure(id: str, table: Mapping[str, Any], places: Mapping[str, Place | None], judged: set[str]) -> Measure:
-    """What measures the quantities of a test."""
+    """Return what measures the quantities of a test."""
     known = {name: place for name, place in places.items() if place is not None}
     if table["needs"] == "cohort":
         return MEASURES[id] if id in MEASURES else partial(of_cohort, places=known, judged=judged)
@@ -105,7 +105,7 @@ def _measure(id: str, table: Mapping[str, Any], places: Mapping[str, Place | Non
 
 
 def _place(id: str, name: str, row: Mapping[str, Any], table: Mapping[str, Any], arms: Mapping[str, str]) -> Place | None:
-    """Where the number of a quantity is; None if the test has a function that measures it."""
+    """Return where the number of a quantity is; None if the test has a function that measures it."""
     whose = f"the quantity {name!r} of the test {id!r}"
     _check_keys(whose, row, OF_QUANTITY, {"within": float, "short": str} | OF_PLACE)
     given = {key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in OF_PLACE if key in row}
@@ -152,7 +152,7 @@ def _check_keys(whose: str, table: Mapping[str, Any], required: Mapping[str, Any
 
 
 def _for_each_arm(table: Mapping[str, Any], arms: Sequence[str]) -> dict[str, Any]:
-    """The entries whose keys hold {arm}, once for each arm; what they hold of {arm} and {words} is that arm's."""
+    """Repeat the entries of a table for each arm, whose name {arm} is there, and {words} its words."""
 
     def of_arm(value: Any, arm: str) -> Any:
         if isinstance(value, str):
@@ -168,7 +168,7 @@ def _for_each_arm(table: Mapping[str, Any], arms: Sequence[str]) -> dict[str, An
 
 
 def _filled(value: Any, words: Mapping[str, str], whose: str) -> Any:
-    """A value in whose texts every {name} is what `words` says, which may hold names itself."""
+    """Fill every {name} in the texts of a value with what `words` says, which may hold names itself."""
     if isinstance(value, dict):
         return {key: _filled(each, words, f"{whose}, {key}") for key, each in value.items()}
     if isinstance(value, list):
