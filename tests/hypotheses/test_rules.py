@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from diffscope import tables
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT, WORDS
 from diffscope.errors import DiffscopeError
+from diffscope.evidence.heads import Table
 from diffscope.figures import figure
 from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
@@ -427,6 +429,14 @@ def test_a_declaration_that_says_what_nothing_reads_is_refused_in_one_line(text,
     with pytest.raises(DiffscopeError, match=words) as error:
         read(text.replace(*change, 1))
     assert "\n" not in str(error.value)
+
+
+def test_a_number_that_evidence_does_not_hold_is_named():
+    held = Table({"d": xr.DataArray(np.ones((3, 1, 2)), dims=("prompt", "layer", "head"))})
+    models = SimpleNamespace(differential=True, tables=lambda label, apart: ([held.apart(apart)], []))
+    for place in ('evidence = "sink_shares.e"', 'evidence = "sink_shares.e", heads = "answering"'):
+        test = read(OF_MODELS.replace("margin", f"{place}, margin", 1))["x"]
+        assert board.result_of(test, models) == "evidence that holds sink_shares.e; of these models it holds d"
 
 
 def test_every_declaration_is_whole():
