@@ -180,7 +180,7 @@ def of_outcome(subject: Models | Pair, place: Place) -> Sample:
 
 
 def _of_each_head(tables: Sequence[Table], name: str, heads: np.ndarray | None) -> dict[str, Any]:
-    """Return what :class:`Sample` has of heads (seed, layer, head) and what they count with, if the number is one mean of them."""
+    """Return what a sample has of heads (seed, layer, head), and what they count with if the number is one mean of them."""
     counting = [table.counting(name) for table in tables]
     one_mean = heads is not None and (counting[0] is not None or tables[0].costs is None)
     return {
