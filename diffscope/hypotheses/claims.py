@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
 from diffscope.hypotheses.sentence import NO, NOT_TOLD_APART, YES, number, undefined, word
 from diffscope.hypotheses.statistics import Estimate

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from diffscope.hypotheses.board import run
-from diffscope.hypotheses.tests import PRIMARIES, TESTS
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.rules import NONE, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
+from diffscope.hypotheses.tests import PRIMARIES, TESTS
 from diffscope.hypotheses.verdict import corrected
 
 COHORTS = tuple(id for id, test in TESTS.items() if test.needs == "cohort" and isinstance(test, Test))

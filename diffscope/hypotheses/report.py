@@ -10,11 +10,11 @@ from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses import power
 from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.kept_study import BoardWords
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
 
 COLUMNS = (

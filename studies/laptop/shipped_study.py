@@ -16,9 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from diffscope.digests import read_proven_json
-from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.kept_study import FILE, REMEDY, SHIPPED
 from diffscope.hypotheses.study import WEIGHTS, run_study
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Board, Verdict
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -13,9 +13,9 @@ from statsmodels.duration.survfunc import survdiff
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses import TESTS, power, report, run, summary
 from diffscope.hypotheses.cohort import BASELINES, formed, steps_to_form
-from diffscope.hypotheses.tests import PRIMARIES
 from diffscope.hypotheses.planted_cohort import Sizes, planted_cohort
 from diffscope.hypotheses.statistics import failures_at_worst, first_to_form
+from diffscope.hypotheses.tests import PRIMARIES
 from studies.laptop.calibration.power import for_boards
 
 STRONG = Sizes(log_odds=2.0, slope=1.0, steps=1.0, rejection=8.0)
