@@ -10,6 +10,8 @@ import pytest
 import diffscope
 from diffscope.families import FAMILIES
 from diffscope.figures.base import KINDS
+from diffscope.hypotheses import Models, Settings
+from diffscope.hypotheses.tests import FILE, read_tests
 from diffscope.stats.definitions import Definition
 
 ROOT = Path(__file__).parents[1]
@@ -69,8 +71,10 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
         assert figure.save(tmp_path / "mass.svg").exists() and figure.save(tmp_path / "mass.html").exists()
     finally:
         KINDS.pop("mass", None)
-    test = names("def sink_loses", "diffscope.hypotheses.rules", "diffscope.hypotheses.declared.sinks")["sink_loses"]
-    assert test.judged == ("change",)
+    (declared,) = re.findall(r"```toml\n(\[tests\..*?)```", page, re.S)
+    test = read_tests(FILE.read_text(encoding="utf-8") + declared)["sink-loses"]
+    models = Models.open([scope], Settings(prompts=5, length=128, needles=2, untrained=3))
+    assert test.judged == ("change",) and test.measure(models)["change"].values.shape == (1, 5)
     names('"""``diffscope next``')["command"](model="mini-diff", prompt=prompt)
     assert "next token" in capsys.readouterr().out
 

@@ -22,8 +22,8 @@ from diffscope.cli.study import REPORT
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall
-from diffscope.hypotheses.declared import KINDS
 from diffscope.hypotheses.gathering import steps_of
+from diffscope.hypotheses.tests import KINDS
 from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT
 
 MODEL = "the model"

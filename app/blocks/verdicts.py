@@ -48,7 +48,7 @@ def show_primaries(verdicts: Mapping, code: str = "") -> None:
     code : str
         Python that gives the board as ``board``.
     """
-    from diffscope.hypotheses.declared import PRIMARIES as ids
+    from diffscope.hypotheses.tests import PRIMARIES as ids
 
     st.html(GRID)
     with st.container(key="primaries"):
@@ -170,9 +170,9 @@ def _say(name: str, words: str) -> None:
 
 def linked(source: str) -> str:
     """A test's source as Markdown, with links to what it cites."""
-    from diffscope.hypotheses.declared import sources
+    from diffscope.hypotheses import tests
 
-    return "".join(f"[{plain(part)}]({address})" if address else plain(part) for part, address in sources.linked(source))
+    return "".join(f"[{plain(part)}]({address})" if address else plain(part) for part, address in tests.linked(source))
 
 
 def show_numbers(verdict, code: str = "") -> None:

@@ -87,8 +87,8 @@ def command(
     Exit status 0: every test that was named ran, or without names at least one; 1: the board says what was wanting; 2: refused.
     """
     from diffscope.hypotheses import Settings, gather, lacking, summary
-    from diffscope.hypotheses.declared import chosen
     from diffscope.hypotheses.gathering import with_own
+    from diffscope.hypotheses.tests import chosen
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")

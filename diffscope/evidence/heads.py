@@ -102,7 +102,7 @@ class Table:
             return self
         answers = self.weights > ANSWERS
         parts = {}
-        for name in names:
+        for name in filter(self.values.__contains__, names):
             parts[f"{name}_answering"] = _finite(self.values[name]).where(answers).mean(HEADS)
             parts[f"{name}_others"] = _finite(self.values[name]).where(~answers).mean(HEADS)
         return replace(self, values={**self.values, **parts})

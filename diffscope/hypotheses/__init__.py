@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 #: every public name and the module that it is in
 _NAMES = {
-    "TESTS": "declared",
+    "TESTS": "tests",
     "Declared": "rules",
     "Measurement": "rules",
     "Models": "subjects",
@@ -40,7 +40,6 @@ def __dir__() -> list[str]:
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.hypotheses.board import run as run
     from diffscope.hypotheses.conclusion import summary as summary
-    from diffscope.hypotheses.declared import TESTS as TESTS
     from diffscope.hypotheses.gathering import gather as gather
     from diffscope.hypotheses.gathering import lacking as lacking
     from diffscope.hypotheses.gathering import test as test
@@ -50,4 +49,5 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.hypotheses.settings import Settings as Settings
     from diffscope.hypotheses.subjects import Models as Models
     from diffscope.hypotheses.subjects import Pair as Pair
+    from diffscope.hypotheses.tests import TESTS as TESTS
     from diffscope.hypotheses.verdict import Verdict as Verdict

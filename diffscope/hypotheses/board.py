@@ -1,23 +1,19 @@
-"""All tests side by side: run what a subject supports, name what the others need, correct for how many there are."""
+"""Run tests on what a subject supports, name what the others need, correct for how many there are, and judge."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import replace
 
-import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, Missing, PromptError
-from diffscope.hypotheses.declared import NEEDED, TESTS, chosen
-from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Measure, Test, state
-from diffscope.hypotheses.statistics import Estimate, Sample, as_estimate
+from diffscope.hypotheses.measure import A2_COST, cost_of, over_trainings
+from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Test, state
+from diffscope.hypotheses.statistics import Estimate, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
+from diffscope.hypotheses.tests import NEEDED, TESTS, chosen
 from diffscope.hypotheses.verdict import Board, Verdict, corrected
 
-PARTS = ("values", "untrained", "heads", "weights", "answering", "by_answer")  # of what is observed, by seed
-A2_COST = "a2_cost"  # what a subject calls the cost of its second maps, and a cohort's dataset, (arm, seed), in nats
 Subject = Models | Pair | Sequence[Models] | xr.Dataset
 
 
@@ -84,18 +80,17 @@ def run(
 
 
 def result_of(test: Declared, subject: Subject | None) -> Result:
-    """The estimates of a test, or what it needs.
+    """Return the estimates of a test, or what it needs.
 
     Raises
     ------
     DiffscopeError
-        What was observed is not what the test declares. Other mistakes of a measure are raised as they are, with a note that
-        names the test.
+        What was measured is not what the test declares. Other mistakes are raised as they are, with a note that names the test.
     """
     if subject is None:
         return NEEDED[test.needs]
     try:
-        observed = over_trainings(test.measure, subject) if test.needs == "checkpoints" else test.measure(subject)
+        samples = over_trainings(test.measure, subject) if test.needs == "checkpoints" else test.measure(subject)
     except Missing as error:
         return str(error)
     except PromptError as error:
@@ -103,80 +98,23 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
     except DiffscopeError as error:
         return f"a model and prompts that allow it: {error}"
     except Exception as error:
-        error.add_note(f"raised by {test.measure.__qualname__}, which measures the test {test.id!r}")
+        error.add_note(f"raised while measuring the test {test.id!r}")
         raise
-    if not set(test.judged) <= set(observed) <= set(test.quantities):
+    if not set(test.judged) <= set(samples) <= set(test.quantities):
         raise DiffscopeError(
-            f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and {test.measure.__qualname__} "
-            f"observed {', '.join(observed) or 'none'}"
+            f"the test {test.id!r} declares the quantities {', '.join(test.quantities)}, and "
+            f"{', '.join(samples) or 'none'} came of measuring it"
         )
-    estimates = {name: as_estimate(values) for name, values in observed.items()}
+    estimates = {name: as_estimate(sample) for name, sample in samples.items()}
     return Estimates(estimates, _cost_there(test, estimates, subject))
 
 
 def _cost_there(test: Declared, estimates: Mapping[str, Estimate], subject: Subject) -> Cost | None:
-    """What the second maps cost where a test looks: by its own quantity, if it takes them out, or in the heads as they count."""
+    """Return what the second maps cost where a test looks: its own quantity of that, or the mean over heads as they count."""
     if not test.inside or not test.without_a2:
         return cost_of(subject) if test.inside else None
     without = estimates.get(test.without_a2)
     return None if without is None or without.why else Cost(without.value, without.low, without.high)
-
-
-def cost_of(subject: Subject) -> Cost | None:
-    """What the second maps of a subject's heads cost the answer; None where that was not measured.
-
-    Of a pair it is DIFF's; of several trainings, and of a cohort's runs of DIFF, the mean over seeds with Student's t.
-    """
-    if isinstance(subject, xr.Dataset):
-        return _of_runs(subject)
-    if isinstance(subject, Pair):
-        return cost_of(subject.diff)
-    if not isinstance(subject, Sequence):
-        cost = getattr(subject, A2_COST, None)
-        return None if cost is None else Cost(cost.value, cost.low, cost.high, cost.of)
-    costs = [cost_of(training) for training in subject]
-    known = [cost for cost in costs if cost is not None]
-    if len(known) < len(costs) or len({cost.of for cost in known}) > 1:
-        return None
-    return known[0] if len(known) == 1 else _mean_cost([cost.value for cost in known], known[0].of)
-
-
-def _of_runs(cohort: xr.Dataset) -> Cost | None:
-    """What the second maps of a cohort's runs of DIFF cost, by what was kept of them."""
-    if A2_COST not in cohort:
-        return None
-    values = cohort[A2_COST].sel(arm="diff").values
-    known = values[np.isfinite(values)]
-    return _mean_cost(known, cohort[A2_COST].attrs["of"]) if len(known) > 1 else None
-
-
-def _mean_cost(values: Sequence[float] | np.ndarray, of: str) -> Cost:
-    means = np.asarray(values, dtype=float)
-    (low, high), _, _ = students_t(means)
-    return Cost(float(means.mean()), low, high, of)
-
-
-def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, Sample]:
-    """What is observed of each training, as seeds; one that lacks what others have is left out."""
-    observed = []
-    lacking = []
-    for series in trainings:
-        try:
-            observed.append(measure(series))
-        except Missing as error:
-            lacking.append(error)
-    if not observed:
-        raise lacking[0]
-    note = f"{len(lacking)} of {len(trainings)} trainings are left out, for want of {lacking[0]}" if lacking else ""
-    joined = {}
-    for name in observed[0]:
-        parts = [quantities[name] for quantities in observed]
-        arrays = {part: [getattr(of, part) for of in parts] for part in PARTS}
-        whole = {part: None if any(of is None for of in each) else np.concatenate(each) for part, each in arrays.items()}
-        seeds = [seed for of in parts for seed in of.seeds]
-        notes = dict.fromkeys(filter(None, (note, *(of.note for of in parts))))
-        joined[name] = replace(parts[0], **whole, layers=None, seeds=tuple(seeds), note="; ".join(notes))
-    return joined
 
 
 def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
 from diffscope.hypotheses.sentence import NO, NOT_TOLD_APART, YES, number, undefined, word
 from diffscope.hypotheses.shipped import find_claims
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
 
 SAME = "same sign"

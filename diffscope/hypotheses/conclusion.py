@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
-from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.rules import MEASURED
 from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
+from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.stats.intervals import LEVEL
 

@@ -14,8 +14,7 @@ import xarray as xr
 from diffscope.evidence.heads import HEADS, mean_over_prompts, table_of, weighted
 from diffscope.evidence.runs import EVIDENCE, at_step, open_evidence
 from diffscope.files import plain
-from diffscope.hypotheses.arms import formed
-from diffscope.hypotheses.declared.key_tokens import OF_COHORT
+from diffscope.hypotheses.cohort import MASSES, formed
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.stored import head_costs, head_mean_masses
 from diffscope.hypotheses.subjects import WHOLE, cost_by_layer
@@ -96,7 +95,7 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
     """
     end = at_step(evidence)
     values = {(words, END, None): float(end[name].mean()) for name, words in OUTCOMES.items() if name in end}
-    values |= {(f"{OF_COHORT[name]}, heads alike", END, None): float(mass) for name, mass in head_mean_masses(end).items()}
+    values |= {(f"{MASSES[name]}, heads alike", END, None): float(mass) for name, mass in head_mean_masses(end).items()}
     values[WHEN, END, None] = _right_minus_wrong(evidence.isel(step=-1))
     without = mean_over_prompts(end["knock_out.loss"])  # (layer, head)
     values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}

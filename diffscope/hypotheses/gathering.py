@@ -14,10 +14,10 @@ from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.board import Result, run
-from diffscope.hypotheses.declared import NEEDED, chosen
 from diffscope.hypotheses.settings import UNTRAINED, Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
 from diffscope.hypotheses.subjects import Models, Pair, Progress
+from diffscope.hypotheses.tests import NEEDED, chosen
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.accuracy import Accuracy, accuracy_of

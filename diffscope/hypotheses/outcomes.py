@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.errors import Missing
 from diffscope.files import plain
-from diffscope.hypotheses.arms import formed, log_odds, measured, steps_to_form, went_on, with_distractors
+from diffscope.hypotheses.cohort import formed, log_odds, measured, steps_to_form, went_on, with_distractors
 from diffscope.hypotheses.intervals import students_t
 
 FEWEST = 3  # seeds of which there is an interval

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import of_kind, summary
-from diffscope.hypotheses.declared import KINDS, PRIMARIES
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
 
 COLUMNS = (
@@ -137,8 +137,6 @@ def _line(verdict: Verdict) -> tuple[str, ...]:
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Primary tests, then mechanism tests, then measurements."""
     return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
-
-
 
 
 def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
-from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
 from diffscope.stats.intervals import LEVEL
 
@@ -19,11 +18,54 @@ AS_NULL = "as untrained"
 BEYOND_MARGIN = "far"
 BETWEEN = "between"
 FEWEST = 5  # seeds, of which it is said what one of them decides
-MEASURED = "measured"  # what is shown in place of a verdict, which a measurement has not, and of a state that no rule uses
+MEASURED = "measured"  # shown in place of the verdict of a measurement, and of the state of a quantity that no rule uses
 UNITS = ("octaves", "nats", "nats per doubling", "dB")
 Measure = Callable[[Any], Mapping[str, Sample | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
 Kind = Literal["primary", "mechanism", "measurement"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the number of a quantity is: in the evidence of a model, or in the scores of a cohort.
+
+    Attributes
+    ----------
+    evidence : str
+        ``LABEL.NAME`` of a number of every head, of trained and of untrained models.
+    outcome : str
+        Name of a number of the whole model.
+    minus : str
+        Another number of that kind, which is subtracted.
+    heads : {"", "answering", "others"}
+        Average only the heads that answer, or only the others, each alike.
+    by_head : str
+        Words under which the note tells what heads come to each for itself; empty for no such note.
+    top_head : bool
+        Take the head of the first layer that has most of it; the values by layer are those of each layer's such head.
+    untrained : bool
+        Whether untrained models are a comparison.
+    lambda_by_layer : bool
+        Whether the note has λ by layer.
+    score : str
+        Name of a score of runs, as :data:`diffscope.hypotheses.cohort.SCORES` has it.
+    arm : str
+        The arm of the cohort whose score it is,
+    other : str or sequence of str
+        and the arm whose score is subtracted; of several the one with the best mean.
+    """
+
+    evidence: str = ""
+    outcome: str = ""
+    minus: str = ""
+    heads: Literal["", "answering", "others"] = ""
+    by_head: str = ""
+    top_head: bool = False
+    untrained: bool = True
+    lambda_by_layer: bool = False
+    score: str = ""
+    arm: str = ""
+    other: str | tuple[str, ...] = ""
 
 
 @dataclass(frozen=True)
@@ -40,12 +82,15 @@ class Quantity:
         What counts as no effect is within ± of it; by default the margin.
     short : str
         A name for it among the quantities that a question asks of.
+    place : Place, optional
+        Where its number is, unless the test has a function of its own that measures it.
     """
 
     label: str
     margin: float
     within: float | None = None
     short: str = ""
+    place: Place | None = None
 
     @property
     def units(self) -> str:
@@ -65,21 +110,14 @@ class Quantity:
             NONE: low >= self.no_effect or high <= -self.no_effect,
         }[wanted]
 
-    def words(self, state: str) -> str:
-        """What a state that can be predicted says of a quantity."""
-        return {
+    def in_words(self, wanted: str, verb: str = "is") -> str:
+        """Say that the quantity is as predicted, or with the verb "is not" that it is not."""
+        state = {
             ABOVE: f"more than {self.margin:g}",
             BELOW: f"less than −{self.margin:g}",
             NONE: f"within ±{self.no_effect:g} of 0",
-        }[state]
-
-    def is_(self, state: str) -> str:
-        """That it is in a predicted state, in words."""
-        return f"{self.label} is {self.words(state)}"
-
-    def is_not(self, state: str) -> str:
-        """That it is not, in words."""
-        return f"{self.label} is not {self.words(state)}"
+        }[wanted]
+        return f"{self.label} {verb} {state}"
 
 
 @dataclass(frozen=True)
@@ -91,7 +129,7 @@ class Cost:
     value, low, high : float
         Rise of the loss of the answer, in nats, and its 95 % interval.
     of : {"A2", "whole heads"}
-        What was taken out: the second map alone, or, where only that is known, the head with both of its maps.
+        What was taken out: the second map alone, or, if only that is known, the head with both of its maps.
     """
 
     value: float
@@ -121,9 +159,9 @@ class Declared:
     quantities : dict of str to Quantity
         What is estimated.
     needs : {"model", "pair", "checkpoints", "cohort"}
-        What it is observed on.
+        What it is measured on.
     measure : callable
-        Gives what was observed of every quantity of such a subject, by name; raises :class:`Missing` where that cannot be.
+        From such a subject to the sample or estimate of every quantity by name; raises :class:`Missing` if it cannot be measured.
     limits : str
         What it cannot say, whatever comes out.
     kind : {"primary", "mechanism", "measurement"}
@@ -131,10 +169,10 @@ class Declared:
     of : str
         Of which heads and queries it is.
     inside : bool
-        Whether it looks inside heads. Then it says nothing where their second map costs the answer less than :data:`IDLE`.
+        Whether it looks inside heads. Then it says nothing if their second map costs the answer less than :data:`IDLE`.
     without_a2 : str
-        The quantity that is itself what the second maps cost there, of a test that takes them out; by default the mean over
-        heads as they count, which of many heads that stand in for each other is small though all of them together are needed.
+        The quantity that is itself what the second maps cost there, of a test that takes them out. By default the cost is the
+        mean over heads as they count, which is small if many heads stand in for each other though all together are needed.
     """
 
     id: str
@@ -169,12 +207,16 @@ class Measurement(Declared):
 
     @property
     def rule(self) -> str:
+        """That there is none."""
         return "a measurement: no verdict"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Test(Declared):
     """Quantities of which accounts predict something, and what follows for each account from how they come out.
+
+    An account is *silent* if it predicts nothing, if A2 is idle, or if what it predicts came out and others predict it too;
+    *against* if an interval excludes one of its predictions; *for* if all of them came out; *open* otherwise.
 
     Attributes
     ----------
@@ -189,46 +231,48 @@ class Test(Declared):
 
     @property
     def judged(self) -> tuple[str, ...]:
+        """Names of the quantities that an account predicts something of."""
         return tuple(dict.fromkeys(name for predicted in self.predictions.values() for name in predicted))
 
     @property
     def rule(self) -> str:
+        """What each account predicts, and which of them the test can never be for."""
         parts = []
         for account, predicted in self.predictions.items():
-            conditions = (self.quantities[name].is_(wanted) for name, wanted in predicted.items())
+            conditions = (self.quantities[name].in_words(wanted) for name, wanted in predicted.items())
             never = "" if self.own(account) else f" (never for {account}: {self.shared(account)})"
             parts.append(f"{account} predicts that {' and '.join(conditions)}{never}")
         return "; ".join(parts)
-
-    def own(self, account: str) -> list[str]:
-        """The quantities of which an account predicts an effect that no other account predicts: these alone can bear it out.
-
-        That there is no effect is predicted by whoever thinks that nothing happens, so it is nobody's own.
-        """
-        others = [predicted for other, predicted in self.predictions.items() if other != account]
-        return [
-            name
-            for name, wanted in self.predictions.get(account, {}).items()
-            if wanted != NONE and all(predicted.get(name) != wanted for predicted in others)
-        ]
-
-    def shared(self, account: str) -> str:
-        """Who else predicts what an account predicts, in words, of an account that has no prediction of its own."""
-        predicted = self.predictions[account]
-        effects = {name: wanted for name, wanted in predicted.items() if wanted != NONE}
-        if not effects:
-            return "no effect at all would look the same"
-        others = [
-            other
-            for other, theirs in self.predictions.items()
-            if other != account and any(theirs.get(name) == wanted for name, wanted in effects.items())
-        ]
-        return f"{' and '.join(others)} {'predicts' if len(others) == 1 else 'predict'} the same"
 
     @property
     def tells_apart(self) -> bool:
         """Whether it can be for an account."""
         return any(self.own(account) for account in self.predictions)
+
+    def own(self, account: str) -> list[str]:
+        """Name the quantities of which an account alone predicts an effect: only these can bear it out.
+
+        That there is no effect is predicted by whoever thinks that nothing happens, so it is nobody's own.
+        """
+        others = [predicted for other, predicted in self.predictions.items() if other != account]
+        effects = self._effects(account).items()
+        return [name for name, wanted in effects if all(predicted.get(name) != wanted for predicted in others)]
+
+    def shared(self, account: str) -> str:
+        """Say who else predicts what an account predicts, of an account that has no prediction of its own."""
+        effects = self._effects(account).items()
+        if not effects:
+            return "no effect at all would look the same"
+        others = [
+            other
+            for other, predicted in self.predictions.items()
+            if other != account and any(predicted.get(name) == wanted for name, wanted in effects)
+        ]
+        return f"{' and '.join(others)} {'predicts' if len(others) == 1 else 'predict'} the same"
+
+    def _effects(self, account: str) -> dict[str, str]:
+        """Return what an account predicts, without the effects that it says are not there."""
+        return {name: wanted for name, wanted in self.predictions.get(account, {}).items() if wanted != NONE}
 
     def holds(self, account: str, states: Mapping[str, str]) -> bool:
         """Whether all that an account predicts came out."""
@@ -238,15 +282,19 @@ class Test(Declared):
         )
 
     def failures(self, account: str, estimates: Mapping[str, Estimate]) -> list[str]:
-        """The quantities whose intervals exclude what an account predicts of them."""
+        """Name the quantities whose intervals exclude what an account predicts of them."""
         return [
             name
             for name, wanted in self.predictions.get(account, {}).items()
             if self.quantities[name].excludes(wanted, estimates[name].low, estimates[name].high)
         ]
 
+    def idle(self, cost: Cost | None) -> bool:
+        """Whether the test looks inside heads whose second map costs less than what matters."""
+        return self.inside and cost is not None and cost.idle
+
     def judge(self, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None = None) -> dict[str, str]:
-        """A word of each account: for, against, open or silent.
+        """Return a word of each account: for, against, open or silent.
 
         Parameters
         ----------
@@ -256,125 +304,49 @@ class Test(Declared):
         cost : Cost, optional
             What the second map of these heads costs.
         """
-        return {account: self._word(account, estimates, states, cost) for account in ACCOUNTS}
-
-    def _word(self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> str:
-        if account not in self.predictions or self.idle(cost):
-            return SILENT
-        if self.failures(account, estimates):
-            return AGAINST
-        if not self.holds(account, states):
-            return OPEN
-        return FOR if self.own(account) else SILENT
-
-    def idle(self, cost: Cost | None) -> bool:
-        """Whether the test looks inside heads whose second map costs less than what matters."""
-        return self.inside and cost is not None and cost.idle
+        return {account: self._word(account, estimates, states, cost)[0] for account in ACCOUNTS}
 
     def reasons(self, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None = None) -> dict[str, str]:
-        """Why each account has its word, in words."""
-        return {account: self._reason(account, estimates, states, cost) for account in ACCOUNTS}
+        """Say why each account has its word."""
+        return {account: self._word(account, estimates, states, cost)[1] for account in ACCOUNTS}
 
-    def _reason(self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None) -> str:
+    def _word(
+        self, account: str, estimates: Mapping[str, Estimate], states: Mapping[str, str], cost: Cost | None
+    ) -> tuple[str, str]:
+        """Return the word of an account, and why."""
         if account not in self.predictions:
-            return "predicts nothing here"
-        if self.idle(cost):
-            return (
-                f"A2 is idle in these heads: without it the answer loses {in_nats(cost)}, and less than {IDLE:g} does not matter"
-            )
+            return SILENT, "predicts nothing here"
+        if cost is not None and self.idle(cost):
+            lost = f"without it the answer loses {in_nats(cost)}, and less than {IDLE:g} does not matter"
+            return SILENT, f"A2 is idle in these heads: {lost}"
         if failed := self.failures(account, estimates):
-            return "; ".join(self.quantities[name].is_not(self.predictions[account][name]) for name in failed)
+            predicted = self.predictions[account]
+            return AGAINST, "; ".join(self.quantities[name].in_words(predicted[name], "is not") for name in failed)
         if not self.holds(account, states):
-            return "its prediction is neither met nor excluded"
-        return "as it predicts, and no other account does" if self.own(account) else f"as it predicts, but {self.shared(account)}"
+            return OPEN, "its prediction is neither met nor excluded"
+        if self.own(account):
+            return FOR, "as it predicts, and no other account does"
+        return SILENT, f"as it predicts, but {self.shared(account)}"
 
 
 def in_nats(cost: Cost) -> str:
-    """A cost with its interval."""
+    """Return a cost with its interval."""
     value, low, high = (f"{number:.3g}".replace("-", "−") for number in (cost.value, cost.low, cost.high))
     return f"{value} nats (95 % {low} to {high})"
 
 
-def declare(
-    *,
-    id: str,
-    question: str,
-    asks: Mapping[str, str],
-    source: str,
-    statistic: str,
-    controls: tuple[str, ...],
-    quantities: Mapping[str, Quantity],
-    needs: Needs,
-    predictions: Mapping[str, Mapping[str, str]] | None = None,
-    kind: Kind = "mechanism",
-    limits: str = "",
-    unable: str = "",
-    of: str = "",
-    inside: bool | None = None,
-    without_a2: str = "",
-) -> Callable[[Measure], Declared]:
-    """Make a function that observes quantities a :class:`Test`, or a :class:`Measurement` where nothing is predicted of them.
-
-    The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
-    A test of models, pairs or checkpoints looks inside heads unless it says otherwise; one of cohorts does only if it says so.
-
-    Raises
-    ------
-    DiffscopeError
-        There is nothing of that name to measure; something is asked or predicted of a quantity that is not estimated; or a test
-        does not say of which heads and queries it is.
-    """
-    if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
-        raise DiffscopeError(
-            f"the test {id!r} asks {question!r} of {dict(asks)}; give a question, and of one quantity at least of "
-            f"{', '.join(quantities)} whether {ABOVE} or {BELOW} 0 is a yes"
-        )
-    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, ("primary", "mechanism"))):
-        if word not in words:
-            raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
-    for account, predicted in (predictions or {}).items():
-        states = (ABOVE, BELOW, NONE)
-        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(states):
-            raise DiffscopeError(
-                f"the test {id!r} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
-                f"{', '.join(quantities)}, states {', '.join(states)}"
-            )
-
-    if without_a2 and without_a2 not in quantities:
-        raise DiffscopeError(f"the test {id!r} has no quantity {without_a2!r}; there are {', '.join(quantities)}")
-    judges = bool(predictions) and not unable
-    if judges and not of:
-        raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of=…")
-
-    def declared(measure: Measure) -> Declared:
-        fields = {
-            "id": id,
-            "question": question,
-            "asks": asks,
-            "source": source,
-            "statistic": statistic,
-            "controls": controls,
-            "quantities": quantities,
-            "needs": needs,
-            "measure": measure,
-            "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
-            "of": of,
-            "inside": judges and (needs != "cohort" if inside is None else inside),
-            "without_a2": without_a2,
-        }
-        return Test(**fields, predictions=predictions, kind=kind) if judges else Measurement(**fields)
-
-    return declared
-
-
 def state(estimate: Estimate, p: float, margin: float, within: float | None = None) -> str:
-    """What an estimate shows: an effect of at least `margin` above or below 0, none of that size, something, or nothing yet.
+    """Say what an estimate shows: an effect of at least `margin` above or below 0, none of that size, something, or nothing yet.
 
-    An effect is there (above, below) when its interval excludes 0, `p` (corrected as the test's kind says) is at most 0.05, and
-    it is at least `margin` away from 0, and from what untrained models show on the same side. There is none when the whole
-    interval is within ± `within`, by default the margin; where untrained models show as little (p above 0.05) nothing was
-    learned: "as untrained". It is far from 0, without being more than chance or random weights show, when the whole interval is
-    beyond `margin`; and between, when all of it is more than none and less than what matters.
+    ================  ==============================================================================================
+    above, below      the interval excludes 0, `p` (corrected) is at most 0.05, and the value is at least `margin`
+                      away from 0 and from what untrained models show on the same side
+    none              the interval is within ± `within`, by default the margin
+    as untrained      the same, and untrained models show as little (p above 0.05): nothing was learned
+    far               the interval is beyond `margin`, but not above or below by p or by untrained models
+    between           the interval is beyond `within` and below `margin`: more than none, less than what matters
+    open              none of these
+    ================  ==============================================================================================
     """
     within = margin if within is None else within
     middle = (estimate.null_low + estimate.null_high) / 2
@@ -390,24 +362,17 @@ def state(estimate: Estimate, p: float, margin: float, within: float | None = No
     return BETWEEN if between else OPEN
 
 
-def decisive(estimate: Estimate, quantity: Quantity) -> list[LeaveOneOut]:
-    """The seeds and heads without which an estimate would show something else, by its interval and size alone.
-
-    Of what is left of fewer than five seeds nothing is said: their interval is wide whichever is left out.
-    """
-    whole = by_interval(estimate, quantity)
-    few = estimate.seeds < FEWEST
-    return [
-        left
-        for left in estimate.leave_one_out
-        if not (few and left.unit == "seed") and by_interval(replace(estimate, **_numbers(left)), quantity) != whole
-    ]
-
-
 def by_interval(estimate: Estimate, quantity: Quantity) -> str:
-    """What an estimate shows by its interval and size alone, as :func:`state` says, whatever its p."""
+    """Return the :func:`state` of an estimate by its interval and size alone, whatever its p."""
     return state(estimate, 0.0, quantity.margin, quantity.no_effect)
 
 
-def _numbers(left: LeaveOneOut) -> dict[str, float]:
-    return {"value": left.value, "low": left.low, "high": left.high}
+def decisive(estimate: Estimate, quantity: Quantity) -> list[LeaveOneOut]:
+    """List the seeds and heads whose removal changes what an estimate shows, p ignored.
+
+    Seeds are skipped if there are fewer than five: the interval of the rest is wide whichever is left out.
+    """
+    whole = by_interval(estimate, quantity)
+    few = estimate.seeds < FEWEST
+    rests = ((left, replace(estimate, value=left.value, low=left.low, high=left.high)) for left in estimate.leave_one_out)
+    return [left for left, rest in rests if not (few and left.unit == "seed") and by_interval(rest, quantity) != whole]

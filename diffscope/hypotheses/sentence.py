@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from diffscope.accounts import ACCOUNTS, OPEN, SILENT
-from diffscope.hypotheses.declared import SUBJECTS
 from diffscope.hypotheses.rules import ABOVE, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.tests import SUBJECTS
 from diffscope.hypotheses.weights import SECOND, words_by
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}

@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import HEADS, mean_over_prompts, weighted
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.runs import EVIDENCE, at_step, open_evidence
-from diffscope.hypotheses.arms import formed
+from diffscope.hypotheses.cohort import formed
 from diffscope.hypotheses.subjects import WHOLE, Models, Pair
 from diffscope.hypotheses.weights import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.hypotheses.weights import Weights

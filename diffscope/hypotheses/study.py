@@ -16,9 +16,8 @@ from scipy.stats import CensoredData, logrank
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
-from diffscope.hypotheses.arms import formed as formed_runs
-from diffscope.hypotheses.arms import went_on
-from diffscope.hypotheses.declared import TESTS
+from diffscope.hypotheses.cohort import formed as formed_runs
+from diffscope.hypotheses.cohort import went_on
 from diffscope.hypotheses.described import described
 from diffscope.hypotheses.gathering import Subjects, gather
 from diffscope.hypotheses.outcomes import outcomes
@@ -27,6 +26,7 @@ from diffscope.hypotheses.shipped import STUDY, find_study
 from diffscope.hypotheses.statistics import LeaveOneOut
 from diffscope.hypotheses.stored import formed_models_of, open_cohort
 from diffscope.hypotheses.subjects import Progress
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.scope import Scope, load
 

@@ -353,6 +353,11 @@ class Pair:
         """The seeds of the trainings, if they are known."""
         return self.diff.seeds
 
+    @property
+    def a2_cost(self) -> A2Cost | None:
+        """What the second map costs the answer in the heads of the DIFF model that count."""
+        return self.diff.a2_cost
+
     def check(self) -> None:
         """Raise Missing unless the first is differential, the other plain standard attention, and both have the same prompts."""
         if not self.diff.differential:

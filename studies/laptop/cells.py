@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.arms import went_on
-from diffscope.hypotheses.declared.primary import slopes_of
+from diffscope.hypotheses.cohort import slopes_of, went_on
 from diffscope.hypotheses.intervals import sign_flip_test, students_t
 
 BASELINES = ("standard", "double-width")

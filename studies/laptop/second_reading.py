@@ -14,7 +14,7 @@ import xarray as xr
 
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.runs import EVIDENCE, open_evidence
-from diffscope.hypotheses.arms import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
+from diffscope.hypotheses.cohort import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe

@@ -16,10 +16,11 @@ import xarray as xr
 from scipy import stats
 
 from diffscope.errors import Missing
-from diffscope.hypotheses import arms
-from diffscope.hypotheses.arms import measured, of_arm
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity, declare
+from diffscope.hypotheses import cohort
+from diffscope.hypotheses.cohort import measured, of_arm
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity
 from diffscope.hypotheses.statistics import Estimate, Sample
+from diffscope.hypotheses.tests import declare
 from diffscope.lab.training.onsets import AVERAGED
 
 NATS = 0.5  # of log-odds: odds by two thirds
@@ -141,7 +142,7 @@ def _lookup(
 
 def log_odds_of_runs(part: xr.Dataset) -> xr.DataArray:
     """Log-odds of the answer, mean over prompts and the cells of the grid, (arm, seed), nats."""
-    return arms.log_odds(part).mean(("length", "distractors"))
+    return cohort.log_odds(part).mean(("length", "distractors"))
 
 
 ALL_ABOVE = {account: {"difference": ABOVE} for account in ("NC", "SP", "SH")}
@@ -177,7 +178,7 @@ def onsets(part: xr.Dataset) -> xr.DataArray:
     NaN where a run is missing.
     """
     limit = float(measured(part, "formation_limit"))
-    return arms.onsets(part, AVERAGED).clip(max=limit)
+    return cohort.onsets(part, AVERAGED).clip(max=limit)
 
 
 def _loss_of_text(other: str, words: str, question: str, name: str) -> Declared:

@@ -15,9 +15,9 @@ from diffscope.evidence.answers import answers
 from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses import Models, Settings, run
-from diffscope.hypotheses.declared import TESTS
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_evidence
+from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
 
 

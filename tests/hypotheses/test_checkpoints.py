@@ -10,8 +10,7 @@ from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import Settings, gather, run
-from diffscope.hypotheses.board import over_trainings
-from diffscope.hypotheses.declared.steps import growth, late_mean
+from diffscope.hypotheses.measure import growth, late_mean, over_trainings
 from diffscope.hypotheses.statistics import Sample
 from studies.laptop.calibration.synthetic import Planted, planted_models, simulated_models
 
@@ -53,9 +52,7 @@ def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
 
 def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one(monkeypatch):
     names = [str(BUNDLED / name) for name in ("mini-diff", "mini-diff")]
-    first, second = gather(
-        names, needs={"checkpoints"}, settings=Settings(prompts=5, length=128)
-    ).checkpoints
+    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=5, length=128)).checkpoints
     steps = len(first.scopes)
     assert second.source.seed - first.source.seed == first.source.untrained == 3 * steps
     made = []

@@ -10,11 +10,11 @@ from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
-from diffscope.hypotheses import TESTS, arms, report, run, summary
-from diffscope.hypotheses.declared import PRIMARIES, primary
-from diffscope.hypotheses.declared import cohort as declared
+from diffscope.hypotheses import TESTS, report, run, summary
+from diffscope.hypotheses.cohort import BASELINES, formed, steps_to_form
 from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import failures_at_worst, first_to_form
+from diffscope.hypotheses.tests import PRIMARIES
 from studies.laptop.calibration import power
 from studies.laptop.calibration.simulate import Sizes, planted_cohort
 from studies.laptop.results import read_result
@@ -81,7 +81,7 @@ def test_planted_truths_are_told_apart(truth, expected):
 
 def test_the_slopes_are_least_squares_over_the_cells_that_exist():
     cohort = planted_cohort("NC", 5, STRONG, TIGHT)
-    results = primary.distractors_or_length.measure(cohort)
+    results = TESTS["distractors-or-length"].measure(cohort)
     cells = cohort["log_odds"].mean("prompt")
     gap = (cells.sel(arm="diff") - cells.sel(arm="standard")).values  # (seed, length, distractors)
     length, distractors = np.meshgrid(np.log2(cohort["length"]), np.log2(cohort["distractors"]), indexing="ij")
@@ -122,23 +122,23 @@ def test_seeds_of_a_comparison_are_paired_by_name():
     cohort = planted_cohort("neither", 6, spreads=TIGHT)
     cohort["finished"].loc[{"arm": "signed", "seed": [0, 3]}] = 0
     cohort["log_odds"].loc[{"arm": "signed", "seed": [0, 3]}] = np.nan
-    results = declared.signed_mask.measure(cohort.assign_coords(seed=[10, 11, 12, 13, 14, 15]))
+    results = TESTS["signed-mask"].measure(cohort.assign_coords(seed=[10, 11, 12, 13, 14, 15]))
     assert results["own"].seeds == (11, 12, 14, 15) and results["own"].values.shape == (4, 1)
 
 
 def test_an_arm_that_continues_another_has_formed_and_has_no_time_of_its_own():
     cohort = planted_cohort("NC", 6, failures=0.3, seed=3)
-    formed, of_standard = (arms.formed(cohort).sel(arm=arm).values for arm in ("top-8", "standard"))
-    assert (formed == of_standard).all() and 0 < formed.sum() < 6
-    assert np.isnan(arms.steps_to_form(cohort).sel(arm="top-8").values[formed]).all()
-    assert "top-8" not in declared.formation_arms.measure(cohort)
-    assert declared.top_k.measure(cohort)["own"].values.size == formed.sum()
+    continued, of_standard = (formed(cohort).sel(arm=arm).values for arm in ("top-8", "standard"))
+    assert (continued == of_standard).all() and 0 < continued.sum() < 6
+    assert np.isnan(steps_to_form(cohort).sel(arm="top-8").values[continued]).all()
+    assert "top-8" not in TESTS["formation-arms"].measure(cohort)
+    assert TESTS["top-k"].measure(cohort)["own"].values.size == continued.sum()
 
 
 def test_of_when_it_formed_a_cohort_in_which_nothing_did_says_nothing():
     cohort = planted_cohort("NC", 8, STRONG, TIGHT)
     cohort.attrs["recipe"] = json.dumps({"continued": {"signed": {"arm": "standard"}}})
-    assert np.isnan(arms.steps_to_form(cohort).sel(arm="signed")).all()
+    assert np.isnan(steps_to_form(cohort).sel(arm="signed")).all()
     for name in ("formation", "log_odds"):
         cohort[name].loc[{"arm": ["diff", "standard"]}] = np.nan
     (verdict,) = run("formation", cohort=cohort)
@@ -199,7 +199,7 @@ def test_faithfulness_is_signal_detection():
         },
         coords,
     )
-    observed = declared.faithfulness.measure(dataset)
+    observed = TESTS["faithfulness"].measure(dataset)
     rare = stats.norm.ppf(0.5 / 100)
     often = stats.norm.ppf(80.5 / 100)
     assert observed["d"].values.ravel() == pytest.approx([often - rare] * 2)
@@ -219,7 +219,7 @@ def test_holm_is_over_all_primaries_whichever_are_asked_for():
 def test_a_primary_has_the_largest_p_of_its_comparisons():
     cohort = planted_cohort("geometry", 8, STRONG, TIGHT)
     (verdict,) = run("formation", cohort=cohort)
-    p = [verdict.estimates[arm].p for arm in primary.BASELINES]
+    p = [verdict.estimates[arm].p for arm in BASELINES]
     assert p[0] == 2 / 256 and p[1] > 0.05
     assert set(verdict.corrected.values()) == {min(4 * p[1], 1.0)}
 

@@ -11,8 +11,8 @@ from scipy import stats
 from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
-from diffscope.hypotheses.contrast import beside
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
+from diffscope.hypotheses.measure import beside_untrained
 from diffscope.hypotheses.rules import OPEN, Quantity, decisive, state
 from diffscope.hypotheses.sentence import decided
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
@@ -38,7 +38,7 @@ def test_what_is_infinite_is_left_out_of_every_mean():
     """The logarithm of a ratio with nothing below its line, of one head on one prompt."""
     array = xr.DataArray(np.ones((3, 2, 2)), dims=("prompt", "layer", "head"))
     array[0, 1, 0], array[1, 1, 1] = np.inf, -np.inf
-    observed = beside([Table({"gain": array})], [], "gain")
+    observed = beside_untrained([Table({"gain": array})], [], "gain")
     assert observed.layers.tolist() == [1, 1] and observed.values.tolist() == [[1, 1, 1]]
     assert estimate(Sample(np.array([[1.0, 3.0, np.inf], [2.0, 4.0, 3.0]]))).value == 2.5
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from diffscope.hypotheses.arms import octaves_of_steps, onsets
+from diffscope.hypotheses.cohort import octaves_of_steps, onsets
 from diffscope.lab.training.onsets import CRITERIA, TWICE
 
 STEPS = [25, 50, 100, 200]

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 import diffscope
-from diffscope.hypotheses import Models, Pair, Settings, run
-from diffscope.hypotheses.declared.key_tokens import key_token_gain_pair
+from diffscope.hypotheses import TESTS, Models, Pair, Settings, run
 from tests import tiny
 
 
@@ -14,7 +13,7 @@ def test_a_pair_is_the_difference_of_its_models():
     settings = Settings(prompts=10, length=128, needles=2, untrained=3, weights="answer")
     pair = Pair(*(Models.open([scope], settings) for scope in scopes))
     prompt = pair.diff.prompts[4]
-    observed = key_token_gain_pair.measure(pair)["share"]
+    observed = TESTS["key-token-gain-pair"].measure(pair)["share"]
     shares = []
     for scope, models in zip(scopes, (pair.diff, pair.standard)):
         cap = scope.capture(prompt.ids)

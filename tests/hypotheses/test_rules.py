@@ -1,9 +1,10 @@
-"""Verdicts follow from estimates by the rules that were declared, and what predicts nothing is measured."""
+"""Verdicts follow from estimates by the rules that were declared, and declarations that say nothing are refused."""
 
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from diffscope import tables
 from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT, WORDS
 from diffscope.errors import DiffscopeError
+from diffscope.evidence.heads import Table
 from diffscope.figures import figure
 from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
-from diffscope.hypotheses.declared.sources import linked
 from diffscope.hypotheses.rules import (
     ABOVE,
     AS_NULL,
@@ -29,12 +30,12 @@ from diffscope.hypotheses.rules import (
     OPEN,
     Cost,
     Quantity,
-    declare,
     state,
 )
 from diffscope.hypotheses.sentence import answers
 from diffscope.hypotheses.sentence import word as word_of
 from diffscope.hypotheses.statistics import Estimate, Sample
+from diffscope.hypotheses.tests import FILE, linked, make_test, read_tests
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.hypotheses.weights import BY, words_by
 
@@ -212,7 +213,7 @@ def declared(predictions=None, measure=lambda models: {}, needs="model", **more)
     words = {"id": "x", "question": "Is it?", "asks": {"x": ABOVE}, "source": "", "statistic": "", "controls": (), "needs": needs}
     words["of"] = "all heads; the last query"
     quantities = {name: Quantity(name, 1.0) for name in "xyz"}
-    return declare(quantities=quantities, predictions=predictions, **{**words, **more})(measure)
+    return make_test(quantities=quantities, predictions=predictions, measure=measure, **{**words, **more})
 
 
 def test_what_tells_nothing_apart_is_a_measurement():
@@ -331,10 +332,111 @@ def test_the_p_of_a_whole_test_stands_once_at_its_verdict():
 def test_a_mistake_of_an_observer_names_the_test():
     with pytest.raises(KeyError) as caught:
         board.result_of(declared(measure=lambda models: models["mass"]), {})
-    assert "measures the test 'x'" in caught.value.__notes__[0]
+    assert caught.value.__notes__ == ["raised while measuring the test 'x'"]
     for observed, predictions in (({"w": None}, None), ({}, {"NC": {"x": ABOVE}})):
-        with pytest.raises(DiffscopeError, match="the test 'x' declares the quantities x, y, z, and .* observed (w|none)"):
+        with pytest.raises(
+            DiffscopeError, match="the test 'x' declares the quantities x, y, z, and (w|none) came of measuring it"
+        ):
             board.result_of(declared(predictions, measure=lambda models, observed=observed: observed), {})
+
+
+WORDS_AND_SOURCES = FILE.read_text(encoding="utf-8").partition("\n[tests.")[0]
+OF_MODELS = """
+[tests.x]
+question = "Is it?"
+asks = { d = "above" }
+source = "{paper}"
+statistic = "a share; {weighted}"
+controls = ["{untrained}"]
+needs = "model"
+evidence = "sink_shares"
+predicts.NC = { d = "above" }
+of = "all heads"
+
+[tests.x.quantities]
+d = { label = "share", margin = 0.02 }
+"""
+OF_COHORTS = """
+[tests.y]
+question = "Is it?"
+asks = { "{arm}" = "above" }
+source = "{review}"
+statistic = "log-odds"
+controls = ["{same}"]
+needs = "cohort"
+arms = ["plus", "gated"]
+
+[tests.y.quantities]
+"{arm}" = { label = "{arm} ({words})", margin = 0.5, score = "log_odds", arm = "{arm}", other = "diff" }
+"""
+
+
+def read(text):
+    return read_tests(WORDS_AND_SOURCES + text)
+
+
+def test_a_declaration_is_read_with_its_words_filled_in():
+    declared, of_arms = read(OF_MODELS)["x"], read(OF_COHORTS)["y"]
+    assert (
+        declared.source == "Differential Transformer (Ye et al., 2024)" and "{" not in declared.statistic + declared.controls[0]
+    )
+    assert declared.quantities["d"].place.evidence == "sink_shares.d" and declared.inside and declared.kind == "mechanism"
+    assert isinstance(of_arms, Measurement) and dict(of_arms.asks) == {"plus": ABOVE, "gated": ABOVE}
+    assert {name: quantity.label for name, quantity in of_arms.quantities.items()} == {
+        "plus": "plus (A1 + λA2)",
+        "gated": "gated (two softmax heads, one with a signed gate)",
+    }
+
+
+@pytest.mark.parametrize(
+    "text, change, words",
+    [
+        (OF_MODELS, ("margin", "margins"), "quantity 'd' of the test 'x' lacks margin"),
+        (OF_MODELS, ("margin = 0.02", 'margin = "small"'), "quantity 'd' of the test 'x' has margin = 'small'; give a number"),
+        (OF_MODELS, ("margin", "unit = 1, margin"), "quantity 'd' of the test 'x' has the key 'unit', which means nothing"),
+        (OF_MODELS, ("statistic =", "statistics ="), "the test 'x' lacks statistic"),
+        (OF_MODELS, ("of =", "off ="), "the test 'x' has the key 'off', which means nothing"),
+        (OF_MODELS, ("{weighted}", "{wieghted}"), r"the test 'x', statistic: .* holds a \{name\} that is no word.*'wieghted'"),
+        (OF_MODELS, ('NC = { d = "above" }', 'NC = { e = "above" }'), "the test 'x' predicts NC: {'e': 'above'}"),
+        (OF_MODELS, ("it?", "it."), "the test 'x' asks 'Is it.' of .*; give a question"),
+        (
+            OF_MODELS,
+            ('"sink_shares"', '"sinks"'),
+            "'d' of the test 'x' is read from 'sinks.d'; evidence has no such label",
+        ),
+        (OF_MODELS, ("margin", 'outcome = "zero", evidence = "pulls.push", margin'), "has to say where its number is"),
+        (OF_MODELS, ("margin", 'heads = "best", margin'), "has heads = 'best'; it is answering or others"),
+        (
+            OF_MODELS,
+            ('needs = "model"', 'needs = "checkpoints"'),
+            "the test 'x' is over ''; of checkpoints give growth or late",
+        ),
+        (OF_MODELS, ('"model"', '"model"\nover = "growth"'), "the test 'x' is over 'growth'; of checkpoints give"),
+        (
+            OF_COHORTS,
+            ('"log_odds"', '"odds"'),
+            "'plus' of the test 'y' has to name score, arm and other; scores are log",
+        ),
+        (OF_COHORTS, ('"gated"', '"gate"'), "the test 'y' has arms 'gate'; there are standard"),
+        (
+            OF_COHORTS,
+            ('arm = "{arm}"', 'arm = "{arm}s"'),
+            "'plus' of the test 'y' compares 'pluss'; arms are diff, standard",
+        ),
+    ],
+)
+def test_a_declaration_that_says_what_nothing_reads_is_refused_in_one_line(text, change, words):
+    with pytest.raises(DiffscopeError, match=words) as error:
+        read(text.replace(*change, 1))
+    assert "\n" not in str(error.value)
+
+
+def test_a_number_that_evidence_does_not_hold_is_named():
+    held = Table({"d": xr.DataArray(np.ones((3, 1, 2)), dims=("prompt", "layer", "head"))})
+    models = SimpleNamespace(differential=True, tables=lambda label, apart: ([held.apart(apart)], []))
+    for place in ('evidence = "sink_shares.e"', 'evidence = "sink_shares.e", heads = "answering"'):
+        test = read(OF_MODELS.replace("margin", f"{place}, margin", 1))["x"]
+        assert board.result_of(test, models) == "evidence that holds sink_shares.e; of these models it holds d"
 
 
 def test_every_declaration_is_whole():

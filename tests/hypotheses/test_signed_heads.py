@@ -2,12 +2,14 @@
 
 import numpy as np
 import pytest
+import xarray as xr
 
 import diffscope
 from diffscope import edits
 from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import PromptError
 from diffscope.evidence.answers import answers
+from diffscope.evidence.heads import Table
 from diffscope.evidence.signs import (
     previous_token_share,
     rises_by_signs,
@@ -16,8 +18,8 @@ from diffscope.evidence.signs import (
     start_of_number,
 )
 from diffscope.hypotheses import Models, Settings, run
-from diffscope.hypotheses.declared import TESTS
-from diffscope.hypotheses.declared.signed_heads import on_previous
+from diffscope.hypotheses.measure import of_top_heads
+from diffscope.hypotheses.tests import TESTS
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 from studies.laptop.calibration.synthetic import Planted, planted_models
@@ -72,11 +74,22 @@ def test_the_share_of_the_token_before_is_that_of_the_maps(scope, prompts):
     for name, of in (("a2", "A2"), ("a1", "A1")):
         expected = cap.map(of, 0, 1).values[query, query - 1]
         assert float(shares[name][0, 0, 1]) == pytest.approx(expected, abs=1e-6)
-    found = on_previous(shares)
-    assert found["previous_a2"][0] == pytest.approx(float(shares["a2"][0, 0].max()))
     assert np.isnan(previous_token_share(diffscope.load("mini-standard"), [prompt])["a2"]).all()
     with pytest.raises(PromptError, match="states no answer"):
         start_of_number(Prompt([1, 2, 3], [4], {"query": [2]}))
+
+
+def test_the_head_of_the_first_layer_that_has_most_is_told_and_its_own_first_map_taken_off():
+    values = {
+        "a2": [[[0.1, 0.9, 0.2], [0.7, np.nan, 0.1]], [[0.3, 0.7, 0.2], [0.9, np.nan, 0.1]]],  # (prompt, layer, head)
+        "a1": [[[0.8, 0.2, 0.0], [0.3, np.nan, 0.5]], [[0.8, 0.4, 0.0], [0.1, np.nan, 0.5]]],
+    }
+    trained = Table({name: xr.DataArray(of, dims=("prompt", "layer", "head")) for name, of in values.items()})
+    alone = of_top_heads([trained], [], "a2")
+    assert alone.values.tolist() == [[0.9, 0.7]] and alone.layers == pytest.approx([0.8, 0.8]) and alone.untrained is None
+    minus = of_top_heads([trained, trained], [trained, Table({})], "a2", "a1")
+    assert minus.values[1] == pytest.approx([0.7, 0.3]) and minus.layers == pytest.approx([0.5, 0.6])
+    assert minus.untrained == pytest.approx([0.5])
 
 
 def test_the_second_map_of_mini_diff_is_the_previous_token_head_subtracted(scope):

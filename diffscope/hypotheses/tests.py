@@ -1,0 +1,287 @@
+"""Read the tests of tests.toml: what each asks, of which numbers, and what each account predicts of them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, get_args
+
+from diffscope.accounts import ACCOUNTS
+from diffscope.errors import DiffscopeError
+from diffscope.evidence.take import PART_OF_LABEL, part_of_outcome
+from diffscope.hypotheses.cohort import MEASURES, SCORES, of_cohort
+from diffscope.hypotheses.measure import OVER, of_models
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Kind, Measure, Measurement, Needs, Place, Quantity, Test
+
+FILE = Path(__file__).with_name("tests.toml")
+SUBJECTS = {
+    "model": ("model", "models"),
+    "pair": ("pair", "pairs"),
+    "checkpoints": ("series of checkpoints", "series"),
+    "cohort": ("seed", "seeds"),
+}
+KINDS = {"primary": "Primary tests", "mechanism": "Mechanism tests", "measurement": "Measurements"}
+NEEDED = {
+    "model": "a differential model with a tokenizer for retrieval prompts",
+    "pair": "a standard model beside it (--baseline NAME)",
+    "checkpoints": "checkpoints along its training (--model FOLDER with checkpoints/, as diffscope train leaves them)",
+    "cohort": "a trained cohort (--cohort FOLDER)",
+}
+ISSUES = "https://github.com/microsoft/unilm/issues"
+
+REQUIRED = {"question": str, "asks": dict, "source": str, "statistic": str, "controls": list, "needs": str, "quantities": dict}
+OPTIONAL = {"limits": str, "unable": str, "of": str, "kind": str, "inside": bool, "without_a2": str, "predicts": dict}
+READING = {"evidence": str, "over": str, "arms": (list, str)}  # what says where the quantities are
+OF_QUANTITY = {"label": str, "margin": float}
+OF_PLACE = {field.name: type(field.default) for field in fields(Place)} | {"other": (str, list)}
+PLAIN = {str: "text", dict: "a table", list: "a list", bool: "true or false", float: "a number"}
+
+
+def read_tests(text: str) -> dict[str, Declared]:
+    """Read declarations of tests, in the order of a board: by kind, then by what they need.
+
+    Parameters
+    ----------
+    text : str
+        TOML, in the form that the head of ``tests.toml`` describes.
+
+    Returns
+    -------
+    dict of str to Declared
+
+    Raises
+    ------
+    DiffscopeError
+        A declaration is not whole, names what there is not, or holds a key that means nothing; in one line with the test's id.
+    """
+    record = tomllib.loads(text)
+    words = record["words"] | record["arms"] | {name: source["name"] for name, source in record["sources"].items()}
+    tests = [_read(id, table, words, record["arms"]) for id, table in record["tests"].items()]
+    order = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
+    return {test.id: test for place in order for test in tests if (test.kind, test.needs) == place}
+
+
+def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Mapping[str, str]) -> Declared:
+    """Make one test of its table."""
+    _check_keys(f"the test {id!r}", table, REQUIRED, OPTIONAL | READING)
+    chosen = table.get("arms", [])
+    if unknown := set() if chosen == "all" else set(chosen) - set(arms):
+        raise DiffscopeError(f"the test {id!r} has arms {', '.join(map(repr, unknown))}; there are {', '.join(arms)}, or all")
+    if chosen:
+        named = list(arms if chosen == "all" else chosen)
+        table = {**table, **{key: _for_each_arm(table[key], named) for key in ("asks", "quantities", "predicts") if key in table}}
+    table = _filled(table, words, f"the test {id!r}")
+    places = {name: _place(id, name, row, table, arms) for name, row in table["quantities"].items()}
+    quantities = {
+        name: Quantity(row["label"], row["margin"], row.get("within"), row.get("short", ""), places[name])
+        for name, row in table["quantities"].items()
+    }
+    predictions = table.get("predicts", {})
+    judged = {name for predicted in predictions.values() for name in predicted} if not table.get("unable") else set()
+    return make_test(
+        id=id,
+        quantities=quantities,
+        predictions=predictions,
+        controls=tuple(table["controls"]),
+        measure=_measure(id, table, places, judged),
+        **{key: table[key] for key in ("question", "asks", "source", "statistic", "needs")},
+        **{key: table[key] for key in OPTIONAL if key in table and key != "predicts"},
+    )
+
+
+def _measure(id: str, table: Mapping[str, Any], places: Mapping[str, Place | None], judged: set[str]) -> Measure:
+    """Return what measures the quantities of a test."""
+    known = {name: place for name, place in places.items() if place is not None}
+    if table["needs"] == "cohort":
+        return MEASURES[id] if id in MEASURES else partial(of_cohort, places=known, judged=judged)
+    over = table.get("over", "")
+    if (over in OVER) is not (table["needs"] == "checkpoints"):
+        raise DiffscopeError(f"the test {id!r} is over {over!r}; of checkpoints give {' or '.join(OVER)}, of others nothing")
+    return partial(of_models, places=known, judged=judged, needs=table["needs"], over=over)
+
+
+def _place(id: str, name: str, row: Mapping[str, Any], table: Mapping[str, Any], arms: Mapping[str, str]) -> Place | None:
+    """Return where the number of a quantity is; None if the test has a function that measures it."""
+    whose = f"the quantity {name!r} of the test {id!r}"
+    _check_keys(whose, row, OF_QUANTITY, {"within": float, "short": str} | OF_PLACE)
+    given = {key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in OF_PLACE if key in row}
+    if table["needs"] != "cohort":
+        if not {"evidence", "outcome"} & set(given) and table.get("evidence"):
+            given["evidence"] = f"{table['evidence']}.{name}"
+        _check_place_in_evidence(whose, given)
+    elif id not in MEASURES:
+        _check_place_in_cohort(whose, given, arms)
+    return Place(**given) if given else None
+
+
+def _check_place_in_evidence(whose: str, given: Mapping[str, Any]) -> None:
+    if len({"evidence", "outcome"} & set(given)) != 1 or not all(given.get("evidence", "LABEL.NAME").partition(".")):
+        raise DiffscopeError(f'{whose} has to say where its number is: evidence = "LABEL.NAME", or outcome = "NAME"')
+    names = [given[key] for key in ("evidence", "outcome", "minus") if key in given]
+    for name in names:
+        label, dot, _ = name.partition(".")
+        if not (label in PART_OF_LABEL if dot else part_of_outcome(name)):
+            raise DiffscopeError(f"{whose} is read from {name!r}; evidence has no such {'label' if dot else 'outcome'}")
+    if given.get("heads", "others") not in ("answering", "others"):
+        raise DiffscopeError(f"{whose} has heads = {given['heads']!r}; it is answering or others")
+
+
+def _check_place_in_cohort(whose: str, given: Mapping[str, Any], arms: Mapping[str, str]) -> None:
+    if set(given) != {"score", "arm", "other"} or given["score"] not in SCORES:
+        raise DiffscopeError(f"{whose} has to name score, arm and other; scores are {', '.join(SCORES)}")
+    others = [given["other"]] if isinstance(given["other"], str) else given["other"]
+    if unknown := [arm for arm in (given["arm"], *others) if arm not in ("diff", *arms)]:
+        raise DiffscopeError(f"{whose} compares {unknown[0]!r}; arms are diff, {', '.join(arms)}")
+
+
+def _check_keys(whose: str, table: Mapping[str, Any], required: Mapping[str, Any], optional: Mapping[str, Any]) -> None:
+    """Raise unless a table has all keys that it needs, no other than those and the optional ones, and values of their types."""
+    known = {**required, **optional}
+    if lacking := [key for key in required if key not in table]:
+        raise DiffscopeError(f"{whose} lacks {', '.join(lacking)}")
+    for key, value in table.items():
+        if key not in known:
+            raise DiffscopeError(f"{whose} has the key {key!r}, which means nothing; there are {', '.join(known)}")
+        types = known[key] if isinstance(known[key], tuple) else (known[key],)
+        if not isinstance(float(value) if type(value) is int else value, types):
+            raise DiffscopeError(f"{whose} has {key} = {value!r}; give {' or '.join(PLAIN[of] for of in types)}")
+
+
+def _for_each_arm(table: Mapping[str, Any], arms: Sequence[str]) -> dict[str, Any]:
+    """Repeat the entries of a table for each arm, whose name {arm} is there, and {words} its words."""
+
+    def of_arm(value: Any, arm: str) -> Any:
+        if isinstance(value, str):
+            return value.replace("{arm}", arm).replace("{words}", f"{{{arm}}}")
+        return {of_arm(key, arm): of_arm(each, arm) for key, each in value.items()} if isinstance(value, dict) else value
+
+    entries = [of_arm({key: value}, arm) for arm in arms for key, value in table.items()]
+    joined: dict[str, Any] = {}
+    for entry in entries:
+        for key, value in entry.items():
+            joined[key] = joined.get(key, {}) | value if isinstance(value, dict) else value
+    return joined
+
+
+def _filled(value: Any, words: Mapping[str, str], whose: str) -> Any:
+    """Fill every {name} in the texts of a value with what `words` says, which may hold names itself."""
+    if isinstance(value, dict):
+        return {key: _filled(each, words, f"{whose}, {key}") for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, words, whose) for each in value]
+    while isinstance(value, str) and "{" in value:
+        try:
+            value = value.format_map(words)
+        except (KeyError, ValueError) as error:
+            raise DiffscopeError(f"{whose}: {value!r} holds a {{name}} that is no word, source or arm ({error})") from None
+    return value
+
+
+def make_test(
+    *,
+    id: str,
+    question: str,
+    asks: Mapping[str, str],
+    source: str,
+    statistic: str,
+    controls: tuple[str, ...],
+    quantities: Mapping[str, Quantity],
+    needs: Needs,
+    measure: Measure,
+    predictions: Mapping[str, Mapping[str, str]] | None = None,
+    kind: Kind = "mechanism",
+    limits: str = "",
+    unable: str = "",
+    of: str = "",
+    inside: bool | None = None,
+    without_a2: str = "",
+) -> Declared:
+    """Make a :class:`Test` of what is declared, or a :class:`Measurement` if nothing is predicted of its quantities.
+
+    The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
+    A test of models, pairs or checkpoints looks inside heads unless it says otherwise; one of cohorts does only if it says so.
+
+    Raises
+    ------
+    DiffscopeError
+        There is nothing of that name to measure; something is asked or predicted of a quantity that is not estimated; or a test
+        does not say of which heads and queries it is.
+    """
+    if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
+        raise DiffscopeError(
+            f"the test {id!r} asks {question!r} of {dict(asks)}; give a question, and of one quantity at least of "
+            f"{', '.join(quantities)} whether {ABOVE} or {BELOW} 0 is a yes"
+        )
+    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, ("primary", "mechanism"))):
+        if word not in words:
+            raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
+    for account, predicted in (predictions or {}).items():
+        states = (ABOVE, BELOW, NONE)
+        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(states):
+            raise DiffscopeError(
+                f"the test {id!r} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
+                f"{', '.join(quantities)}, states {', '.join(states)}"
+            )
+    if without_a2 and without_a2 not in quantities:
+        raise DiffscopeError(f"the test {id!r} has no quantity {without_a2!r}; there are {', '.join(quantities)}")
+    judges = bool(predictions) and not unable
+    if judges and not of:
+        raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of = …")
+    fields: dict[str, Any] = {
+        "id": id,
+        "question": question,
+        "asks": asks,
+        "source": source,
+        "statistic": statistic,
+        "controls": controls,
+        "quantities": quantities,
+        "needs": needs,
+        "measure": measure,
+        "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
+        "of": of,
+        "inside": judges and (needs != "cohort" if inside is None else inside),
+        "without_a2": without_a2,
+    }
+    return Test(**fields, predictions=predictions, kind=kind) if judges else Measurement(**fields)
+
+
+def declare(**fields: Any) -> Callable[[Measure], Declared]:
+    """Decorate the function that measures a test's quantities with what is declared of them; see :func:`make_test`."""
+    return lambda measure: make_test(measure=measure, **fields)
+
+
+_TEXT = FILE.read_text(encoding="utf-8")
+TESTS: dict[str, Declared] = read_tests(_TEXT)
+PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")
+SOURCES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)["sources"]  # name and link of what the tests cite; see docs/sources.md
+
+
+def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:
+    """Return tests by id, all without any.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such test.
+    """
+    ids = [tests] if isinstance(tests, str) else list(tests or TESTS)
+    for id in ids:
+        if id not in TESTS:
+            raise DiffscopeError(f"there is no test {id!r}; there are: {', '.join(TESTS)}")
+    return [TESTS[id] for id in ids]
+
+
+def linked(source: str) -> Iterator[tuple[str, str]]:
+    """Yield the parts of a test's source, each with its address, which is empty if a part has none."""
+    links = {cited["name"]: cited["link"] for cited in SOURCES.values()}
+    end = 0
+    for match in re.finditer("|".join([*map(re.escape, links), r"\b1[67]\d\d\b"]), source):  # the numbers are of unilm's issues
+        cited = match.group()
+        yield source[end : match.start()], ""
+        yield cited, links.get(cited, f"{ISSUES}/{cited}")
+        end = match.end()
+    yield source[end:], ""
