@@ -97,6 +97,18 @@ def test_help_loads_nothing_heavy(arguments):
     assert done.stderr.strip() == ""
 
 
+def test_a_study_is_shown_without_what_takes_evidence():
+    """The whole shipped one, and published claims beside it."""
+    script = (
+        "import sys; from diffscope.cli import main; assert main(sys.argv[1:]) == 0;"
+        "heavy = {'torch', 'transformers', 'xarray', 'pandas', 'scipy.stats', 'matplotlib', 'plotly'};"
+        "print(*sorted(heavy & set(sys.modules)))"
+    )
+    for options in ([], ["--claims"]):
+        done = subprocess.run([sys.executable, "-c", script, "study", "show", *options], capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines()[-1] == ""
+
+
 def test_without_a_model_no_model_code_is_loaded(saved, tmp_path):
     """Of commands one after the other, each of which says what had been loaded by its end."""
     commands = [

@@ -66,7 +66,8 @@ def command(
 def _run(preset, cohort, out, device, processes, as_json, prompts, length):
     from diffscope.cli import train
     from diffscope.hypotheses import Settings
-    from diffscope.hypotheses.study import ALL, run_study
+    from diffscope.hypotheses.cohort_study import run_study
+    from diffscope.hypotheses.study import ALL
     from diffscope.scope import load
 
     if not (preset or cohort):

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-from scipy import special, stats
+import scipy  # whose parts are imported when they are first used
 
 from diffscope.stats.intervals import LEVEL, t_half_width
 
@@ -79,7 +79,7 @@ def _t_test(value: float, error: float, freedom: float, seeds: int) -> tuple[Ran
     if error <= ROUNDING * max(1.0, abs(value)):  # no spread: the least p of a sign-flip test
         return (value, value), (0.0, 0.0), 1.0 if abs(value) <= ROUNDING else 2.0 ** (1 - seeds)
     reach = t_half_width(error, freedom)
-    return (value - reach, value + reach), (-reach, reach), float(2 * special.stdtr(freedom, -abs(value) / error))
+    return (value - reach, value + reach), (-reach, reach), float(2 * scipy.special.stdtr(freedom, -abs(value) / error))
 
 
 def sign_flip_test(means: np.ndarray) -> float:
@@ -116,7 +116,7 @@ def against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[Range, 
         return (middle, middle), 1.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # one of the two may have no spread
-        result = stats.ttest_ind(means, untrained, equal_var=len(means) == 1)
+        result = scipy.stats.ttest_ind(means, untrained, equal_var=len(means) == 1)
     interval = result.confidence_interval(1 - LEVEL)
     reach = float(interval.high - interval.low) / 2
     return (middle - reach, middle + reach), float(result.pvalue)
@@ -125,8 +125,9 @@ def against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[Range, 
 def bootstrap(values: np.ndarray, statistic=np.mean, seed: int = 0) -> tuple[Range, Range, float]:
     """Test the prompts of one model (prompt,): percentile bootstrap, and a sign-flip test of prompts for null and p."""
     rng = np.random.default_rng(seed)
-    interval = stats.bootstrap((values,), statistic, n_resamples=N_BOOTSTRAP, method="percentile", rng=rng).confidence_interval
-    flipped = stats.permutation_test((values,), statistic, permutation_type="samples", n_resamples=N_BOOTSTRAP, rng=rng)
+    resampled = scipy.stats.bootstrap((values,), statistic, n_resamples=N_BOOTSTRAP, method="percentile", rng=rng)
+    interval = resampled.confidence_interval
+    flipped = scipy.stats.permutation_test((values,), statistic, permutation_type="samples", n_resamples=N_BOOTSTRAP, rng=rng)
     null_low, null_high = np.quantile(flipped.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
     return (float(interval.low), float(interval.high)), (float(null_low), float(null_high)), float(flipped.pvalue)
 
@@ -144,7 +145,7 @@ def holm(p: Sequence[float]) -> list[float]:
 
 def benjamini_hochberg(p: Sequence[float]) -> list[float]:
     """Correct p so that few of the findings are false (Benjamini & Hochberg 1995); NaN stays NaN and is not counted."""
-    return _corrected(p, stats.false_discovery_control)
+    return _corrected(p, scipy.stats.false_discovery_control)
 
 
 def _corrected(p: Sequence[float], adjust: Callable[[np.ndarray], np.ndarray]) -> list[float]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy  # whose parts are imported when they are first used
 
 from diffscope.hypotheses.intervals import (
     FEWEST_SEEDS,
@@ -362,8 +362,8 @@ def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, othe
     earlier = int(np.sum(formed & (~other_formed | (steps < other))))
     untied = later + earlier
     value = (later - earlier) / math.sqrt(untied) if untied else 0.0
-    p = float(stats.binomtest(later, untied).pvalue) if untied else 1.0
-    reach = float(stats.norm.ppf(1 - LEVEL / 2))
+    p = float(scipy.stats.binomtest(later, untied).pvalue) if untied else 1.0
+    reach = float(scipy.stats.norm.ppf(1 - LEVEL / 2))
     counts = {"prompts": 1, "seeds": len(steps), "untrained": 0}
     method = "which of the two runs of a seed forms first"
     return Estimate(value, math.nan, math.nan, -reach, reach, p, **counts, method=method, note=note)
@@ -384,12 +384,12 @@ def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> 
     differences = np.where(failed & other_failed, 0.0, np.where(failed, -np.inf, np.where(other_failed, np.inf, values - other)))
     count = len(differences)
     ordered = np.sort(differences)
-    outer = int(stats.binom.ppf(LEVEL / 2, count, 0.5))  # order statistics outside of the interval, on each side
+    outer = int(scipy.stats.binom.ppf(LEVEL / 2, count, 0.5))  # order statistics outside of the interval, on each side
     low, high = (ordered[outer - 1], ordered[count - outer]) if outer else (-np.inf, np.inf)
     middle = ordered[[(count - 1) // 2, count // 2]]
     value = middle.mean() if np.isfinite(middle).all() else math.nan
     value, low, high = (float(x) if np.isfinite(x) else math.nan for x in (value, low, high))
-    ranks = np.sign(differences) * stats.rankdata(np.abs(differences))
+    ranks = np.sign(differences) * scipy.stats.rankdata(np.abs(differences))
     return Estimate(
         *(value, low, high, math.nan, math.nan, sign_flip_test(ranks)),
         **{"prompts": 1, "seeds": count, "untrained": 0},

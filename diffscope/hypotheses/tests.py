@@ -6,15 +6,12 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
 from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
-from diffscope.evidence.take import PART_OF_LABEL, part_of_outcome
-from diffscope.hypotheses.cohort import MEASURES, SCORES, of_cohort
-from diffscope.hypotheses.measure import OVER, of_models
+from diffscope.hypotheses.places import Places
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Kind, Measure, Measurement, Needs, Place, Quantity, Test
 
 FILE = Path(__file__).with_name("tests.toml")
@@ -41,13 +38,16 @@ OF_PLACE = {field.name: type(field.default) for field in fields(Place)} | {"othe
 PLAIN = {str: "text", dict: "a table", list: "a list", bool: "true or false", float: "a number"}
 
 
-def read_tests(text: str) -> dict[str, Declared]:
+def read_tests(text: str, check_places: bool = True) -> dict[str, Declared]:
     """Read declarations of tests, in the order of a board: by kind, then by what they need.
 
     Parameters
     ----------
     text : str
         TOML, in the form that the head of ``tests.toml`` describes.
+    check_places : bool
+        Whether to check at once that there are the numbers that quantities are read from, which imports all that takes evidence;
+        else a test is checked when it first measures something.
 
     Returns
     -------
@@ -61,6 +61,10 @@ def read_tests(text: str) -> dict[str, Declared]:
     record = tomllib.loads(text)
     words = record["words"] | record["arms"] | {name: source["name"] for name, source in record["sources"].items()}
     tests = [_read(id, table, words, record["arms"]) for id, table in record["tests"].items()]
+    if check_places:
+        for test in tests:
+            if isinstance(test.measure, Places):
+                test.measure.check()
     order = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
     return {test.id: test for place in order for test in tests if (test.kind, test.needs) == place}
 
@@ -75,10 +79,10 @@ def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Map
         named = list(arms if chosen == "all" else chosen)
         table = {**table, **{key: _for_each_arm(table[key], named) for key in ("asks", "quantities", "predicts") if key in table}}
     table = _filled(table, words, f"the test {id!r}")
-    places = {name: _place(id, name, row, table, arms) for name, row in table["quantities"].items()}
+    places = {name: _place(id, name, row, table) for name, row in table["quantities"].items()}
     quantities = {
-        name: Quantity(row["label"], row["margin"], row.get("within"), row.get("short", ""), places[name])
-        for name, row in table["quantities"].items()
+        name: Quantity(row["label"], row["margin"], row.get("within"), row.get("short", ""), Place(**at) if at else None)
+        for (name, row), at in zip(table["quantities"].items(), places.values(), strict=True)
     }
     predictions = table.get("predicts", {})
     judged = {name for predicted in predictions.values() for name in predicted} if not table.get("unable") else set()
@@ -87,55 +91,19 @@ def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Map
         quantities=quantities,
         predictions=predictions,
         controls=tuple(table["controls"]),
-        measure=_measure(id, table, places, judged),
+        measure=Places(id, table["needs"], places, frozenset(judged), ("diff", *arms), table.get("over", "")),
         **{key: table[key] for key in ("question", "asks", "source", "statistic", "needs")},
         **{key: table[key] for key in OPTIONAL if key in table and key != "predicts"},
     )
 
 
-def _measure(id: str, table: Mapping[str, Any], places: Mapping[str, Place | None], judged: set[str]) -> Measure:
-    """Return what measures the quantities of a test."""
-    known = {name: place for name, place in places.items() if place is not None}
-    if table["needs"] == "cohort":
-        return MEASURES[id] if id in MEASURES else partial(of_cohort, places=known, judged=judged)
-    over = table.get("over", "")
-    if (over in OVER) is not (table["needs"] == "checkpoints"):
-        raise DiffscopeError(f"the test {id!r} is over {over!r}; of checkpoints give {' or '.join(OVER)}, of others nothing")
-    return partial(of_models, places=known, judged=judged, needs=table["needs"], over=over)
-
-
-def _place(id: str, name: str, row: Mapping[str, Any], table: Mapping[str, Any], arms: Mapping[str, str]) -> Place | None:
-    """Return where the number of a quantity is; None if the test has a function that measures it."""
-    whose = f"the quantity {name!r} of the test {id!r}"
-    _check_keys(whose, row, OF_QUANTITY, {"within": float, "short": str} | OF_PLACE)
+def _place(id: str, name: str, row: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where the number of a quantity is, as given; nothing if the test has a function that measures it."""
+    _check_keys(f"the quantity {name!r} of the test {id!r}", row, OF_QUANTITY, {"within": float, "short": str} | OF_PLACE)
     given = {key: tuple(row[key]) if isinstance(row[key], list) else row[key] for key in OF_PLACE if key in row}
-    if table["needs"] != "cohort":
-        if not {"evidence", "outcome"} & set(given) and table.get("evidence"):
-            given["evidence"] = f"{table['evidence']}.{name}"
-        _check_place_in_evidence(whose, given)
-    elif id not in MEASURES:
-        _check_place_in_cohort(whose, given, arms)
-    return Place(**given) if given else None
-
-
-def _check_place_in_evidence(whose: str, given: Mapping[str, Any]) -> None:
-    if len({"evidence", "outcome"} & set(given)) != 1 or not all(given.get("evidence", "LABEL.NAME").partition(".")):
-        raise DiffscopeError(f'{whose} has to say where its number is: evidence = "LABEL.NAME", or outcome = "NAME"')
-    names = [given[key] for key in ("evidence", "outcome", "minus") if key in given]
-    for name in names:
-        label, dot, _ = name.partition(".")
-        if not (label in PART_OF_LABEL if dot else part_of_outcome(name)):
-            raise DiffscopeError(f"{whose} is read from {name!r}; evidence has no such {'label' if dot else 'outcome'}")
-    if given.get("heads", "others") not in ("answering", "others"):
-        raise DiffscopeError(f"{whose} has heads = {given['heads']!r}; it is answering or others")
-
-
-def _check_place_in_cohort(whose: str, given: Mapping[str, Any], arms: Mapping[str, str]) -> None:
-    if set(given) != {"score", "arm", "other"} or given["score"] not in SCORES:
-        raise DiffscopeError(f"{whose} has to name score, arm and other; scores are {', '.join(SCORES)}")
-    others = [given["other"]] if isinstance(given["other"], str) else given["other"]
-    if unknown := [arm for arm in (given["arm"], *others) if arm not in ("diff", *arms)]:
-        raise DiffscopeError(f"{whose} compares {unknown[0]!r}; arms are diff, {', '.join(arms)}")
+    if table["needs"] != "cohort" and not {"evidence", "outcome"} & set(given) and table.get("evidence"):
+        given["evidence"] = f"{table['evidence']}.{name}"
+    return given
 
 
 def _check_keys(whose: str, table: Mapping[str, Any], required: Mapping[str, Any], optional: Mapping[str, Any]) -> None:
@@ -255,7 +223,7 @@ def declare(**fields: Any) -> Callable[[Measure], Declared]:
 
 
 _TEXT = FILE.read_text(encoding="utf-8")
-TESTS: dict[str, Declared] = read_tests(_TEXT)
+TESTS: dict[str, Declared] = read_tests(_TEXT, check_places=False)  # a study is shown without what takes evidence
 PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")
 SOURCES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)["sources"]  # name and link of what the tests cite; see docs/sources.md
 

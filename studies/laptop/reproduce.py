@@ -26,8 +26,9 @@ import diffscope
 from diffscope import figures
 from diffscope.errors import DiffscopeError
 from diffscope.files import write_json
+from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.shipped import POWER, STUDY
-from diffscope.hypotheses.study import WEIGHTS, Study, open_board, open_study, packed_board, run_study
+from diffscope.hypotheses.study import WEIGHTS, Study, open_board, open_study, packed_board
 from diffscope.lab.training.cohort import DATASET, Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.store import save_statistics

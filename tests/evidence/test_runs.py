@@ -16,6 +16,7 @@ from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION, OF_LAST_QUERY, amplifier, shared_noise
 from diffscope.evidence.take import PARTS
 from diffscope.hypotheses import Settings, run
+from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.described import described
 from diffscope.hypotheses.stored import (
     cohort_variables,
@@ -25,7 +26,7 @@ from diffscope.hypotheses.stored import (
     stored_models,
     with_evidence,
 )
-from diffscope.hypotheses.study import ALL, WEIGHTS, run_study
+from diffscope.hypotheses.study import ALL, WEIGHTS
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.training.run import revision, save_checkpoint
 from diffscope.store import save_statistics

@@ -431,6 +431,17 @@ def test_a_declaration_that_says_what_nothing_reads_is_refused_in_one_line(text,
     assert "\n" not in str(error.value)
 
 
+def test_every_number_of_the_declared_tests_is_somewhere():
+    assert list(read_tests(FILE.read_text(encoding="utf-8"))) == list(TESTS)
+
+
+def test_what_was_not_checked_when_it_was_read_is_refused_before_it_measures():
+    unknown = OF_MODELS.replace('"sink_shares"', '"sinks"', 1)
+    test = read_tests(WORDS_AND_SOURCES + unknown, check_places=False)["x"]
+    with pytest.raises(DiffscopeError, match="is read from 'sinks.d'; evidence has no such label"):
+        test.measure(None)
+
+
 def test_a_number_that_evidence_does_not_hold_is_named():
     held = Table({"d": xr.DataArray(np.ones((3, 1, 2)), dims=("prompt", "layer", "head"))})
     models = SimpleNamespace(differential=True, tables=lambda label, apart: ([held.apart(apart)], []))

@@ -11,8 +11,9 @@ from diffscope.cli import main
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Verdict, shipped
+from diffscope.hypotheses.cohort_study import run_study, survival
 from diffscope.hypotheses.shipped import STUDY
-from diffscope.hypotheses.study import open_study, run_study, survival
+from diffscope.hypotheses.study import open_study
 from diffscope.hypotheses.study_report import markdown
 from diffscope.store import save_statistics
 from studies.laptop.calibration.simulate import planted_cohort
