@@ -114,7 +114,7 @@ def _chosen(recipe, preset, learning_rate, text, any_text):
     """The recipe that was named, on its corpus; with one learning rate for all arms if one is given."""
     from dataclasses import replace
 
-    from diffscope.lab.training.beginnings import with_text
+    from diffscope.lab.training.initialisation import with_text
     from diffscope.lab.training.recipe import Recipe
 
     if (recipe is None) == (preset is None):
@@ -169,7 +169,7 @@ def _take_anew(wanted):
 
 
 def _show_arms(recipe, as_json):
-    from diffscope.lab.training.beginnings import tokenizer_for
+    from diffscope.lab.training.initialisation import tokenizer_for
 
     with working("learning the vocabulary"):
         rows = recipe.table(len(tokenizer_for(recipe)))

@@ -30,7 +30,7 @@ from diffscope.evidence.costs import lost_without_a2
 from diffscope.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
-from diffscope.lab.training.beginnings import corpus_of
+from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import run_folder

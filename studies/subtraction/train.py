@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.training.beginnings import with_text
+from diffscope.lab.training.initialisation import with_text
 from diffscope.lab.training.cohort import Cohort, progress_by_arm, remaining_in_words
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import run_label

@@ -15,7 +15,7 @@ import diffscope
 from diffscope.digests import KEY, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.lab.training import train as module
-from diffscope.lab.training.beginnings import initialise
+from diffscope.lab.training.initialisation import initialise
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
 from diffscope.lab.training.train import train

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.lab.training.beginnings import corpus_of
+from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.passes import Passes
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import BACKCOPY, PLANTED, Stage

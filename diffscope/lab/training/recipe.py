@@ -13,7 +13,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.grid import Grid, PlainText
-from diffscope.lab.training.matching import make_config, matching_width, parameters
+from diffscope.lab.training.parameter_matching import make_config, matching_width, parameters
 from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Minor, Stage, Tuning
 from diffscope.models import DiffConfig
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.errors import DiffscopeError
 from diffscope.files import remove, replacing, write_text
-from diffscope.lab.training.beginnings import text_digest
+from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.revision import revision

@@ -18,7 +18,7 @@ import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.lab.queue import lock, torch_threads
-from diffscope.lab.training.beginnings import initialise, losses, tokenizer_for
+from diffscope.lab.training.initialisation import initialise, losses, tokenizer_for
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
 from diffscope.lab.training.formation import formation

@@ -13,7 +13,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.queue import Item, Outcome, Progress, run
-from diffscope.lab.training.beginnings import tokenizer_for
+from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import formation
