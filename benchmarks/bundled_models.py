@@ -221,7 +221,7 @@ def of_text(name: str, length: int, count: int) -> xr.Dataset:
     recall = Recall(scope.tokenizer)
     for _ in range(count):
         prompt = recall.prompt(length, rng)
-        others = [[int(token)] for token in recall.filler.take(4 * DRAWS, rng)[0]]
+        others = [[int(token)] for token in recall.filler.sample(4 * DRAWS, rng)[0]]
         spans = {name: at for name, at in prompt.spans.items() if at}
         tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, answers=others))
     return over_prompts(tables)

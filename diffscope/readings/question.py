@@ -110,7 +110,7 @@ def _one_made_up(task: Retrieval, length: int, rng: np.random.Generator) -> list
         with suppress(PromptError):  # so many do not fit
             return task.prompt(length, needles, rng).ids
     begin = prefix_tokens(task.tokenizer)
-    return [*begin, *task.filler.take(length - len(begin), rng)[0].tolist()]
+    return [*begin, *task.filler.sample(length - len(begin), rng)[0].tolist()]
 
 
 def other_prompts(scope: Scope, cap: Capture, count: int) -> CaptureBatch:

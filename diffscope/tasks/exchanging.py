@@ -15,7 +15,7 @@ from diffscope.tasks.lookups import draw_cities, draw_numbers
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.template import encode_continuation
-from diffscope.tasks.text import Filler, standard_library_text
+from diffscope.tasks.text import TextStream, standard_library_text
 from diffscope.tasks.tokenizer import CITIES
 
 DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
@@ -196,7 +196,7 @@ def other_fillers(
         return [[row[at] for at in filler] for row in rows[:count]]
     if tokenizer is None:
         raise PromptError("this model has no tokenizer; give other prompts of as many token ids: fillers=[[…], […]]")
-    source = Filler.of(standard_library_text(True) if given is None else given, tokenizer)
+    source = TextStream.of(standard_library_text(True) if given is None else given, tokenizer)
     return [source.fill(filler, rng) for _ in range(count)]
 
 

@@ -13,7 +13,7 @@ from diffscope.errors import PromptError
 from diffscope.tasks.lookups import Mention, blank_rows, draw_mentions, insert_mentions
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
-from diffscope.tasks.text import MANY, Filler
+from diffscope.tasks.text import MANY, TextStream
 
 PLANTED = " {city} {number}."  # the city alone is the question
 
@@ -26,7 +26,7 @@ class PlantedLookups:
     ----------
     tokenizer
         Any that marks where words begin; cities and numbers may be of several tokens.
-    texts : sequence of str or Filler, optional
+    texts : sequence of str or TextStream, optional
         By default the documentation strings of the Python standard library; or text that is tokens already.
     share : float
         Of the windows that have a lookup; each is drawn with this probability.
@@ -49,7 +49,7 @@ class PlantedLookups:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    texts: Sequence[str] | Filler | None = field(default=None, repr=False)
+    texts: Sequence[str] | TextStream | None = field(default=None, repr=False)
     share: float = 0.05
     distractors: tuple[int, int] = (0, 0)
     template: str = PLANTED
@@ -99,7 +99,7 @@ class PlantedLookups:
             if rng.random() < self.share:
                 ids[row, first:], kind[row, first:] = self._planted(length - first, rng)
             else:
-                ids[row, first:] = self.retrieval.filler.take(length - first, rng)[0]
+                ids[row, first:] = self.retrieval.filler.sample(length - first, rng)[0]
         return ids, kind
 
     def _planted(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -121,7 +121,7 @@ class PlantedLookups:
             number = np.flatnonzero(kinds)
             parts += [tokens[: number[0]], tokens[number[0] : number[-1] + 1]]
         for _ in range(MANY):
-            text, cuts = self.retrieval.filler.take(length, rng)
+            text, cuts = self.retrieval.filler.sample(length, rng)
             borders = np.flatnonzero(cuts)
             early, late = borders[borders < length // 2], borders[borders >= length // 2]
             if len(early) >= len(sentences) - 1 and len(late) and not any(_holds(text, part) for part in parts):

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.errors import PromptError
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.template import prefix_tokens
-from diffscope.tasks.text import Filler, standard_library_text
+from diffscope.tasks.text import TextStream, standard_library_text
 
 TRIES = 1000  # texts drawn to find one with a hit at its end
 
@@ -52,7 +52,7 @@ class Recall:
     Parameters
     ----------
     tokenizer
-    texts : sequence of str or Filler, optional
+    texts : sequence of str or TextStream, optional
         By default the documentation strings of the Python standard library.
     held_out : bool
         Of those, take the ones that training never sees.
@@ -61,18 +61,18 @@ class Recall:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    texts: Sequence[str] | Filler | None = None
+    texts: Sequence[str] | TextStream | None = None
     held_out: bool = True
     n: int = 3
-    filler: Filler = field(init=False, repr=False)
+    filler: TextStream = field(init=False, repr=False)
 
     def __post_init__(self):
-        self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
+        self.filler = TextStream.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
         self._first = prefix_tokens(self.tokenizer)
 
     def text(self, length: int, rng: np.random.Generator) -> Prompt:
         """Draw plain text of `length` tokens, with the tokenizer's prefix, no span but ``sink`` and no answer."""
-        text, _ = self.filler.take(length - len(self._first), rng)
+        text, _ = self.filler.sample(length - len(self._first), rng)
         return Prompt([*self._first, *text.tolist()], [], {"sink": [0], "answer": [], "needles": [], "query": []})
 
     def rows(self, count: int, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

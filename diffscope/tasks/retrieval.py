@@ -30,7 +30,7 @@ from diffscope.tasks.lookups import (
 )
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.template import USE_OWN, Template, prefix_tokens
-from diffscope.tasks.text import Filler, insert, standard_library_text
+from diffscope.tasks.text import TextStream, insert, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, UNKNOWN
 
 # The number follows its city at once, so that looking it up is one step of induction, which small models learn early.
@@ -58,7 +58,7 @@ class Retrieval:
         Draw the filler from modules that training never sees.
     template : str
         The sentence; the question is what stands before the number.
-    texts : sequence of str or Filler, optional
+    texts : sequence of str or TextStream, optional
         Other text for the filler than the documentation strings of the Python standard library, or the filler itself.
 
     Attributes
@@ -67,24 +67,24 @@ class Retrieval:
         Tokens that the tokenizer puts before every text.
     encoded : Template
         The sentence in tokens.
-    filler : Filler
+    filler : TextStream
         The text that sentences are inserted into.
     """
 
     tokenizer: PreTrainedTokenizerBase
     held_out: bool = True
     template: str = TEMPLATE
-    texts: Sequence[str] | Filler | None = field(default=None, repr=False)
+    texts: Sequence[str] | TextStream | None = field(default=None, repr=False)
     prefix: list[int] = field(init=False, repr=False)
     encoded: Template = field(init=False, repr=False)
-    filler: Filler = field(init=False, repr=False)
+    filler: TextStream = field(init=False, repr=False)
 
     def __post_init__(self):
         if self.tokenizer is None:
             raise PromptError(f"retrieval prompts need a tokenizer, and this model has none; load one with it, or {USE_OWN}")
         self.prefix = prefix_tokens(self.tokenizer)
         self.encoded = Template(self.tokenizer, self.template)
-        self.filler = Filler.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
+        self.filler = TextStream.of(standard_library_text(self.held_out) if self.texts is None else self.texts, self.tokenizer)
 
     @property
     def unknown(self) -> list[int]:
@@ -126,7 +126,7 @@ class Retrieval:
         numbers = draw_numbers(self.encoded, needles, rng)
         sentences = [self.encoded.sentence(city, number) for city, number in zip(cities, numbers)]
         question = self.encoded.question(cities[0])
-        text, cuts = self.filler.take(self._room(length, question, sentences), rng)
+        text, cuts = self.filler.sample(self._room(length, question, sentences), rng)
         places = _draw_places(cuts, needles, rng)
         if depth is not None:
             places[0] = _nearest(cuts, depth)
@@ -275,8 +275,8 @@ class Retrieval:
         `reading` draws the text around them. `filling` draws text in place of each piece, which those of kind "text" become.
         """
         sentences = [piece.tokens for piece in pieces]
-        fillings = [self.filler.take(len(sentence), filling)[0].tolist() for sentence in sentences]
-        text, cuts = self.filler.take(self._room(length, question, sentences), reading)
+        fillings = [self.filler.sample(len(sentence), filling)[0].tolist() for sentence in sentences]
+        text, cuts = self.filler.sample(self._room(length, question, sentences), reading)
         places = np.array([_nearest(cuts, fraction) for fraction in depths])
         chosen = [piece._replace(tokens=instead) if piece.kind == "text" else piece for piece, instead in zip(pieces, fillings)]
         order = np.argsort(depths, kind="stable")
@@ -355,7 +355,7 @@ class Retrieval:
         ids, kind = blank_rows(self.prefix, rows, length)
         for row in range(rows):
             sentences = draw_mentions(self.encoded, needles, mentions, rng, near, unanswerable)
-            text, cuts = self.filler.take(length - first - sum(len(tokens) for tokens, _ in sentences), rng)
+            text, cuts = self.filler.sample(length - first - sum(len(tokens) for tokens, _ in sentences), rng)
             places = np.sort(_draw_places(cuts, len(sentences), rng))
             places[-1] = len(text)
             ids[row, first:], kind[row, first:] = insert_mentions(text, sentences, places)

@@ -55,20 +55,20 @@ def fingerprint(texts: tuple[str, ...]) -> str:
 
 
 @dataclass
-class Filler:
+class TextStream:
     """A stream of tokens of real text that can be cut wherever a word begins."""
 
     ids: np.ndarray  # (token,)
     cuts: np.ndarray  # (token,) bool: a new word begins here
 
     @classmethod
-    def of(cls, texts: Iterable[str] | Filler, tokenizer: PreTrainedTokenizerBase) -> Filler:
-        """Encode texts as one stream; a filler is returned as it is."""
-        if isinstance(texts, Filler):
+    def of(cls, texts: Iterable[str] | TextStream, tokenizer: PreTrainedTokenizerBase) -> TextStream:
+        """Encode texts as one stream; a stream is returned as it is."""
+        if isinstance(texts, TextStream):
             return texts
-        return _filler(tuple(texts), tokenizer, len(tokenizer))
+        return _encoded(tuple(texts), tokenizer, len(tokenizer))
 
-    def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draw `length` consecutive tokens that begin and end at a word border; also return which of them begin a word."""
         if length < 0:
             raise PromptError(f"the needles alone are {-length} tokens too long for the prompt; use fewer, or a longer prompt")
@@ -85,11 +85,11 @@ class Filler:
     def fill(self, positions: Sequence[int], rng: np.random.Generator) -> list[int]:
         """Draw a token for each of ascending positions; each stretch of neighbouring ones gets one piece of text."""
         cuts = [0, *(at + 1 for at, (one, two) in enumerate(pairwise(positions)) if two > one + 1), len(positions)]
-        return [token for start, stop in pairwise(cuts) for token in self.take(stop - start, rng)[0].tolist()]
+        return [token for start, stop in pairwise(cuts) for token in self.sample(stop - start, rng)[0].tolist()]
 
 
 @lru_cache(maxsize=4)  # a training and its scores ask for the same text again and again
-def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> Filler:
+def _encoded(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabulary: int) -> TextStream:
     """Encode texts; `vocabulary` distinguishes a tokenizer from itself before tokens were added to it."""
     ids = np.fromiter(chain.from_iterable(encode_texts(tokenizer, texts)), dtype=np.int64)
     cuts = word_begins(tokenizer)[ids]
@@ -97,7 +97,7 @@ def _filler(texts: tuple[str, ...], tokenizer: PreTrainedTokenizerBase, vocabula
         raise PromptError(f"nowhere in this text a token begins a word, so it cannot be cut; use another text, or {USE_OWN}")
     for array in (ids, cuts):
         array.setflags(write=False)
-    return Filler(ids, cuts)
+    return TextStream(ids, cuts)
 
 
 def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> Iterator[list[int]]:

@@ -22,7 +22,7 @@ from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
 from diffscope.files import remove, replacing
 from diffscope.tasks.files import PLAIN, read_texts
-from diffscope.tasks.text import Filler, encode_texts, word_begins
+from diffscope.tasks.text import TextStream, encode_texts, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer
 
 TRAIN, HELD_OUT, OTHER_DOMAIN = "train", "held_out", "other_domain"
@@ -115,7 +115,7 @@ class TextFolder:
         except Exception as error:  # of a damaged tokenizer the libraries raise anything
             raise CorruptFile(f"{folder} holds no tokenizer that can be read ({first_line(error)}); {ANEW}") from None
 
-    def filler(self, split: str, tokenizer: PreTrainedTokenizerBase) -> Filler:
+    def filler(self, split: str, tokenizer: PreTrainedTokenizerBase) -> TextStream:
         """Return the tokens of a split, from which windows are drawn.
 
         They are encoded once and then mapped from a file of ``tokens/``, which is made anew if the text, the tokenizer or the
@@ -237,8 +237,8 @@ def _text_files(folder: Path) -> Iterator[Path]:
     return (file for file in folder.rglob("*") if file.suffix.lower() in PLAIN and file.is_file())
 
 
-def _mapped(place: Path) -> Filler:
-    return Filler(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "cuts.npy", mmap_mode="r"))
+def _mapped(place: Path) -> TextStream:
+    return TextStream(np.load(place / "ids.npy", mmap_mode="r"), np.load(place / "cuts.npy", mmap_mode="r"))
 
 
 def _learned(file: Path) -> str:

@@ -102,7 +102,7 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
     scope : Scope
     seed : int
         Of the run.
-    texts : sequence of str or Filler, optional
+    texts : sequence of str or TextStream, optional
         Held-out text, for running text.
 
     Returns

@@ -5,14 +5,14 @@ import pytest
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.passes import Passes
-from diffscope.tasks.text import Filler
+from diffscope.tasks.text import TextStream
 
 RNG = np.random.default_rng(0)
 
 
 def text(tokens=4000):
     cuts = np.random.default_rng(1).random(tokens) < 0.6
-    return Filler(np.arange(tokens, dtype=np.uint16), cuts)
+    return TextStream(np.arange(tokens, dtype=np.uint16), cuts)
 
 
 def passes(taken=0, seed=(3, 0)):
@@ -24,21 +24,21 @@ def test_a_pass_takes_every_window_once_and_begins_at_words():
     words = text().cuts
     windows = passes()
     for _ in range(2):
-        starts = np.sort([windows.take(50, RNG)[0][0] for _ in range(windows.windows)])
+        starts = np.sort([windows.sample(50, RNG)[0][0] for _ in range(windows.windows)])
         assert (np.diff(starts) > 25).all() and (np.diff(starts) < 75).all() and words[starts].all()
         covered = np.zeros(4000, dtype=int)
         for start in starts:
             covered[start : start + 50] += 1
         assert (covered > 0).mean() > 0.95 and covered.max() <= 2
-    assert windows.take(50, RNG)[0].dtype == np.int64
+    assert windows.sample(50, RNG)[0].dtype == np.int64
 
 
 def test_passes_differ_in_order_and_each_begins_elsewhere():
     windows = passes()
-    first, second = ([int(windows.take(50, RNG)[0][0]) for _ in range(windows.windows)] for _ in range(2))
+    first, second = ([int(windows.sample(50, RNG)[0][0]) for _ in range(windows.windows)] for _ in range(2))
     assert first != second and sorted(first) != sorted(second)
-    assert first == [int(passes(taken=at).take(50, RNG)[0][0]) for at in range(len(first))]  # as after a stop
-    assert int(passes(seed=(4, 0)).take(50, RNG)[0][0]) != first[0]
+    assert first == [int(passes(taken=at).sample(50, RNG)[0][0]) for at in range(len(first))]  # as after a stop
+    assert int(passes(seed=(4, 0)).sample(50, RNG)[0][0]) != first[0]
 
 
 def test_a_text_without_a_window_is_refused():

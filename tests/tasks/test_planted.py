@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffscope.errors import PromptError
 from diffscope.tasks import PlantedLookups, Recall
-from diffscope.tasks.text import Filler, standard_library_text
+from diffscope.tasks.text import TextStream, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, train_tokenizer
 
 
@@ -58,7 +58,7 @@ def test_windows_follow_from_their_seed_alone(tokenizer):
 
 
 def test_text_of_ones_own_may_be_tokens_already(tokenizer):
-    filler = Filler.of(standard_library_text(False)[:2000], tokenizer)
+    filler = TextStream.of(standard_library_text(False)[:2000], tokenizer)
     rows = [
         PlantedLookups(tokenizer, texts, share=0.5).training_rows(4, 90, np.random.default_rng(0))[0]
         for texts in (filler, standard_library_text(False)[:2000])

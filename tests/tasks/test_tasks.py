@@ -15,7 +15,7 @@ from diffscope.prompts import encode
 from diffscope.tasks import Recall, Retrieval, examples
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.recall import earlier
-from diffscope.tasks.text import Filler, fingerprint, insert, standard_library_text
+from diffscope.tasks.text import TextStream, fingerprint, insert, standard_library_text
 from diffscope.tasks.tokenizer import CITIES, QUALIFIERS, train_tokenizer
 from tests import tiny
 
@@ -279,11 +279,11 @@ def test_plain_text_has_its_length_and_its_hits(task):
 def test_text_is_encoded_once_for_a_tokenizer_and_anew_when_it_got_tokens():
     tokenizer = tiny.tokenizer()
     texts = ["The answer to the question is found in the text."] * 2
-    before = Filler.of(texts, tokenizer)
-    assert Filler.of(list(texts), tokenizer) is before
+    before = TextStream.of(texts, tokenizer)
+    assert TextStream.of(list(texts), tokenizer) is before
     tokenizer.add_tokens([" question"])
     (added,) = tokenizer.convert_tokens_to_ids([" question"])
-    assert added not in before.ids and (Filler.of(texts, tokenizer).ids == added).sum() == 2
+    assert added not in before.ids and (TextStream.of(texts, tokenizer).ids == added).sum() == 2
 
 
 def test_each_stretch_of_positions_is_filled_with_one_piece_of_text(task):

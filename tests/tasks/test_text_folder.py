@@ -7,7 +7,7 @@ import pytest
 
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.tasks import text, text_folder
-from diffscope.tasks.text import Filler
+from diffscope.tasks.text import TextStream
 from diffscope.tasks.text_folder import TextFolder, require_digest, sha256
 from diffscope.tasks.tokenizer import train_tokenizer
 
@@ -47,12 +47,12 @@ def record(folder, **other):
 @pytest.mark.parametrize("at_once", [1, 3, 4096])
 def test_its_tokens_are_those_of_its_texts_from_a_file(folder, tokenizer, monkeypatch, at_once):
     monkeypatch.setattr(text, "AT_ONCE", at_once)
-    filler, wanted = TextFolder(folder).filler("train", tokenizer), Filler.of(TRAIN, tokenizer)
+    filler, wanted = TextFolder(folder).filler("train", tokenizer), TextStream.of(TRAIN, tokenizer)
     assert isinstance(filler.ids, np.memmap) and filler.ids.dtype == np.uint16
     np.testing.assert_array_equal(filler.ids, wanted.ids)
     np.testing.assert_array_equal(filler.cuts, wanted.cuts)
-    drawn, cuts = filler.take(12, np.random.default_rng(3))
-    same, same_cuts = wanted.take(12, np.random.default_rng(3))
+    drawn, cuts = filler.sample(12, np.random.default_rng(3))
+    same, same_cuts = wanted.sample(12, np.random.default_rng(3))
     assert drawn.dtype == np.int64 and cuts.dtype == bool and not isinstance(drawn, np.memmap)
     assert drawn.tolist() == same.tolist() and cuts.tolist() == same_cuts.tolist()
 
@@ -72,7 +72,7 @@ def test_another_text_or_tokenizer_is_encoded_anew(folder, tokenizer, encodings)
     with open(folder / "train.jsonl", "a") as file:
         file.write('{"text": "One more river."}\n')
     filler = TextFolder(folder).filler("train", tokenizer)
-    assert len(encodings) == 3 and filler.ids.tolist() == Filler.of([*TRAIN, "One more river."], tokenizer).ids.tolist()
+    assert len(encodings) == 3 and filler.ids.tolist() == TextStream.of([*TRAIN, "One more river."], tokenizer).ids.tolist()
 
 
 def flipped(data):
@@ -101,7 +101,7 @@ def test_two_that_encode_at_once_both_have_the_tokens(folder, tokenizer, monkeyp
 
     monkeypatch.setattr(text_folder, "write_sums", meanwhile)
     outer = TextFolder(folder).filler("train", tokenizer)
-    assert outer.ids.tolist() == inner[0].ids.tolist() == Filler.of(TRAIN, tokenizer).ids.tolist()
+    assert outer.ids.tolist() == inner[0].ids.tolist() == TextStream.of(TRAIN, tokenizer).ids.tolist()
 
 
 def test_a_folder_of_plain_text_has_its_own_tokenizer_trained(tmp_path):
@@ -115,7 +115,7 @@ def test_a_folder_of_plain_text_has_its_own_tokenizer_trained(tmp_path):
     assert opened.digest != bare and opened.digest == TextFolder(tmp_path).digest
     assert len(tokenizer(" unknown Paris 42", add_special_tokens=False)["input_ids"]) == 3
     assert opened.tokenizer().get_vocab() == tokenizer.get_vocab()
-    assert opened.filler("held_out", opened.tokenizer()).ids.tolist() == Filler.of(HELD_OUT, tokenizer).ids.tolist()
+    assert opened.filler("held_out", opened.tokenizer()).ids.tolist() == TextStream.of(HELD_OUT, tokenizer).ids.tolist()
     (tmp_path / "train" / "in" / "a.txt").rename(tmp_path / "train" / "in" / "b.txt")
     assert opened.digest != TextFolder(tmp_path).digest, "the order of files is part of a text"
 

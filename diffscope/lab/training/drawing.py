@@ -12,15 +12,15 @@ from diffscope.lab.training.stages import BACKCOPY, PLANTED, Stage
 from diffscope.tasks.backcopy import Backcopy
 from diffscope.tasks.planted import PlantedLookups
 from diffscope.tasks.retrieval import Retrieval
-from diffscope.tasks.text import Filler, standard_library_text
+from diffscope.tasks.text import TextStream, standard_library_text
 from diffscope.tasks.text_folder import HELD_OUT, TRAIN
 
 
-def filler_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, held_out: bool) -> Filler:
+def filler_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, held_out: bool) -> TextStream:
     """The text that a recipe trains on, or that it holds out."""
     corpus = corpus_of(recipe)
     if corpus is None:
-        return Filler.of(standard_library_text(held_out), tokenizer)
+        return TextStream.of(standard_library_text(held_out), tokenizer)
     return corpus.filler(HELD_OUT if held_out else TRAIN, tokenizer)
 
 
@@ -41,7 +41,7 @@ class Draws:
 
 
 def _task(
-    stage: Stage, tokenizer: PreTrainedTokenizerBase, text: Filler | None, seed: tuple[int, int]
+    stage: Stage, tokenizer: PreTrainedTokenizerBase, text: TextStream | None, seed: tuple[int, int]
 ) -> Retrieval | Backcopy | PlantedLookups:
     if stage.task == BACKCOPY:
         return Backcopy()

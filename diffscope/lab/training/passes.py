@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from diffscope.errors import DiffscopeError
-from diffscope.tasks.text import Filler
+from diffscope.tasks.text import TextStream
 
 
 @dataclass
-class Passes(Filler):
+class Passes(TextStream):
     """Running text taken as passes through all of it.
 
     The text is cut into windows of one length, which are taken one after the other in an order that is drawn anew for each pass,
@@ -36,7 +36,7 @@ class Passes(Filler):
         """How many windows a pass has."""
         return (len(self.ids) - self._most) // self.length - 1
 
-    def take(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The first `length` tokens of the next window, and where in them a word begins; nothing is drawn from `rng`."""
         number, at = divmod(self.taken, self.windows)
         if number != self._pass:

@@ -17,7 +17,7 @@ from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy
 from diffscope.tasks.exchanging import other_fillers
-from diffscope.tasks.text import Filler
+from diffscope.tasks.text import TextStream
 from studies.subtraction import evidence, power, preregister
 from studies.subtraction.judging import judge
 from studies.subtraction.primaries import PARTS, onsets, share_of_seeds
@@ -206,7 +206,7 @@ def test_running_text_is_exchanged_for_held_out_text_of_its_corpus():
     fillers = task.exchanged(prompt)["fillers"]
     filler = context(prompt)
     others = other_fillers(scope.encode(prompt.ids), filler, evidence.FEW, np.random.default_rng(0), None, fillers)
-    of_text = set(Filler.of(texts, scope.tokenizer).ids.tolist())
+    of_text = set(TextStream.of(texts, scope.tokenizer).ids.tolist())
     assert len(fillers) == evidence.FEW and len(set(map(tuple, others))) > 1
     assert all(set(row) <= of_text for row in others) and len(filler) > 100
 
