@@ -122,7 +122,7 @@ def _same(cap: Capture | CaptureBatch, index: int, others: Capture | CaptureBatc
 @torch.no_grad()
 @exactly
 def _of_layer(layer: LayerAttention, distances: Distances, by_distance: Tensor) -> dict[str, Tensor]:
-    """The table of one layer and prompt, each (head, map, part)."""
+    """Return the shares of variance of one layer and prompt, each (head, map, part)."""
     shape = (layer.n_heads, len(MAPS), len(PARTS))
     table = {name: torch.full(shape, torch.nan, dtype=torch.float64) for name in ("alone", "added", "shapley")}
     queries = several(layer)

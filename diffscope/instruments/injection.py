@@ -1,6 +1,6 @@
 """CMRR by injection: noise on the scores of both maps, the same or opposite, and what of it comes out.
 
-Whether the subtraction cancels what both maps share is asked as of an amplifier, by putting a known signal on both inputs. So it
+Engineers measure an amplifier's common-mode rejection by putting a known signal on both inputs; here that is the subtraction. It
 needs no opinion of what noise is, and works on any trained model.
 """
 
@@ -46,7 +46,7 @@ def cmrr_by_injection(
     seed: int = 0,
     ceiling: bool = True,
 ) -> xr.Dataset:
-    """How much less of common noise comes out of a head than of opposite noise, in decibels.
+    """Measure how much less of common noise than of opposite noise comes out of a head, in decibels.
 
     n ~ N(0, σ²), one value a key of X, is added to the scores of both maps (common mode), or to those of A1 and subtracted from
     those of A2 (differential mode), the same draws in both; O = D·V is a head's output before its norm:
@@ -59,8 +59,8 @@ def cmrr_by_injection(
     that :func:`diffscope.stats.measure` takes from the gains alone, since +n and −n differ by 2n. Noise is added where the edit
     :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
 
-    Each head is an amplifier of its own, so heads may share maps in any way. What there is to reach stands beside it: the
-    ceiling is the same with the learned λ and with A2's mass on X, but spread over X as A1 spreads its own.
+    Each head is an amplifier of its own, so heads may share maps in any way. The ceiling says what can be reached: it is the
+    same measurement with the learned λ and A2's mass on X, but with that mass spread over X as A1 spreads its own.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def cmrr_by_injection(
 
 
 def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | CaptureBatch:
-    """A capture in which head h has the second map of head h + `by` of its layer, counted round: the pairing control.
+    """Return a capture in which head h has the second map of head h + `by` of its layer, counted round: the pairing control.
 
     What two maps of one model share anyhow, such as position and sinks, they share then too. Heads that share a second map may be
     given their own again: ``cap.layers[i].pairing.a2`` says.
@@ -139,7 +139,7 @@ def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | Capture
 
 
 def layer_with_a2_moved(layer: LayerAttention, by: int) -> LayerAttention:
-    """A layer in which head h has the second map of head h + `by`; standard attention as it is."""
+    """Return a layer in which head h has the second map of head h + `by`; standard attention as it is."""
     if not layer.differential:
         return layer
     return replace(layer, pairing=replace(layer.pairing, a2=torch.roll(layer.pairing.of_branch(2), -by)))
@@ -176,7 +176,7 @@ def _of_layer(
     seed: int,
     ceiling: bool,
 ) -> dict[str, Tensor]:
-    """The table of one layer and prompt, each (head, sigma, span)."""
+    """Return the rejection of one layer and prompt, each (head, sigma, span)."""
     changes = injected(layer, queries, key_sets, sigmas, draws, seed).cpu()  # (mode, head, sigma, span, draw)
     common, differential = changes
     table = {
@@ -198,7 +198,7 @@ def _of_layer(
 def injected_at_most(
     layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
 ) -> Tensor:
-    """As :func:`injected`, where A2 spreads its mass on each key set as A1 does: the ceiling of rejection.
+    """Return the ceiling of rejection: :func:`output_changes` if A2 spread its mass on each key set as A1 does.
 
     NaN in standard attention, and where an edit makes other maps of A1 and A2.
     """
@@ -215,7 +215,7 @@ def injected_at_most(
 def injected(
     layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
 ) -> Tensor:
-    """‖O' − O‖² under injected noise, mean over queries: float64 (mode, head, sigma, span, draw), modes as in ``MODES``.
+    """Return ‖O' − O‖² under injected noise, mean over queries: float64 (mode, head, sigma, span, draw), modes as in ``MODES``.
 
     Parameters
     ----------
@@ -248,21 +248,21 @@ def injected(
 
 
 def _acts(layer: LayerAttention, queries: Tensor, keys: Tensor) -> Tensor:
-    """Which queries' rows noise on some keys can change at all, bool (query,): what else they show is rounding."""
+    """Return which queries' rows noise on some keys can change at all, bool (query,): what others show is rounding."""
     visible = layer.visible(queries)
     alone = visible.sum(-1) < 2 if layer.sink_logit is None else torch.zeros_like(queries, dtype=torch.bool)
     return visible[:, keys.to(queries.device)].any(-1) & ~alone
 
 
 def _on_keys(noise: Tensor, keys: Tensor, sigma: float) -> Tensor:
-    """Noise on some keys alone, (key,)."""
+    """Return noise that is zero but on some keys, (key,)."""
     on_keys = torch.zeros_like(noise)
     on_keys[keys] = sigma * noise[keys]
     return on_keys
 
 
 def _with_noise(layer: LayerAttention, noise: Tensor, opposite: bool) -> LayerAttention:
-    """A layer with noise on the scores of the rows that it will be asked for, (row, key)."""
+    """Add noise (row, key) to the scores of a layer, in the order in which its rows are computed."""
     change = AddNoise(tuple(range(layer.n_heads)), noise[None], opposite)
     return replace(layer, changes=(*layer.changes, change))
 
@@ -281,7 +281,7 @@ def log_odds_under_noise(
     layers: Places = None,
     heads: Places = None,
 ) -> xr.Dataset:
-    """What injected noise costs a model: log-odds of its answer against distractors, lost to common and to opposite noise.
+    """Measure what injected noise costs a model: log-odds of its answer against distractors, lost to common and opposite noise.
 
     The log-odds are the logit of the answer's token minus the log-sum-exp of the distractors' tokens, after the prompt. Noise is
     that of :func:`diffscope.edits.inject_noise`, in all layers and heads at once unless some are chosen. A standard model loses
@@ -346,7 +346,7 @@ def log_odds_under_noise(
 
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:
-    """Log-odds of the answer after each of some copies of a prompt that run together, (copy,)."""
+    """Return the log-odds of the answer after each of several copies of a prompt that run together, (copy,)."""
     n = len(prompt.ids)
     ids = torch.tensor([prompt.ids] * copies, device=scope.runner.device)
     with scope.running((n,) * copies):

@@ -24,13 +24,13 @@ AT_ONCE = 8  # temporaries of a block
 
 
 def several(layer: LayerAttention) -> Tensor:
-    """The queries that see two keys or more."""
+    """Return the queries that see two keys or more, int64 (query,)."""
     queries = torch.arange(layer.n_queries, device=layer.q.device)
     return queries[layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries) > 1]
 
 
 def blocks(layer: LayerAttention, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Queries in blocks, and what each sees up to the last key that any of a block does, bool (query, key)."""
+    """Yield queries in blocks, and which keys each sees up to the last one that any of the block sees, bool (query, key)."""
     elements = BLOCK_ELEMENTS.get(layer.q.device.type, BLOCK_ELEMENTS["cpu"]) // AT_ONCE
     for block in layer.split(queries, elements=max(1, elements)) if len(queries) else ():
         seen = layer.visible(block)
@@ -39,25 +39,25 @@ def blocks(layer: LayerAttention, queries: Tensor) -> Iterator[tuple[Tensor, Ten
 
 
 def maps_of(layer: LayerAttention, block: Tensor, keys: int) -> Tensor:
-    """A1 and A2 of some queries on the first keys, (map, head, query, key); of standard attention A1."""
+    """Return A1 and A2 of some queries on the first keys, (map, head, query, key); of standard attention A1 alone."""
     rows = layer.rows(block)
     return torch.stack([a[..., :keys] for a in (rows.a1, rows.a2) if a is not None])
 
 
 def _fits(received: Tensor, given: Tensor) -> bool:
-    """Whether profiles (map, head, ...) give about what is received, in every head."""
+    """Return whether profiles (map, head, ...) give about what is received, in every head."""
     left = (received - given).abs().flatten(2).sum(-1)
     return bool((left <= CLOSE * received.flatten(2).sum(-1)).all())
 
 
 def _ratio(received: Tensor, expected: Tensor) -> Tensor:
-    """The next weights of a fit; 1, as of a uniform map, where nothing is known."""
+    """Return the next weights of a fit; 1, as of a uniform map, where nothing is known."""
     return torch.where(expected > 0, received / expected.clamp_min(torch.finfo(expected.dtype).tiny), 1.0)
 
 
 @dataclass(frozen=True)
 class Received:
-    """What the profile of distances is fitted to, of one layer of one prompt, the first key left out.
+    """Data of one layer and prompt to which the profile of distances is fitted, without the first key.
 
     Attributes
     ----------
@@ -73,14 +73,14 @@ class Received:
     mass: Tensor
 
     def visibility(self, number: int) -> tuple:
-        """What two prompts have in common whose rows see the same keys, as far as both have them; `number` is the prompt's."""
+        """Return a key that is equal for prompts whose rows see the same keys, as far as both have them; `number` is the prompt's."""
         mask = self.layer.mask
         if mask.kind in ("causal", "window"):
             return mask.kind, mask.window
         return ("full", self.layer.n_keys) if mask.kind == "full" else ("given", number)
 
     def and_(self, other: Received) -> Received:
-        """Both together, where their rows see the same keys."""
+        """Add the data of another prompt, whose rows see the same keys."""
         longer, shorter = (self, other) if self.layer.n_queries >= other.layer.n_queries else (other, self)
         mass = longer.mass.clone()
         mass[..., : shorter.layer.n_queries] += shorter.mass
@@ -104,7 +104,7 @@ class Distances:
 
     @classmethod
     def of(cls, layer: LayerAttention, others: LayerAttention) -> Distances:
-        """Those of a layer, on prompts that are measured and on others."""
+        """Return the distances of a layer on the measured prompts (`layer`) and on those that profiles are fitted to (`others`)."""
         later = any(each.mask.kind not in ("causal", "window") for each in (layer, others))
         return cls(others.n_keys - 1 if later else 0, others.n_keys)
 
@@ -113,12 +113,12 @@ class Distances:
         return self.zero + self.longest
 
     def places(self, layer: LayerAttention, queries: Tensor, keys: int) -> Tensor:
-        """Where in a profile the distances stand, int64 (query, key); those that are not seen are anywhere."""
+        """Return the place of each distance in a profile, int64 (query, key); keys that are not seen have any place."""
         position = queries + layer.n_keys - layer.n_queries
         return (position[:, None] - torch.arange(keys, device=queries.device) + self.zero).clamp(0, self.count - 1)
 
     def seen(self, layer: LayerAttention, queries: Tensor, visible: Tensor) -> Tensor:
-        """Which distances queries see, the first key left out, (query, distance)."""
+        """Count how many keys each query sees at each distance, without the first key, float64 (query, distance)."""
         table = torch.zeros(len(queries), self.count, dtype=torch.float64, device=queries.device)
         keys = visible.shape[1]
         seen = visible & (torch.arange(keys, device=queries.device) > 0)
@@ -127,7 +127,7 @@ class Distances:
     @torch.no_grad()
     @exactly
     def received_by(self, layers: Sequence[LayerAttention]) -> list[Received]:
-        """What distances get in the maps of some prompts."""
+        """Sum the weights of each distance in the maps of several prompts."""
         return [self._received(layer) for layer in layers]
 
     def _received(self, layer: LayerAttention) -> Received:
@@ -144,7 +144,7 @@ class Distances:
 
     @torch.no_grad()
     def fit(self, prompts: Sequence[Received]) -> Tensor:
-        """Weight of each distance in the maps of some prompts, in units of a uniform map's: float64 (map, head, distance)."""
+        """Fit the weight of each distance in the maps of several prompts, in units of a uniform map's: float64 (map, head, distance)."""
         received = torch.stack([prompt.by_distance for prompt in prompts]).sum(0)
         alike: dict[tuple, Received] = {}
         for number, prompt in enumerate(prompts):
@@ -164,13 +164,13 @@ class Distances:
         return weights
 
     def rows(self, layer: LayerAttention, queries: Tensor, visible: Tensor, weights: Tensor) -> Tensor:
-        """Weights of the distances at which keys stand, 0 where they are not seen, (map, head, query, key)."""
+        """Return the weights of the distances at which keys stand, 0 if a key is not seen, (map, head, query, key)."""
         places = self.places(layer, queries, visible.shape[1])
         return weights.to(layer.dtype)[..., places] * visible
 
 
 def fit_keys(layer: LayerAttention, queries: Tensor, distances: Distances, by_distance: Tensor) -> Tensor:
-    """Weight of each key beyond its distance, by even and by odd queries: float64 (map, head, parity, key)."""
+    """Fit the weight of each key beyond its distance, by even and by odd queries: float64 (map, head, parity, key)."""
     shape = (*by_distance.shape[:2], 2, layer.n_keys)
     received = torch.zeros(shape, dtype=torch.float64, device=layer.q.device)
     mass = torch.zeros(*shape[:2], layer.n_queries, dtype=layer.dtype, device=layer.q.device)

@@ -170,7 +170,7 @@ def crossed(
     draws: int,
     seed: int,
 ) -> Design:
-    """Every answer in every filler; parameters as of :func:`signal_to_noise`."""
+    """Put every answer into every filler; parameters as of :func:`signal_to_noise`."""
     rng = np.random.default_rng(whole_number(seed, 0, 2**32, "the seed is a whole number from 0"))
     encoded = scope.encode(prompt, spans)
     at = chosen_positions(queries, encoded.positions(), len(encoded.ids)).tolist()
@@ -189,7 +189,7 @@ def crossed(
 @torch.no_grad()
 @exactly
 def _outputs(batch: LayerAttention, queries: Tensor) -> Tensor:
-    """What every head gives out by each of ``OUTPUTS``, float64 (output, stage, head, query, prompt, width)."""
+    """Return the output of every head by each of ``OUTPUTS``, float64 (output, stage, head, query, prompt, width)."""
     prompts = []
     for index in range(len(batch.lengths)):
         layer = batch.prompt(index)
@@ -201,7 +201,7 @@ def _outputs(batch: LayerAttention, queries: Tensor) -> Tensor:
 
 
 def _of_block(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """What every head gives out before the norm at some queries, (output, head, query, width)."""
+    """Return the output of every head before the norm at some queries, (output, head, query, width)."""
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
     rows = layer.rows(queries)
     first = rows.gain[..., None] * rows.a1
@@ -218,11 +218,11 @@ def _of_block(layer: LayerAttention, queries: Tensor) -> Tensor:
 
 
 def _table(outputs: Tensor, layer: LayerAttention) -> dict[str, Tensor]:
-    """The table of one layer; `outputs` (output, stage, head, query, answer, filler, width)."""
+    """Compute the variances and ratios of one layer; `outputs` (output, stage, head, query, answer, filler, width)."""
     floor = (ROUNDING * torch.finfo(layer.q.dtype).eps) ** 2 * outputs.square().sum(-1).mean((-2, -1)).sum(-1)
 
     def powers(some: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Each (output, stage, head), summed over queries; what is no more than rounding is 0."""
+        """Return variances summed over queries, each (output, stage, head); one that is no more than rounding is 0."""
         signal, noise, both = (values.sum(-1) for values in variances(some))
         return tuple(torch.where(values <= floor, 0.0, values) for values in (signal, noise, both))  # type: ignore[return-value]
 
@@ -236,7 +236,7 @@ def _table(outputs: Tensor, layer: LayerAttention) -> dict[str, Tensor]:
 
 
 def ratios(signal: Tensor, noise: Tensor) -> dict[str, Tensor]:
-    """SNR, and gains over A1·V, in dB, of variances (output, ...); NaN where a variance is 0.
+    """Compute the SNR and the gains over A1·V, in dB, from variances (output, ...); NaN if a variance is 0.
 
     Returns
     -------
@@ -255,7 +255,7 @@ def ratios(signal: Tensor, noise: Tensor) -> dict[str, Tensor]:
 
 
 def _labelled(tables: Sequence[dict[str, Tensor]], cap: Capture) -> xr.Dataset:
-    """Tables of layers as a Dataset that says where and why something is undefined."""
+    """Join the tables of layers in a Dataset whose attributes say where and why something is undefined."""
     by_output = [{name: table[name] for name in BY_OUTPUT} for table in tables]
     by_second = [{name: values for name, values in table.items() if name not in BY_OUTPUT} for table in tables]
     labels = {"output": list(OUTPUTS), "stage": list(STAGES)}
@@ -265,7 +265,7 @@ def _labelled(tables: Sequence[dict[str, Tensor]], cap: Capture) -> xr.Dataset:
 
 
 def _with_why(dataset: xr.Dataset, cap: Capture) -> xr.Dataset:
-    """The same with ``why`` on what is NaN."""
+    """Add the attribute ``why`` to variables with undefined values."""
     standard = [layer.layer for layer in cap.layers if not layer.differential]
     plain = [layer.layer for layer in cap.layers if layer.norm is None]
     zero = (dataset["signal"] == 0) | (dataset["noise"] == 0)
@@ -286,7 +286,7 @@ def _any(zero: xr.DataArray, layer: int, head: int) -> bool:
 
 
 def over_prompts(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
-    """What :func:`signal_to_noise` gives of several prompts as one: ratios of mean variances, with jackknife errors over prompts.
+    """Combine :func:`signal_to_noise` of several prompts: ratios of mean variances, with jackknife errors over prompts.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ def over_prompts(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
 
 
 def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None, least: float = HEARD) -> xr.Dataset:
-    """The gain of the subtraction over heads that tell the answer: the mean of decibels, each head with its weight.
+    """Average the gain of the subtraction, in decibels, over heads that tell the answer, each head with its weight.
 
     A head in which neither A1·V nor D·V tells the answer may have any gain, since a ratio of nothing to nothing is taken.
 
@@ -357,5 +357,5 @@ def mean_gain(dataset: xr.Dataset, weights: xr.DataArray | None = None, least: f
 
 
 def tells(dataset: xr.Dataset, least: float = HEARD) -> xr.DataArray:
-    """Whether A1·V or D·V of a head changes with the answer, by its signal-to-noise ratio in dB, bool (layer, head, stage)."""
+    """Return whether A1·V or D·V of a head changes with the answer, by its SNR in dB, bool (layer, head, stage)."""
     return dataset["snr"].sel(output=["A1", "D"]).max("output") > least

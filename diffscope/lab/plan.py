@@ -86,7 +86,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike, **changes) -> Plan:
-        """A plan from a TOML file; `changes` are fields that replace those of the file.
+        """Read a plan from a TOML file; `changes` are fields that replace those of the file.
 
         Raises
         ------
@@ -103,7 +103,7 @@ class Plan:
 
     @classmethod
     def of(cls, table: Mapping) -> Plan:
-        """A plan from fields as TOML knows them.
+        """Make a plan of fields as TOML knows them.
 
         Raises
         ------
@@ -112,9 +112,9 @@ class Plan:
         """
         names = [field.name for field in fields(cls)]
         if unknown := [name for name in table if name not in names]:
-            raise DiffscopeError(f"a plan has no field {unknown[0]!r}; its fields are {', '.join(names)}")
+            raise DiffscopeError(f"a plan has no field {unknown[0]!r}; choose from {', '.join(names)}")
         if missing := [name for name in REQUIRED if not table.get(name)]:
-            raise DiffscopeError(f"the plan says nothing of {missing[0]!r}; it needs {', '.join(REQUIRED)}")
+            raise DiffscopeError(f"the plan has no {missing[0]!r}; it needs {', '.join(REQUIRED)}")
         values = dict(table)
         for name in REQUIRED:
             value = table[name]
@@ -128,45 +128,45 @@ class Plan:
 
     def _check(self) -> None:
         if not all(isinstance(text, str) for text in (*self.models, *self.statistics, self.queries)):
-            raise DiffscopeError("models, statistics and queries of a plan are texts in quotes")
+            raise DiffscopeError("models, statistics and queries of a plan are strings; write them in quotes")
         if len(set(self.models)) < len(self.models):
-            raise DiffscopeError("a model stands in the plan twice; name each once")
+            raise DiffscopeError("the plan names a model twice; name each once")
         steps = self.checkpoints
         listed = isinstance(steps, tuple) and steps and None not in steps
         if steps not in ("all", LAST) and not listed:
-            raise DiffscopeError('checkpoints is neither "all" nor "last" nor a list of steps')
+            raise DiffscopeError('checkpoints is none of "all", "last" and a list of steps; give one of them')
         if not isinstance(self.per_shard, int) or self.per_shard < 1:
             raise DiffscopeError(f"per_shard = {self.per_shard!r} is not a number of prompts; give 1 or more")
         if not all(isinstance(table, dict) for table in self.prompts):
             raise DiffscopeError("prompts is a table with task = … or file = …, or several; docs/sweeping.md shows one")
         named_dtype(self.dtype if self.dtype is None else str(self.dtype))
         if not self.measured:
-            raise DiffscopeError(f'a mean over queries says nothing of {", ".join(self.left_out)}; use queries = "last"')
+            raise DiffscopeError(f'{", ".join(self.left_out)} cannot be averaged over queries; use queries = "last"')
         if not self.sets:
-            raise DiffscopeError("the plan has no prompts; an empty list of values leaves none")
+            raise DiffscopeError("the plan has no prompts; give each field at least one value")
 
     @cached_property
     def sets(self) -> list[PromptSet]:
-        """Sets of prompts, in order; tasks ask in the sentence that the models were trained on, where they say nothing of it."""
+        """Return the sets of prompts, in order; a task without a template takes the sentence that the models were trained on."""
         sentences = {training_template(model) for model in self.models} - {None}
         template = None if len(sentences) > 1 else next(iter(sentences), TEMPLATE)
         return [prompts for table in self.prompts for prompts in prompt_sets(table, template)]
 
     @property
     def left_out(self) -> list[str]:
-        """Statistics of the plan that are not measured, since a mean over queries says nothing of them."""
+        """Return the statistics of the plan that are not measured because a mean over queries means nothing."""
         chosen = select(self.statistics) if self.queries != LAST else []
         return [statistic.name for statistic in chosen if "query" in statistic.dims and statistic.averaged == "not"]
 
     @property
     def measured(self) -> list[str]:
-        """Names of the statistics that are measured, in the order of the register."""
+        """Return the names of the statistics that are measured, in the order of the registry."""
         chosen = {statistic.name for statistic in select(self.statistics)} - set(self.left_out)
         return [name for name in STATISTICS if name in chosen]
 
     @property
     def subjects(self) -> list[Subject]:
-        """Models at their steps, in order.
+        """Return the models at their steps, in order.
 
         Raises
         ------
@@ -183,13 +183,13 @@ class Plan:
         saved, last = _saved_steps(home)
         for step in sorted({*saved, last}) if self.checkpoints == "all" else self.checkpoints:
             if step != last and step not in saved:
-                raise ModelNotFound(f"{model} has no checkpoint {step}; kept are the steps {', '.join(map(str, [*saved, last]))}")
+                raise ModelNotFound(f"{model} has no checkpoint {step}; choose from {', '.join(map(str, [*saved, last]))}")
             yield Subject(model, step, model if step == last else f"{model}@{step}")
 
     def shards(self, device: str) -> list[Shard]:
-        """All shards of the plan, model by model.
+        """Return all shards of the plan, model by model.
 
-        A shard is found by what it measures. The versions that it was measured with stand in its file, and not in its spec.
+        A shard is named by what it measures. The versions that measured it are attributes of its file, not part of its spec.
 
         Parameters
         ----------
@@ -218,7 +218,7 @@ class Plan:
         return shards
 
     def as_json(self) -> str:
-        """The plan as text; equal plans give equal texts, others do not."""
+        """Return the plan as JSON; plans are equal if and only if their texts are."""
         return json.dumps(asdict(self), sort_keys=True, ensure_ascii=False)
 
 
@@ -229,14 +229,14 @@ def _digest(spec: dict) -> str:
 
 
 def rows_of(queries: str):
-    """A plan's `queries` as ``Scope.measure`` takes them."""
+    """Return a plan's `queries` as ``Scope.measure`` takes them."""
     if sample := re.fullmatch(r"sample:(\d+)", queries):
         return Sample(int(sample[1]))
     return {"all": None, LAST: [-1]}.get(queries, queries)
 
 
 def _saved_steps(home: Path | None) -> tuple[list[int], int]:
-    """Steps of the checkpoints in a model's folder, and that of the model itself."""
+    """Return the steps of the checkpoints in a model's folder, and the step of the model itself."""
     if home is None:
         return [], UNKNOWN_STEP
     steps = list(checkpoints(home))
@@ -247,7 +247,7 @@ def _saved_steps(home: Path | None) -> tuple[list[int], int]:
 
 
 def fingerprint(opened: str) -> str:
-    """A hash of a model's weights, configuration and tokenizer, of large files of pieces only; of a model of the hub the commit.
+    """Hash a model's weights, configuration and tokenizer (pieces of large files); for a model of the hub, return its commit.
 
     Raises
     ------

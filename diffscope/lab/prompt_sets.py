@@ -36,7 +36,7 @@ def controlled(
     answerable: bool = True,
     template: str = TEMPLATE,
 ) -> list[Prompt]:
-    """Retrieval prompts whose length and number of distractors are set independently."""
+    """Draw retrieval prompts whose length and number of distractors are set independently."""
     task = Retrieval(tokenizer, template=template)
     kind = {"slots": slots, "near": bool(near), "answerable": bool(answerable)}
     return sampling.controlled(task, count, length, distractors, seed, **kind)
@@ -52,12 +52,12 @@ def graded(
     slots: int = 8,
     template: str = TEMPLATE,
 ) -> list[Prompt]:
-    """Questions for whose answers the text has evidence of one grade."""
+    """Draw questions for whose answers the text has evidence of one grade."""
     return sampling.graded(Retrieval(tokenizer, template=template), count, length, distractors, seed, grade, slots)
 
 
 def backcopy(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:
-    """Sequences of the Bigram-Backcopy task that end with a trigger."""
+    """Draw sequences of the Bigram-Backcopy task that end with a trigger."""
     task = Backcopy()
     if not task.speaks(tokenizer):
         raise PromptError("this model has other tokens than the Bigram-Backcopy task; train one with Backcopy().tokenizer")
@@ -66,14 +66,14 @@ def backcopy(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:
 
 
 def recall(tokenizer, count: int, length: int, seed: int, n: int = 3) -> list[Prompt]:
-    """Real text that ends before a token which completes an n-gram seen before."""
+    """Draw real text that ends before a token which completes an n-gram seen before."""
     task = Recall(tokenizer, n=n)
     rng = np.random.default_rng(seed)
     return [task.prompt(length, rng) for _ in range(count)]
 
 
 def text(tokenizer, count: int, length: int, seed: int) -> list[Prompt]:
-    """Plain text."""
+    """Draw plain text."""
     task = Recall(tokenizer)
     rng = np.random.default_rng(seed)
     return [task.text(length, rng) for _ in range(count)]
@@ -103,11 +103,11 @@ class GeneratedPrompts:
 
     @property
     def spec(self) -> dict:
-        """What the prompts depend on, beside their number and the tokenizer."""
+        """Return what the prompts depend on, apart from their number and the tokenizer."""
         return {"task": self.task, **self.fields}
 
     def prompts(self, tokenizer) -> list[Prompt]:
-        """All of them, as tokens."""
+        """Return all prompts, as tokens."""
         return TASKS[self.task](tokenizer, count=self.count, **self.fields)
 
 
@@ -126,11 +126,11 @@ class FilePrompts:
 
     @property
     def spec(self) -> dict:
-        """What the prompts depend on: the file and its content."""
+        """Return what the prompts depend on: the file and its content."""
         return {"file": self.file, "sha256": self.sha256}
 
     def prompts(self, tokenizer) -> list[TextPrompt]:
-        """All of them, as text: the same for every tokenizer."""
+        """Return all prompts, as text: the same for every tokenizer."""
         return list(read_prompts(self.file))
 
 
@@ -138,7 +138,7 @@ PromptSet = GeneratedPrompts | FilePrompts
 
 
 def restored(spec: Mapping, count: int) -> PromptSet:
-    """The set of prompts that a spec stands for; of a task, its first `count` prompts.
+    """Return the set of prompts with this spec; of a task, its first `count` prompts.
 
     Raises
     ------
@@ -155,7 +155,7 @@ def restored(spec: Mapping, count: int) -> PromptSet:
 
 
 def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptSet]:
-    """The sets of prompts that a table of a plan describes.
+    """Return the sets of prompts that a table of a plan describes.
 
     Parameters
     ----------
@@ -163,12 +163,12 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
         Either ``file``, the name of a file of prompts, or ``task`` with its fields. Lists of values are a grid: one set for each
         combination.
     template : str, optional
-        The sentence of tasks that have one, where the table says nothing of it.
+        The default needle sentence. None if there is no default: then the table has to have one.
 
     Raises
     ------
     PromptError
-        There is no such sentence, a field is unknown or missing or has a value of the wrong kind, or the file cannot be read.
+        A template is missing, a field is unknown or missing or has a value of the wrong kind, or the file cannot be read.
     """
     fields = dict(table)
     if "file" in fields:
@@ -192,7 +192,7 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
 
 
 def _check_values(name: str, values: list, default) -> None:
-    """Raise PromptError where a value is not of the kind of the field's default: text, yes or no, or a whole number from 0 on."""
+    """Raise PromptError if a value is not of the kind of the field's default: text, true or false, or a whole number from 0 on."""
     usual = default if isinstance(default, str | bool) else None
     if wrong := [value for value in values if not _fits(value, usual) or (name == "count" and value < 1)]:
         kinds = {str: "no text", bool: "neither true nor false"}
@@ -204,7 +204,7 @@ def _check_values(name: str, values: list, default) -> None:
 
 
 def _fits(value, usual) -> bool:
-    """Whether a value is of the kind of another: text, yes or no (0 and 1 will do), or a whole number from 0 on."""
+    """Return whether a value is of the kind of another: text, true or false (or 1 and 0), or a whole number from 0 on."""
     if isinstance(usual, str):
         return isinstance(value, str)
     return value in (True, False) if isinstance(usual, bool) else type(value) is int and value >= 0

@@ -41,7 +41,7 @@ _opened: dict[tuple, Scope] = {}  # the one model that this process holds
 
 @dataclass(frozen=True)
 class Swept:
-    """What came of a sweep.
+    """The result of a sweep.
 
     Attributes
     ----------
@@ -76,7 +76,7 @@ def sweep(
     changed: bool = False,
     progress: Progress | None = None,
 ) -> Swept:
-    """Measure what is not measured yet, and join it.
+    """Measure all shards that have no result yet, and join all results in one dataset.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def _remove_datasets(out: Path) -> None:
 
 
 def span_names(plan: Plan) -> set[str]:
-    """Names of the spans in the first prompt of every set, as the first model is given it.
+    """Return the names of the spans in the first prompt of every set, drawn for the first model.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def span_names(plan: Plan) -> set[str]:
 
 
 def values_a_prompt(plan: Plan, device: str) -> dict[str, int]:
-    """How many numbers each model gives for a prompt, counted on a prompt of two tokens."""
+    """Count how many numbers each model gives for a prompt, on a prompt of two tokens."""
     spans = {name: [1] for name in span_names(plan)}
     counts = {}
     with _forgetting():
@@ -199,7 +199,7 @@ def values_a_prompt(plan: Plan, device: str) -> dict[str, int]:
 
 
 def measure(spec: dict, target: Path, device: str = "cpu") -> None:
-    """The work of a shard: all statistics of some prompts of one model, neighbours of one length in one pass."""
+    """Measure a shard: all statistics of some prompts of one model, neighbours of one length in one pass."""
     scope = _scope(spec["model"], spec["dtype"], device)
     prompts = _prompts(spec["model"], json.dumps(spec["prompts"]), spec["stop"])[spec["first"] : spec["stop"]]
     parts = []
@@ -210,7 +210,7 @@ def measure(spec: dict, target: Path, device: str = "cpu") -> None:
 
 
 def _batches(scope: Scope, prompts: Sequence[Named], spec: dict) -> Iterator[list[Named]]:
-    """Neighbouring prompts of one length, as many as run together; one by one where their queries may differ."""
+    """Yield neighbouring prompts of one length, as many as run together; one by one if their queries may differ."""
     most = 1 if isinstance(rows_of(spec["queries"]), str) else AT_ONCE
     for length, group in itertools.groupby(prompts, lambda named: _length(scope, *named)):
         size = max(1, min(most, TOKENS_AT_ONCE // length))
@@ -226,7 +226,7 @@ def _length(scope: Scope, name: str, prompt: Prompt | TextPrompt) -> int:
 
 
 def _measured(scope: Scope, batch: Sequence[Named], spec: dict) -> list[xr.Dataset]:
-    """What is measured of each prompt of a batch; one by one where they cannot run together, which names the one that fails."""
+    """Measure each prompt of a batch; if they cannot run together, one by one, so that an error names its prompt."""
     if len(batch) > 1:
         contents, spans = zip(*(_content(prompt) for _, prompt in batch))
         with suppress(DiffscopeError, MemoryError, OutOfMemoryError), warnings.catch_warnings():
@@ -247,7 +247,7 @@ def _measured_alone(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: 
 
 
 def _of_prompt(scope: Scope, prompt: Prompt | TextPrompt, dataset: xr.Dataset, spec: dict) -> xr.Dataset:
-    """The statistics of one prompt, of its last query or as means over several, without the dimension ``query``."""
+    """Return the statistics of one prompt without the dimension ``query``: of its last query, or means over several."""
     about = {
         "tokens": (len(scope.encode(_content(prompt)[0]).ids), "tokens", "length of the prompt"),
         "depth": (getattr(prompt, "depth", math.nan), "1", "where the queried needle begins: 0 first, 1 last"),
@@ -266,7 +266,7 @@ def _of_prompt(scope: Scope, prompt: Prompt | TextPrompt, dataset: xr.Dataset, s
 
 
 def _content(prompt: Prompt | TextPrompt) -> tuple[str | list[int], dict]:
-    """What a model is given of a prompt, text or tokens, and the spans in it."""
+    """Return a prompt as text or tokens, and its spans."""
     if isinstance(prompt, TextPrompt):
         return prompt.text, prompt.spans
     # A question without an answer has an empty span; the sink is known without being given.
@@ -309,7 +309,7 @@ def join(plan: Plan, shards: Sequence[Shard], outcome: Outcome, out: Path) -> xr
 
 
 def assemble(parts: Sequence[Part], leading: Mapping[str, Sequence]) -> xr.Dataset:
-    """Put parts into one Dataset by their labels; values that no part has are NaN.
+    """Join parts in one Dataset by their labels; values that no part has are NaN.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ def _merged_attrs(named: Sequence[tuple[str, dict]]) -> dict:
 
 
 def _labels(plan: Plan) -> dict:
-    """What is known of every prompt beforehand: its name, and the fields of its task as numbers or text."""
+    """Return the coordinates of prompts: their names, and the fields of their tasks as numbers or text."""
     labels = {"prompt_name": [name for prompts in plan.sets for name in prompts.names]}
     for field in dict.fromkeys(field for prompts in plan.sets for field in prompts.fields):
         values = [prompts.fields.get(field) for prompts in plan.sets for _ in prompts.names]
@@ -356,7 +356,7 @@ def _labels(plan: Plan) -> dict:
 
 
 def _scope(opened: str, dtype: str | None, device: str) -> Scope:
-    """A model, which stays open until another one is needed: two may be more than memory holds."""
+    """Load a model and hold it until another one is needed: two may be more than memory holds."""
     key = (opened, dtype, device)
     if key not in _opened:
         _opened.clear()
@@ -365,7 +365,7 @@ def _scope(opened: str, dtype: str | None, device: str) -> Scope:
 
 
 def _prompts(opened: str, spec: str, count: int) -> list[tuple[str, Prompt | TextPrompt]]:
-    """At least `count` prompts of a set for a model's tokenizer, each with its name."""
+    """Draw at least `count` prompts of a set with a model's tokenizer, each with its name."""
     source = locate(opened)[0] or opened
     return _drawn(source, spec, 1 << (count - 1).bit_length())  # so that the shards of a set draw it a few times only
 

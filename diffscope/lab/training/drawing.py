@@ -1,4 +1,4 @@
-"""What a training sees: the tasks of its stages, each of which draws the rows of a step."""
+"""Draw the rows of a training: each stage has a task, which draws the rows of a step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from diffscope.tasks.text_folder import HELD_OUT, TRAIN
 
 
 def filler_of(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, held_out: bool) -> TextStream:
-    """The text that a recipe trains on, or that it holds out."""
+    """Return the text that a recipe trains on, or the text that it holds out."""
     corpus = corpus_of(recipe)
     if corpus is None:
         return TextStream.of(standard_library_text(held_out), tokenizer)
@@ -34,7 +34,7 @@ class Draws:
         self.tasks = [_task(stage, tokenizer, text, (seed, index)) for index, stage in enumerate(recipe.stages)]
 
     def rows(self, stage: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of one step of a stage and the kind of each token, both (row, token)."""
+        """Draw the rows of one step of a stage and the kind of each token, both (row, token)."""
         if self.stages[stage].task == PLANTED:
             self.tasks[stage].retrieval.filler.taken = self.stages[stage].shapes[0][0] * step
         return self.stages[stage].draw(self.tasks[stage], np.random.default_rng([self.seed, stage, step]))

@@ -1,4 +1,4 @@
-"""How a model is scored along its training: by the answers of its own task, and by the loss on held-out text."""
+"""Evaluate a model during training: by the answers of its own task, and by the loss on held-out text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPTS = 20_000  # with the seed, the seed of the prompts on which a training i
 
 
 def evaluations(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Evaluate]:
-    """What a training of a recipe is scored on along the way, each a function from a model to values by name.
+    """Return the evaluations of a recipe during training, each a function from a model to values by name.
 
     ``retrieval`` is the share of exact answers and ``retrieval_log_odds`` their mean log-odds in nats; ``copied`` the share of
     tokens after a trigger that are right, ``copy_loss`` and ``bigram_excess`` as

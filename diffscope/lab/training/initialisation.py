@@ -1,4 +1,4 @@
-"""What every training begins with: the vocabulary, the weights; and the loss that it lowers."""
+"""Begin a training: its vocabulary, its corpus, its initial weights, and its loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_KIND = -1
 
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
-    """The cohort's tokenizer: of its task, of its corpus, or learned from the training text.
+    """Return the cohort's tokenizer: of its task, of its corpus, or learned from the training text.
 
     One that is learned knows the needle sentence, so that its words are single tokens.
     """
@@ -39,7 +39,7 @@ def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
 
 
 def corpus_of(recipe: Recipe) -> TextFolder | None:
-    """The corpus that a recipe trains on, None if that is the text which comes with diffscope.
+    """Return the corpus that a recipe trains on, None if that is the text which comes with diffscope.
 
     Raises
     ------
@@ -62,7 +62,7 @@ def _opened(folder: Path, digest: str) -> TextFolder:
 
 
 def with_text(recipe: Recipe, folder: Path | None, any_text: bool = False) -> Recipe:
-    """A recipe with the folder of its corpus.
+    """Return a recipe with the folder of its corpus.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def with_text(recipe: Recipe, folder: Path | None, any_text: bool = False) -> Re
 
 
 def text_digest(recipe: Recipe) -> str:
-    """The digest of what a recipe trains on."""
+    """Return the digest of the text that a recipe trains on."""
     return recipe.corpus or fingerprint(standard_library_text(held_out=False))
 
 
@@ -120,7 +120,7 @@ class Losses(NamedTuple):
 
 
 def losses(logits: torch.Tensor, ids: torch.Tensor, kind: torch.Tensor) -> Losses:
-    """Losses of one step of training.
+    """Compute the losses of one step of training.
 
     Parameters
     ----------

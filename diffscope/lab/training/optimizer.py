@@ -39,7 +39,7 @@ class Optimizer:
         )
 
     def step(self, rate: float) -> None:
-        """One step at a learning rate; gradients are cleared."""
+        """Take one step at a learning rate, and clear the gradients."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
@@ -47,7 +47,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """The state of all optimizers, by name of the quantity and of the parameter."""
+        """Return the state of all optimizers, by name of the quantity and of the parameter."""
         tensors = {}
         for names, part in zip(self.names, self.parts):
             for name, parameter in zip(names, part.param_groups[0]["params"]):
@@ -56,7 +56,7 @@ class Optimizer:
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Go on from a state that :meth:`state` gave."""
+        """Resume from a state that :meth:`state` returned."""
         for names, part in zip(self.names, self.parts):
             for name, parameter in zip(names, part.param_groups[0]["params"]):
                 ending = f":{name}"

@@ -1,4 +1,4 @@
-"""Configurations of arms, and how the numbers of their parameters are made to match."""
+"""Make the configurations of arms, and match their numbers of parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _in_words(fields: dict) -> str:
 
 
 def parameters(fields: dict) -> int:
-    """The number of parameters that a model of these fields uses, counted without allocating them.
+    """Count the parameters that a model of these fields uses, without allocating them.
 
     Where λ is fixed at 0, the queries and keys of the second map exist and learn nothing: they are not counted.
     """
@@ -41,7 +41,7 @@ def _count(fields: dict) -> int:
 
 
 def make_config(arm: str, fields: dict) -> DiffConfig:
-    """An arm's configuration, checked by making a model of it.
+    """Make an arm's configuration, and check it by making a model of it without weights.
 
     A field that no model has is refused, since it would change nothing; so is dropout, with which no run could be repeated.
     """
@@ -71,7 +71,7 @@ def make_config(arm: str, fields: dict) -> DiffConfig:
 
 
 def matching_width(fields: dict, target: int) -> int:
-    """The width of the MLPs with which the number of parameters comes nearest to `target`; it is linear in the width."""
+    """Return the width of the MLPs with which the number of parameters, linear in the width, comes nearest to `target`."""
     narrow = parameters({**fields, "intermediate_size": 1})
     step = parameters({**fields, "intermediate_size": 2}) - narrow
     width = 1 + round((target - narrow) / step)

@@ -12,10 +12,10 @@ from diffscope.tasks.text import TextStream
 
 @dataclass
 class Passes(TextStream):
-    """Running text taken as passes through all of it.
+    """Running text that is sampled window after window, pass after pass.
 
-    The text is cut into windows of one length, which are taken one after the other in an order that is drawn anew for each pass,
-    as is where the first window begins. Every window is moved to the next word border, so neighbours overlap by a few tokens, or
+    The text is cut into windows of one length. Each pass draws the order of its windows anew,
+    and where the first window begins. Every window is moved to the next word border, so neighbours overlap by a few tokens, or
     leave a few out.
     """
 
@@ -33,11 +33,11 @@ class Passes(TextStream):
 
     @property
     def windows(self) -> int:
-        """How many windows a pass has."""
+        """Return the number of windows in a pass."""
         return (len(self.ids) - self._most) // self.length - 1
 
     def sample(self, length: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The first `length` tokens of the next window, and where in them a word begins; nothing is drawn from `rng`."""
+        """Return the first `length` tokens of the next window, and which of them begin a word; nothing is drawn from `rng`."""
         number, at = divmod(self.taken, self.windows)
         if number != self._pass:
             self._starts = self._starts_of(number)
@@ -47,7 +47,7 @@ class Passes(TextStream):
         return np.asarray(self.ids[window], dtype=np.int64), np.asarray(self.cuts[window])  # those of a file are smaller
 
     def _starts_of(self, number: int) -> np.ndarray:
-        """Where the windows of a pass begin, in its order, (window,)."""
+        """Return where the windows of a pass begin, in its order, (window,)."""
         rng = np.random.default_rng([*self.seed, number])
         starts = int(rng.integers(self.length)) + self.length * rng.permutation(self.windows)
         return self._borders[np.searchsorted(self._borders, starts)]

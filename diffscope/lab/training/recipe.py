@@ -121,7 +121,7 @@ class Recipe:
 
     @classmethod
     def load(cls, name: str) -> Recipe:
-        """A bundled recipe by name, or any TOML file by path.
+        """Read a bundled recipe by name, or any TOML file by path.
 
         Raises
         ------
@@ -150,7 +150,7 @@ class Recipe:
         return recipe
 
     def rules(self) -> Iterator[tuple[str, bool]]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
         names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
         yield f"arms {names} are no names of folders", not names
@@ -194,22 +194,22 @@ class Recipe:
 
     @property
     def task(self) -> str:
-        """What it trains in the end."""
+        """Return the task of the last stage."""
         return self.stages[-1].task
 
     @property
     def evaluates(self) -> bool:
-        """Whether models are scored along the way by how many answers are right."""
+        """Return whether models are scored during training by how many answers are right."""
         return self.evaluation is not None or self.copying is not None
 
     @property
     def steps(self) -> int:
-        """The most steps of a run."""
+        """Return the most steps of a run."""
         return sum(stage.steps for stage in self.stages)
 
     @property
     def scored(self) -> bool:
-        """Whether models are scored when they are trained, and their scores put together."""
+        """Return whether trained models are scored, and their scores collected."""
         return any(part is not None for part in (self.grid, self.plain_text, self.copying))
 
     @property
@@ -221,26 +221,26 @@ class Recipe:
 
     @property
     def of_text(self) -> bool:
-        """Whether all of it is plain text, which forms no lookup circuit."""
+        """Return whether all stages are plain text, which forms no lookup circuit."""
         return all(stage.plain_text for stage in self.stages)
 
     @property
     def length(self) -> int:
-        """The longest prompt trained on, in tokens."""
+        """Return the length of the longest training prompt, in tokens."""
         return max(length for stage in self.stages for _, length in stage.shapes)
 
     def first_stage(self, arm: str) -> int:
-        """Where an arm begins: with the first stage, or with the second where it continues another arm."""
+        """Return the number of an arm's first stage: 0, or 1 if it continues another arm."""
         return 1 if arm in self.continued else 0
 
     def tuned(self, rate: float) -> Recipe:
-        """The recipe of a training that shows how well a learning rate does: the first stage alone, whether it forms or not."""
+        """Return the recipe of a run that tries a learning rate: the first stage alone, without the criterion that ends it."""
         stage = replace(self.stages[0], steps=self.tuning.steps, formed=None)
         alone = dict(checkpoints=(), continued={}, keep_weights=False, seeds=self.tuning.seeds)
         return replace(self, stages=(stage,), learning_rate=rate, **alone)
 
     def config(self, arm: str, vocab_size: int) -> DiffConfig:
-        """The model configuration of one arm.
+        """Return the model configuration of one arm.
 
         Raises
         ------
@@ -258,7 +258,7 @@ class Recipe:
         return make_config(arm, fields)
 
     def table(self, vocab_size: int) -> list[dict]:
-        """One row for each arm: heads, widths, parameters, and their ratio to those of the matched arm."""
+        """Return one row for each arm: heads, widths, parameters, and their ratio to those of the matched arm."""
         configs = {arm: self.config(arm, vocab_size) for arm in self.arms}
         counts = {arm: parameters(config.to_dict()) for arm, config in configs.items()}
         reference = counts[self.match or next(iter(counts))]
@@ -267,13 +267,13 @@ class Recipe:
         return [{**row, "parameters": counts[arm], "ratio": counts[arm] / reference} for arm, row in rows.items()]
 
     def as_dict(self) -> dict:
-        """Everything but the source text and the corpus' folder, ready for JSON; fields of ``LATER`` only if they are used."""
+        """Return everything but the source text and the folder of the corpus, ready for JSON; fields of ``LATER`` only if used."""
         values = _used(self) | {"stages": [_used(stage) for stage in self.stages]}
         values |= {} if self.tuning is None else {"tuning": _used(self.tuning)}
         return {key: value for key, value in values.items() if key not in ("source", "text")}
 
     def trains(self, arm: str) -> dict:
-        """The fields that the training of one arm depends on, beside the seed; those left at their default are not among them."""
+        """Return the arm's training configuration without defaults: two trainings are equal if and only if these dicts are."""
         usual = {part.name: part.default for part in fields_of(self)} | {"words": ()}
         values = {name: value for name, value in asdict(self).items() if name not in UNTRAINED and value != usual[name]}
         values["stages"] = [without_defaults(stage) for stage in self.stages]

@@ -1,4 +1,4 @@
-"""What is measured of one finished run: its curves, when it formed, and how its final model answers."""
+"""Score a finished run: its curves, when it formed, and how its final model answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_TEXTS = 64
 
 
 def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu") -> xr.Dataset:
-    """The metrics of one finished run along the way, and the scores of its final model on prompts of its seed's own.
+    """Return the metrics of a finished run by step, and the scores of its final model on prompts drawn by its seed.
 
     Returns
     -------
@@ -77,7 +77,7 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
 
 
 def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
-    """The loss on held-out text: drawn by the seed, or of a corpus the same windows for all runs, of another domain too."""
+    """Return the loss on held-out text: drawn by the seed, or with a corpus the same windows for all runs, and another domain."""
     texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
     logits = logits_of(scope.model)
     corpus = corpus_of(recipe)
@@ -97,7 +97,7 @@ def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
 
 
 def diverged(rows: list[dict], recipe: Recipe) -> xr.Dataset:
-    """What is measured of a run that diverged: its metrics until then, and whether it had formed."""
+    """Return the result of a run that diverged: its metrics until then, and when it had formed."""
     scores = metrics(rows)
     formed = formation(rows, recipe)
     scores["formation"] = np.nan if formed is None else float(formed)
@@ -105,17 +105,17 @@ def diverged(rows: list[dict], recipe: Recipe) -> xr.Dataset:
 
 
 def middle(grid: Grid) -> Grid:
-    """The grid at its middle length alone."""
+    """Return the grid at its middle length alone."""
     return replace(grid, lengths=(grid.lengths[len(grid.lengths) // 2],))
 
 
 def near_grid(grid: Grid) -> Grid:
-    """The grid of near-duplicates, at the middle length."""
+    """Return the grid of near-duplicates, at the middle length."""
     return replace(middle(grid), distractors=NEAR)
 
 
 def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
-    """Whether the model answers "unknown" (question, distractors, prompt) to questions with and without an answer."""
+    """Return whether the model answers "unknown", (question, distractors, prompt), to questions with and without an answer."""
     word = task.tokenizer(UNKNOWN, add_special_tokens=False)["input_ids"]
 
     def answers_unknown(model, prompts):
@@ -129,13 +129,13 @@ def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
 
 
 def metrics(rows: list[dict]) -> xr.Dataset:
-    """The rows that a run logged, by step; NaN where one was not taken."""
+    """Return the rows that a run logged as a Dataset by step; NaN if a metric was not logged at a step."""
     names = [*MEASURED, *(name for name in OF_TASK if any(name in row for row in rows))]
     columns = {name: ("step", np.array([row.get(name, np.nan) for row in rows], dtype=float)) for name in names}
     return xr.Dataset(columns, coords={"step": [row["step"] for row in rows]})
 
 
 def area(rows: list[dict]) -> float:
-    """Mean over steps of the loss that a run lowers."""
+    """Return the mean over steps of the loss that a run lowers."""
     name = next(name for name in LOSSES if name in rows[0])
     return float(np.mean([row[name] for row in rows if row["step"] % LOG_EVERY == 0]))

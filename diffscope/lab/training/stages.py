@@ -1,4 +1,4 @@
-"""What a model is trained on: the stages of a training, and the arms and learning rates of a cohort."""
+"""Declare what a model is trained on: the stages of a training, and the arms and learning rates of a cohort."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Stage:
     spacing: float = 0.0  # fewest tokens of a prompt a mention: in shorter prompts are fewer mentions, and cities in proportion
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         check_template(self.template)
         fewest, most = self.needles
         shares = (self.near, self.unanswerable)
@@ -87,16 +87,16 @@ class Stage:
 
     @property
     def plain_text(self) -> bool:
-        """Whether it is text alone, with nothing to look up or to copy."""
+        """Return whether it is text alone, with nothing to look up or to copy."""
         return self.task == RETRIEVAL and self.needles == (0, 0)
 
     def share_of_rate(self, step: int) -> float:
-        """The share of the learning rate that a step of the stage has, counted from 0."""
+        """Return the factor of the learning rate at a step of the stage, counted from 0."""
         left = (self.steps - step) / max(1, self.cooldown * self.steps)
         return min(1.0, (step + 1) / max(1, self.warmup), max(LOWEST, left))
 
     def draw(self, task, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """The rows of one step and the kind of each token, as ``training_rows`` of the stage's task gives them."""
+        """Draw the rows of one step and the kind of each token, as ``training_rows`` of the stage's task returns them."""
         rows, length = self.shapes[int(rng.integers(len(self.shapes))) if len(self.shapes) > 1 else 0]
         if self.task != RETRIEVAL:
             return task.training_rows(rows, length, rng)
@@ -110,19 +110,19 @@ class Stage:
         return task.training_rows(rows, length, needles, mentions, rng, self.near, self.unanswerable)
 
     def _mentions(self, length: int) -> int:
-        """Sentences of a prompt of so many tokens."""
+        """Return the number of sentences in a prompt of `length` tokens."""
         return min(self.mentions, int(length / self.spacing)) if self.spacing else self.mentions
 
 
 @dataclass(frozen=True)
 class Copying:
-    """Sequences of Bigram-Backcopy that a model is scored on along the way."""
+    """Sequences of Bigram-Backcopy that a model is scored on during training."""
 
     length: int  # tokens of a sequence, the first one included
     rows: int
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"length = {self.length} has to be 3 or more, and rows = {self.rows} 1 or more", self.length >= 3 and self.rows >= 1
 
 
@@ -132,7 +132,7 @@ FORMED_IN_ALL = "formed in all"
 
 @dataclass(frozen=True)
 class Tuning:
-    """How the learning rate of each arm is chosen: the first stage alone, at each rate, with seeds that are not used again."""
+    """How the learning rate of each arm is chosen: by its first stage at each rate, with seeds that are not used again."""
 
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -140,7 +140,7 @@ class Tuning:
     rule: str = LEAST_LOSS  # or "formed in all": the least loss among the rates at which all seeds formed
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
@@ -149,21 +149,21 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Minor:
-    """Arms that come after the others, with seeds of their own number."""
+    """Arms that are trained after the others, with seeds of their own."""
 
     arms: tuple[str, ...]
     seeds: tuple[int, ...]
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
 
 
 @dataclass(frozen=True)
 class Continued:
-    """An arm that begins with what another arm of its seed had learned at the end of its first stage.
+    """An arm that begins with the weights of another arm of its seed, at the end of that arm's first stage.
 
-    Its ``top_keys`` begins at the number given here and falls, by the same factor a step, to its own over the first half of the
+    Its ``top_keys`` begins at the number of this declaration and falls geometrically to its own over the first half of the
     stage.
     """
 
@@ -171,10 +171,10 @@ class Continued:
     top_keys: int
 
     def rules(self) -> Iterator[Rule]:
-        """For each rule the message for a field that breaks it, and whether the field keeps it."""
+        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"top_keys = {self.top_keys} has to be 1 or more", self.top_keys >= 1
 
     def keys(self, step: int, steps: int, last: int) -> int:
-        """``top_keys`` at a step of a stage of so many steps, counted from 0, when it is to end at `last`."""
+        """Return ``top_keys`` at a step, counted from 0, of a stage of `steps` steps that ends at `last`."""
         share = min(1.0, 2 * step / steps)
         return round(self.top_keys * (last / self.top_keys) ** share)

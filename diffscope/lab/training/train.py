@@ -72,7 +72,7 @@ def train(
     tensorboard: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
-    """Train one arm with one seed, or go on where an earlier run of it stopped.
+    """Train one arm with one seed, or resume where an earlier run of it stopped.
 
     Parameters
     ----------
@@ -154,7 +154,7 @@ def check_tools(device: str, tensorboard: bool) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a training is."""
+    """A place in a training."""
 
     stage: int
     step: int = 0  # done in this stage
@@ -165,7 +165,7 @@ class Place:
 
 
 class _Trainer:
-    """A model in training, with the prompts that it trains on and is scored on along the way."""
+    """A model in training, with its training prompts and its evaluations."""
 
     def __init__(self, recipe: Recipe, arm: str, seed: int, device: str):
         self.recipe = recipe
@@ -183,7 +183,7 @@ class _Trainer:
         self.evaluations = evaluations(recipe, self.tokenizer, seed)
 
     def step(self, place: Place) -> tuple[dict[str, torch.Tensor], int]:
-        """The step at a place: what may be logged of it, and the length of its prompts in tokens."""
+        """Train one step; return its losses for the log, and the length of its prompts in tokens."""
         stage = self.recipe.stages[place.stage]
         if place.step == 0 and stage.warmup:
             self.optimizer = Optimizer(self.model, self.recipe.weight_decay)
@@ -213,7 +213,7 @@ class _Trainer:
         return values, ids.shape[1]
 
     def row(self, values: dict[str, torch.Tensor], length: int, place: Place, seconds: float) -> dict:
-        """A row of metrics at a place, with what :func:`~diffscope.lab.training.evaluations.evaluations` score if it evaluates.
+        """Return a row of metrics, with the scores of :func:`~diffscope.lab.training.evaluations.evaluations` if it evaluates.
 
         Raises
         ------
@@ -240,7 +240,7 @@ class _Trainer:
 
 
 class _Clock:
-    """Seconds of work: of the processor where that does it, so that a run that was stopped for a while does not count it."""
+    """Return seconds of work: processor time on the CPU, so that a run that was stopped for a while does not count it."""
 
     def __init__(self, device: str, before: float):
         self.now = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.monotonic
@@ -291,7 +291,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
 
 
 def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[dict]]:
-    """Where a run goes on, and what it has logged; a new one that continues another arm gets that one's weights.
+    """Return the place at which a run resumes, and its log; a new run that continues another arm gets that arm's weights.
 
     Raises
     ------
@@ -322,7 +322,7 @@ def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[d
 
 
 def _next_stage(trainer: _Trainer, folder: Path, place: Place, formed: bool) -> Place:
-    """Where a run goes on when a stage has ended: with the next one, or nowhere if it should have formed and has not."""
+    """Return the place after a stage: the next stage, or the end of the run if it should have formed and has not."""
     stages = trainer.recipe.stages
     if stages[place.stage].formed is not None and not formed:
         return replace(place, stage=len(stages), step=0)
@@ -337,6 +337,6 @@ def _note(row: dict) -> str:
 
 
 def _compiled(model):
-    """The model, compiled anew: torch limits compilations by code, and the arms of a cohort share much of theirs."""
+    """Compile the model anew: torch limits compilations by code, and the arms of a cohort share much of theirs."""
     torch.compiler.reset()
     return torch.compile(model)
