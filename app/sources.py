@@ -20,7 +20,7 @@ from rules import rules as rules
 from diffscope import readings
 from diffscope.capture import open_capture
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.lab.training.checkpoints import Checkpoints, checkpoints_of
+from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.loading import tokenizer_folder
 from diffscope.models.outline import outline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -162,3 +163,28 @@ def plain(value):
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value if isinstance(value, str | int | float | None) else str(value)
+
+
+# A full disk
+
+
+def disk_is_full(error: BaseException | None) -> bool:
+    """Return whether an exception, or one that it came from, says that nothing more can be written."""
+    if error is None or isinstance(error, DiffscopeError):  # which has been put into words already
+        return False
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    # safetensors and the arrays of zarr say it in words only.
+    return full or "No space left on device" in str(error) or disk_is_full(error.__cause__ or error.__context__)
+
+
+@contextmanager
+def stop_on_full_disk(folder: Path) -> Iterator[None]:
+    """Turn the error of a full disk, whichever library raises it, into one line."""
+    try:
+        yield
+    except Exception as error:  # safetensors has an exception of its own
+        if not disk_is_full(error):
+            raise
+        raise DiffscopeError(
+            f"no space is left for {folder}; what is complete stays there, and the same command resumes when there is space"
+        ) from None

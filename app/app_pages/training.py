@@ -24,8 +24,8 @@ from diffscope.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.panels import short_name
 from diffscope.lab.accuracy import accuracy_over_training
-from diffscope.lab.training.checkpoints import Checkpoints
 from diffscope.lab.training.cohort import open_dataset
+from diffscope.lab.training.run import Checkpoints
 from diffscope.scope import Scope
 
 EVENLY = "step of training (evenly spaced)"

@@ -130,7 +130,7 @@ def signal_to_noise(source: Source, kind: str) -> dict:
 
 def checkpoints(source: Source, kind: str) -> dict:
     """Captures of one prompt at every checkpoint that was kept, and at the end."""
-    from diffscope.lab.training.checkpoints import checkpoints_of
+    from diffscope.lab.training.run import checkpoints_of
 
     scope = source.of_one()
     prompt, spans = source.given()

@@ -12,7 +12,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.instruments.labelled import gathered
+from diffscope.instruments.labelled import labelled_dataset
 from diffscope.instruments.profiles import LEAST, Distances, blocks, fit_keys, maps_of, several
 from diffscope.stats.formulas.anatomy import PARTS, PLAYERS, parts, uniform_share
 
@@ -84,7 +84,7 @@ def anatomy(
             tables[index].append(_of_layer(layer.prompt(index), distances, by_distance))
             if progress:
                 progress(number * len(cap.prompts) + index + 1, len(cap.prompts) * cap.n_layers)
-    dataset = gathered("anatomy", cap, tables, ("head", "map", "part"), {"map": list(MAPS), "part": list(PARTS)})
+    dataset = labelled_dataset("anatomy", cap, tables, ("head", "map", "part"), {"map": list(MAPS), "part": list(PARTS)})
     standard = [layer.layer for layer in cap.layers if not layer.differential]
     if standard:
         why = f"layers {', '.join(map(str, standard))}: standard attention has no second map"

@@ -23,10 +23,10 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits import inject_noise
 from diffscope.edits.base import Places, whole_number
 from diffscope.errors import DiffscopeError, PromptError, SpanError
-from diffscope.instruments.labelled import described, gathered
+from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts import Encoded
 from diffscope.stats.formulas.injection import cmrr_injected, cmrr_injected_error
-from diffscope.stats.measuring import positions
+from diffscope.stats.measuring import chosen_positions
 
 if TYPE_CHECKING:
     from diffscope.scope import Scope
@@ -108,7 +108,9 @@ def cmrr_by_injection(
         sets = prompt.key_sets()
         chosen = [sets.get(name, torch.zeros(0, dtype=torch.int64)) for name in names]
         tables.append([_of_layer(layer.prompt(index), rows, chosen, sigmas, draws, seed, ceiling) for layer in cap.layers])
-    dataset = gathered("cmrr_by_injection", cap, tables, ("head", "sigma", "span"), {"sigma": list(sigmas), "span": names})
+    dataset = labelled_dataset(
+        "cmrr_by_injection", cap, tables, ("head", "sigma", "span"), {"sigma": list(sigmas), "span": names}
+    )
     standard = [layer.layer for layer in cap.layers if not layer.differential]
     if standard:
         dataset["cmrr_injected"].attrs["why"] = (
@@ -151,15 +153,8 @@ def _check_sigmas(sigmas: Sequence[float]) -> None:
 
 
 def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Tensor:
-    choice: Any = queries
-    if isinstance(queries, str):
-        sets = prompt.key_sets()
-        if queries not in sets:
-            raise DiffscopeError(f"there is no span {queries!r} to take queries from; spans are {', '.join(sets)}")
-        choice = sets[queries]
-    elif queries is not None and not isinstance(queries, slice):
-        choice = list(queries)
-    rows = positions(choice, len(prompt.ids))
+    """Return the positions of the chosen queries of a prompt, int64 (query,)."""
+    rows = chosen_positions(queries, prompt.key_sets(), len(prompt.ids))
     if not len(rows):
         raise DiffscopeError("no query was chosen; give at least one position")
     return rows
@@ -177,7 +172,7 @@ def _of_layer(
     ceiling: bool,
 ) -> dict[str, Tensor]:
     """Return the rejection of one layer and prompt, each (head, sigma, span)."""
-    changes = injected(layer, queries, key_sets, sigmas, draws, seed).cpu()  # (mode, head, sigma, span, draw)
+    changes = output_changes(layer, queries, key_sets, sigmas, draws, seed).cpu()  # (mode, head, sigma, span, draw)
     common, differential = changes
     table = {
         "cmrr_injected": cmrr_injected(differential, common),
@@ -186,7 +181,7 @@ def _of_layer(
         "change_differential": differential.mean(-1).sqrt(),
     }
     if ceiling:
-        common, differential = injected_at_most(layer, queries, key_sets, sigmas, draws, seed)
+        common, differential = ceiling_changes(layer, queries, key_sets, sigmas, draws, seed)
         table["cmrr_ceiling"] = cmrr_injected(differential, common)
         table["change_common_ceiling"] = common.mean(-1).sqrt()
         table["change_differential_ceiling"] = differential.mean(-1).sqrt()
@@ -195,7 +190,7 @@ def _of_layer(
     return table
 
 
-def injected_at_most(
+def ceiling_changes(
     layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
 ) -> Tensor:
     """Return the ceiling of rejection: :func:`output_changes` if A2 spread its mass on each key set as A1 does.
@@ -208,11 +203,11 @@ def injected_at_most(
     tables = []
     for keys in key_sets:
         shaped = replace(layer, changes=(*layer.changes, ShapeOfA1(heads, tuple(keys.tolist()))))
-        tables.append(injected(shaped, queries, [keys], sigmas, draws, seed).cpu())
+        tables.append(output_changes(shaped, queries, [keys], sigmas, draws, seed).cpu())
     return torch.cat(tables, -2)
 
 
-def injected(
+def output_changes(
     layer: LayerAttention, queries: Tensor, key_sets: Sequence[Tensor], sigmas: Sequence[float], draws: int, seed: int
 ) -> Tensor:
     """Return ‖O' − O‖² under injected noise, mean over queries: float64 (mode, head, sigma, span, draw), modes as in ``MODES``.
@@ -342,7 +337,7 @@ def log_odds_under_noise(
     dims = ("mode", "sigma")
     variables = {"log_odds": ((), unchanged), "log_odds_lost": (dims, lost.mean(-1)), "log_odds_lost_error": (dims, error)}
     attrs = {"model": scope.name, "span": span, "draws": draws, "seed": seed}
-    return described("log_odds_under_noise", xr.Dataset(variables, {"mode": list(MODES), "sigma": list(sigmas)}, attrs))
+    return with_attributes("log_odds_under_noise", xr.Dataset(variables, {"mode": list(MODES), "sigma": list(sigmas)}, attrs))
 
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:

@@ -14,7 +14,7 @@ from diffscope.stats.definitions import INSTRUMENTS
 from diffscope.stats.ragged import stack_layers
 
 
-def gathered(
+def labelled_dataset(
     call: str,
     cap: Capture | CaptureBatch,
     tables: Sequence[Sequence[Mapping[str, Tensor]]],
@@ -41,10 +41,10 @@ def gathered(
         variables[name] = (("prompt", "layer", *dims), np.stack(values))
     coords = {"layer": cap.layer_numbers, "head": range(cap.n_heads), **labels}
     dataset = xr.Dataset(variables, coords, {"model": cap.model_name or ""})
-    return described(call, dataset if isinstance(cap, CaptureBatch) else dataset.isel(prompt=0, drop=True))
+    return with_attributes(call, dataset if isinstance(cap, CaptureBatch) else dataset.isel(prompt=0, drop=True))
 
 
-def described(call: str, dataset: xr.Dataset) -> xr.Dataset:
+def with_attributes(call: str, dataset: xr.Dataset) -> xr.Dataset:
     """Return a Dataset whose variables say what they are."""
     for name, values in dataset.data_vars.items():
         words = INSTRUMENTS[call][str(name)].words

@@ -73,7 +73,7 @@ class Received:
     mass: Tensor
 
     def visibility(self, number: int) -> tuple:
-        """Return a key that is equal for prompts whose rows see the same keys, as far as both have them; `number` is the prompt's."""
+        """Return what prompts share if their rows see the same keys, as far as both have them; `number` is the prompt's."""
         mask = self.layer.mask
         if mask.kind in ("causal", "window"):
             return mask.kind, mask.window
@@ -104,7 +104,7 @@ class Distances:
 
     @classmethod
     def of(cls, layer: LayerAttention, others: LayerAttention) -> Distances:
-        """Return the distances of a layer on the measured prompts (`layer`) and on those that profiles are fitted to (`others`)."""
+        """Return the distances of a layer on a measured prompt and on the `others` that profiles are fitted to."""
         later = any(each.mask.kind not in ("causal", "window") for each in (layer, others))
         return cls(others.n_keys - 1 if later else 0, others.n_keys)
 
@@ -144,7 +144,7 @@ class Distances:
 
     @torch.no_grad()
     def fit(self, prompts: Sequence[Received]) -> Tensor:
-        """Fit the weight of each distance in the maps of several prompts, in units of a uniform map's: float64 (map, head, distance)."""
+        """Fit the weight of each distance in the maps of prompts, in units of a uniform map's: float64 (map, head, distance)."""
         received = torch.stack([prompt.by_distance for prompt in prompts]).sum(0)
         alike: dict[tuple, Received] = {}
         for number, prompt in enumerate(prompts):

@@ -22,7 +22,7 @@ from diffscope.capture import Capture, CaptureBatch
 from diffscope.edits.base import whole_number
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
-from diffscope.instruments.labelled import described, gathered
+from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts import Encoded
 from diffscope.stats.formulas.signal_to_noise import decibels, jackknife_error, left_out, variances
 from diffscope.stats.measuring import chosen_positions
@@ -259,8 +259,8 @@ def _labelled(tables: Sequence[dict[str, Tensor]], cap: Capture) -> xr.Dataset:
     by_output = [{name: table[name] for name in BY_OUTPUT} for table in tables]
     by_second = [{name: values for name, values in table.items() if name not in BY_OUTPUT} for table in tables]
     labels = {"output": list(OUTPUTS), "stage": list(STAGES)}
-    dataset = gathered("signal_to_noise", cap, [by_output], DIMS, labels)
-    gains = gathered("signal_to_noise", cap, [by_second], GAIN_DIMS, {"a2": list(SECONDS), "stage": list(STAGES)})
+    dataset = labelled_dataset("signal_to_noise", cap, [by_output], DIMS, labels)
+    gains = labelled_dataset("signal_to_noise", cap, [by_second], GAIN_DIMS, {"a2": list(SECONDS), "stage": list(STAGES)})
     return _with_why(dataset.merge(gains, combine_attrs="override"), cap)
 
 
@@ -313,7 +313,7 @@ def over_prompts(datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     dims = {name: ("output" if name in BY_OUTPUT else "a2", *order[1:]) for name in values}
     variables = {name: (dims[name], array.numpy()) for name, array in values.items()}
     dataset = xr.Dataset(variables, first.coords, {**first.attrs, "prompts": len(datasets)}).transpose("layer", "head", ...)
-    described("signal_to_noise", dataset)
+    with_attributes("signal_to_noise", dataset)
     whys = dict.fromkeys(why for each in datasets if (why := each["snr_gain"].attrs.get("why")))
     for name in ("snr", "snr_gain"):
         dataset[name].attrs |= {"why": "; ".join(whys)} if whys else {}

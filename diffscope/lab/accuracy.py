@@ -206,7 +206,7 @@ def accuracy_over_training(
     Parameters
     ----------
     names : mapping of int to str
-        The name of each checkpoint by its step, as :func:`diffscope.lab.training.checkpoints.checkpoints_of` gives them.
+        The name of each checkpoint by its step, as :func:`diffscope.lab.training.run.checkpoints_of` gives them.
     prompts, length, needles : int
         How many prompts, tokens of each, and needle sentences in each, that of the question included.
     template : str, optional

@@ -192,7 +192,7 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
 
 
 def _check_values(name: str, values: list, default) -> None:
-    """Raise PromptError if a value is not of the kind of the field's default: text, true or false, or a whole number from 0 on."""
+    """Raise PromptError if a value is not of the kind of the field's default: text, true or false, a whole number from 0 on."""
     usual = default if isinstance(default, str | bool) else None
     if wrong := [value for value in values if not _fits(value, usual) or (name == "count" and value < 1)]:
         kinds = {str: "no text", bool: "neither true nor false"}
@@ -204,7 +204,7 @@ def _check_values(name: str, values: list, default) -> None:
 
 
 def _fits(value, usual) -> bool:
-    """Return whether a value is of the kind of another: text, true or false (or 1 and 0), or a whole number from 0 on."""
+    """Return whether a value is of the kind of `usual`: text, true or false (or 1 and 0); if None, a whole number from 0 on."""
     if isinstance(usual, str):
         return isinstance(value, str)
     return value in (True, False) if isinstance(usual, bool) else type(value) is int and value >= 0

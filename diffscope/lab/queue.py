@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process
@@ -26,16 +26,17 @@ from threading import Thread
 import torch
 from filelock import FileLock, Timeout
 
-from diffscope.errors import DiffscopeError
-from diffscope.files import replacing, write_json
+from diffscope.errors import DiffscopeError, first_line
+from diffscope.files import disk_is_full, replacing, stop_on_full_disk, write_json
 
 Work = Callable[[dict, Path], None]
 Progress = Callable[[int, int, str], None]
 FAILED_FOLDER = "failed"
 LOCK_FOLDER = ".locks"
 CAUSE = 300  # characters of a cause of failure
+LOCKABLE = "give a folder that can be written, on a file system with flock (Lustre: mount it with -o flock)"
 POLL = 0.2  # seconds between two looks at what other processes do
-UNTOUCHED, DONE, FAILED, HELD = 0, -1, -2, -3  # states of an item in a run; a positive number is that of the worker that has it
+UNTOUCHED, DONE, FAILED, HELD = 0, -1, -2, -3  # states of an item in a run; a positive number is the worker that makes it
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Item:
     place : str
         Path of its result below the folder of the queue. Items with the same place are the same item.
     spec : dict
-        What the work is given, as JSON knows it.
+        The argument of the work, as JSON knows it.
     """
 
     place: str
@@ -60,7 +61,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far some items are.
+    """The state of some items.
 
     Attributes
     ----------
@@ -68,7 +69,7 @@ class Outcome:
     failed : dict of str to str
         By place, the cause in one line.
     waiting : tuple of Item
-        Not tried yet, or under way.
+        Not tried yet, or being made.
     """
 
     done: tuple[Item, ...]
@@ -81,9 +82,10 @@ class Outcome:
         done = tuple(item for item in items if item.result(folder).exists())
         places = {item.place for item in done}
         missing = [item for item in items if item.place not in places]
-        records = {item.place: _record(item, folder) for item in missing}
-        read = {place: record.read_text(encoding="utf-8") for place, record in records.items() if record.is_file()}
-        failed = {place: json.loads(text)["cause"] for place, text in read.items()}
+        failed = {}
+        for item in missing:
+            with suppress(FileNotFoundError):  # it never failed, or another run makes it just now
+                failed[item.place] = json.loads(_record(item, folder).read_text(encoding="utf-8"))["cause"]
         return cls(done, failed, tuple(item for item in missing if item.place not in failed))
 
 
@@ -103,9 +105,9 @@ def run(
     Parameters
     ----------
     items : sequence of Item
-        Neighbours share what takes long to load, such as a model: a process takes them in this order.
+        A process takes them in this order: neighbours should share what takes long to load, such as a model.
     work : callable
-        ``work(spec, target)`` writes one file or folder called `target`, which gets its own name when it is complete. A function
+        ``work(spec, target)`` writes one file or folder `target`, which is moved to its place when it is complete. A function
         of a module, or a ``functools.partial`` of one.
     folder : path
         On a file system that all processes share.
@@ -115,7 +117,7 @@ def run(
     ray : str, optional
         Run the items as tasks of a Ray cluster: ``local``, ``auto`` or HOST:PORT, as of :mod:`diffscope.lab.ray_tasks`.
     gpus : bool
-        Whether the work runs on CUDA. Then each process has the GPU of its number, this one that of ``LOCAL_RANK``.
+        Whether the work runs on CUDA. Then each process has the GPU of its number; this process alone, that of ``LOCAL_RANK``.
     threads : int
         Threads of torch for each item.
     progress : callable, optional
@@ -129,12 +131,16 @@ def run(
     Raises
     ------
     DiffscopeError
-        The disk is full, or processes cannot be started. What is complete stays.
+        The disk is full, files cannot be locked, or processes cannot be started. What is complete stays.
     """
+    if processes is not None and processes < 1:
+        raise DiffscopeError(f"processes = {processes} does no work; give 1 or more")
     folder = Path(folder).resolve()
     items = list({item.place: item for item in items}.values())
     with stop_on_full_disk(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        with lock(folder, "queue", wait=False):  # if that is impossible, this process says so before any other begins
+            pass
         todo = [item for item in items if not item.result(folder).exists()]
         tell = partial(_tell, progress)
         tell([UNTOUCHED] * len(todo))
@@ -168,12 +174,12 @@ def _walk(
     offset: int = 0,
     tell: Callable[[Sequence[int]], None] | None = None,
 ) -> None:
-    """Make one result after the other, from an offset on, until each item has been tried by one of the workers.
+    """Make one result after the other, beginning at `offset`, until each item has been tried by one of the workers.
 
     Parameters
     ----------
     state : sequence of int (item,)
-        What the workers of this run share; it changes under the item's lock, so that none is tried twice.
+        Shared by the workers of this run; it changes under the item's lock, so that none is tried twice.
     """
     left = [*range(offset, len(todo)), *range(offset)]
     while left:
@@ -191,7 +197,7 @@ def _walk(
 
 
 def attempt(item: Item, work: Work, folder: Path, threads: int) -> int:
-    """Make the result of an item whose lock this process holds; write the cause down if that fails.
+    """Make the result of an item whose lock this process holds; if that fails, write the cause.
 
     Returns
     -------
@@ -244,7 +250,12 @@ def lock(folder: str | os.PathLike, name: str, wait: bool = True) -> Iterator[bo
     folder : path
     name : str
     wait : bool
-        Whether to wait as long as another process holds it, in place of yielding False.
+        Whether to wait as long as another process holds it, a stopped one too, in place of yielding False.
+
+    Raises
+    ------
+    DiffscopeError
+        The file system has no such locks, or the folder cannot be written.
     """
     path = Path(folder) / LOCK_FOLDER / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -254,6 +265,13 @@ def lock(folder: str | os.PathLike, name: str, wait: bool = True) -> Iterator[bo
     except Timeout:
         yield False
         return
+    except (OSError, NotImplementedError) as error:
+        if disk_is_full(error):
+            raise
+        raise DiffscopeError(f"{path} cannot be locked ({first_line(error)}); {LOCKABLE}") from None
+    if not isinstance(held, FileLock):  # filelock has fallen back to a file that a killed process would leave behind
+        held.release()
+        raise DiffscopeError(f"{path} cannot be locked (there is no flock); {LOCKABLE}")
     try:
         yield True
     finally:
@@ -325,7 +343,7 @@ def _end_in_words(code: int) -> str:
 
 
 def _context() -> BaseContext:
-    """Return how processes are started: as forks of one that has imported what takes long, where forks are safe."""
+    """Return how processes are started: on Linux as forks of one that has imported the slow modules."""
     if sys.platform != "linux":
         return get_context("spawn")
     context = get_context("forkserver")
@@ -334,7 +352,7 @@ def _context() -> BaseContext:
 
 
 def _serve(walk: Callable[[], None], gpu: int | None) -> None:
-    """Walk through the items in a worker process, which ends with the process that started it."""
+    """Walk through the items in a worker process, and end with the process that started it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the first one decides
     Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -354,7 +372,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _current_gpu(number: int | None) -> Iterator[None]:
-    """Make one of the machine's GPUs, counted round, the one that "cuda" means here."""
+    """Make GPU `number`, modulo the GPUs of this machine, the one that "cuda" means."""
     if number is None or not torch.cuda.is_available():
         yield
         return
@@ -371,28 +389,3 @@ def torch_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-# A full disk
-
-
-def disk_is_full(error: BaseException | None) -> bool:
-    """Return whether an exception, or one that it came from, says that nothing more can be written."""
-    if error is None or isinstance(error, DiffscopeError):  # which has been put into words already
-        return False
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # safetensors and the arrays of zarr say it in words only.
-    return full or "No space left on device" in str(error) or disk_is_full(error.__cause__ or error.__context__)
-
-
-@contextmanager
-def stop_on_full_disk(folder: Path) -> Iterator[None]:
-    """Turn the error of a full disk, whichever library raises it, into one line."""
-    try:
-        yield
-    except Exception as error:  # safetensors has an exception of its own
-        if not disk_is_full(error):
-            raise
-        raise DiffscopeError(
-            f"no space is left for {folder}; what is complete stays there, and the same command resumes when there is space"
-        ) from None

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError, MissingExtra, first_line
-from diffscope.lab.queue import FAILED, HELD, POLL, UNTOUCHED, Item, cause_of, disk_is_full, lock, note_failure
+from diffscope.files import disk_is_full
+from diffscope.lab.queue import FAILED, HELD, POLL, UNTOUCHED, Item, cause_of, lock, note_failure
 
 
 def run_on_ray(

@@ -73,12 +73,12 @@ def members(package: Fetched, pattern: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _held(name: str, digest: str, folder: Path) -> Path | None:
-    """A package of this digest that is in the folder already."""
+    """Return the package of this digest if it is in the folder already."""
     return next((file for file in sorted(folder.glob(f"{name}_*.deb")) if sha256(file) == digest), None)
 
 
 def _index(package: str) -> dict[str, str] | None:
-    """What apt's index says of a package, or of ``NAME=VERSION``."""
+    """Return the record of a package, or of ``NAME=VERSION``, in apt's index."""
     done = _run(["apt-cache", "show", "--no-all-versions", package], None)
     entry = dict(re.findall(r"^(Version|SHA256): (.+)$", done.stdout, re.MULTILINE))
     return entry if done.returncode == 0 and len(entry) == 2 else None

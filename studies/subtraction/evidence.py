@@ -30,8 +30,8 @@ from diffscope.evidence.costs import lost_without_a2
 from diffscope.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
-from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.cohort import Cohort, collect
+from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
@@ -128,7 +128,7 @@ def take(part: str, scope: Scope, seed: int, texts=None) -> xr.Dataset:
 
 
 def of_second_map(scope: Scope, task: Task, queries: Sequence[int] | None) -> dict[str, xr.DataArray]:
-    """What only a model with two maps has: what A2 costs, its signs, gain, and rejection at some queries or at all."""
+    """Measure what only a model with two maps has: losses without A2 or its signs, gain, and rejection at some or all queries."""
     costs = lost_without_a2(scope, task.prompts).sel(measure="loss", drop=True).mean("prompt")
     taken = {"lost_without_a2": costs["layer_together"], "lost_without_a2_of_head": costs["of_head"]}
     layers = range(costs.sizes["layer"])
@@ -139,7 +139,7 @@ def of_second_map(scope: Scope, task: Task, queries: Sequence[int] | None) -> di
 
 
 def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
-    """The signal-to-noise gain of heads, and its mean over those that tell the answer, weighted by what their A2 costs.
+    """Return the signal-to-noise gain of heads, and its mean over those that tell the answer, weighted by their loss without A2.
 
     Parameters
     ----------
@@ -169,14 +169,14 @@ def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
 
 
 def by_layer(scope: Scope, prompts: Sequence[Prompt], layers: Sequence[int], edit: Callable[..., Edit]) -> xr.DataArray:
-    """By how much the loss of the answer rises if an edit is made in one layer, (layer,), nats."""
+    """Measure by how much the loss of the answer rises if an edit is made in one layer, (layer,), nats."""
     before = answers(scope, prompts).loss.mean()
     rises = [float(answers(scope, prompts, edit(layers=int(layer))).loss.mean() - before) for layer in layers]
     return xr.DataArray(rises, {"layer": list(layers)}, "layer")
 
 
 def rejection(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[int] | None) -> dict[str, xr.DataArray]:
-    """Common-mode rejection by injection on what is not answer, query or sink, and its ceiling, (layer, head), dB.
+    """Measure common-mode rejection by injection on what is not answer, query or sink, and its ceiling, (layer, head), dB.
 
     Of the last query, or with None of all queries, whose squared changes are averaged.
     """
@@ -195,12 +195,12 @@ def _decibels(ratio: xr.DataArray) -> xr.DataArray:
 
 
 def _named(prompt: Prompt) -> dict[str, list[int]]:
-    """The spans of a prompt that it has."""
+    """Return the spans of a prompt that are not empty."""
     return {name: list(at) for name, at in prompt.spans.items() if at}
 
 
 def sinks(batch, prompts: Sequence[Prompt]) -> xr.DataArray:
-    """Weight of the first token at dormant queries and at triggers, (queries, map, layer, head), mean over queries and prompts.
+    """Return the mean weight of the first token at dormant queries and at triggers, (queries, map, layer, head).
 
     Of "D" it is the share of Σ|D|, of "net D" the signed weight itself.
     """
@@ -219,7 +219,7 @@ def sinks(batch, prompts: Sequence[Prompt]) -> xr.DataArray:
 
 @torch.no_grad()
 def copy_log_odds(scope: Scope, seed: int, rows: int = 64) -> xr.DataArray:
-    """Log-odds of the copied token against all others, mean over the triggers of held-out sequences, nats."""
+    """Measure the log-odds of the copied token against all others, mean over the triggers of held-out sequences, nats."""
     task = Backcopy()
     ids, kind = task.training_rows(rows, LENGTH["sinks"], np.random.default_rng([PROMPTS, seed, 1]))
     log_p = scope.model(torch.from_numpy(ids), use_cache=False).logits[:, :-1].double().log_softmax(-1)  # (row, query, token)
@@ -257,7 +257,7 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
 
 
 def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
-    """The evidence of a run, which is taken if its folder has none that was taken by this code."""
+    """Open the evidence of a run; take it first if its folder has none that was taken by this code."""
     place = folder / FILE
     if place.is_file() and (taken := open_statistics(place)).attrs.get("taken_by") == taken_by():
         return taken.drop_attrs()
@@ -269,13 +269,13 @@ def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
 
 
 def taken_by() -> str:
-    """The digest of the code of this module, so that runs are never put together that other code was used on."""
+    """Return the digest of this module's code, so that evidence that other code took is never put together with it."""
     code = ast.parse(Path(__file__).read_text(encoding="utf-8"))
     return hashlib.sha256(ast.dump(code).encode()).hexdigest()[:16]
 
 
 def _filled(run: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
-    """A run's evidence with all variables: those that it lacks, as a model with one map does, are NaN."""
+    """Fill up a run's evidence: variables that it lacks, as a model with one map does, are NaN."""
     return run.merge(missing.drop_vars([name for name in missing.data_vars if name in run]), join="outer")
 
 

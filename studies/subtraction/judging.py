@@ -111,7 +111,7 @@ def _as_asked(test: Declared, states: Mapping[str, str]) -> bool:
 
 
 def _p(estimates: Mapping[str, Estimate]) -> float:
-    """The largest p of a primary's quantities; what has none counts as 1."""
+    """Return the largest p of a primary's quantities; one without p counts as 1."""
     return max(1.0 if math.isnan(estimate.p) else estimate.p for estimate in estimates.values())
 
 

@@ -50,12 +50,12 @@ OF_SEEDS = (0.9, 0.97, 1.0)  # probability per seed, of the primary that counts 
 
 
 def scale_of(test: Declared, quantity: Quantity) -> Scale:
-    """The scale of a primary's quantity."""
+    """Return the scale of a primary's quantity."""
     return SCALES["nats a token" if test.id.startswith("loss-of-text") else quantity.units]
 
 
 def effect_of(test: Test, name: str, truth: str, size: int) -> float:
-    """The mean of a primary's quantity if an account is true, in its units; 0 of whatever that account does not predict."""
+    """Return the mean of a primary's quantity if an account is true, in its units; 0 if that account does not predict it."""
     wanted = test.predictions.get(truth, {}).get(name, NONE)
     if wanted == NONE:
         return 0.0
@@ -64,7 +64,7 @@ def effect_of(test: Test, name: str, truth: str, size: int) -> float:
 
 
 def simulated(test: Test, seeds: int, truth: str, size: int, rng: np.random.Generator) -> dict[str, Estimate]:
-    """The estimates of one primary off simulated seeds."""
+    """Estimate one primary from simulated seeds."""
     if test is previous_token_subtracted:
         return {"seeds": share_of_seeds(rng.random(seeds) < (OF_SEEDS[size] if truth in test.predictions else CHANCE))}
     estimates = {}
@@ -75,7 +75,7 @@ def simulated(test: Test, seeds: int, truth: str, size: int, rng: np.random.Gene
 
 
 def readings(name: str, truth: str, size: int, count: int) -> list[list[Judged]]:
-    """A part, read `count` times."""
+    """Simulate and judge a part `count` times."""
     part = PARTS[name]
     rng = np.random.default_rng([TRUTHS.index(truth), size, list(PARTS).index(name)])
     rows = []

@@ -59,7 +59,7 @@ FILLER = {  # what stands in the prompts' text, and is exchanged for more of the
 
 
 def declarations() -> dict:
-    """What is declared, by part, as JSON."""
+    """Return the declarations, by part, as JSON."""
     return {name: _of_part(name) for name in PARTS}
 
 

@@ -101,7 +101,7 @@ def previous_token_subtracted(part: xr.Dataset) -> dict[str, Estimate]:
 
 
 def share_of_seeds(holds: np.ndarray) -> Estimate:
-    """The share of seeds in which a statement holds, its exact interval, and p against one half (two-sided).
+    """Estimate the share of seeds in which a statement holds, with its exact interval, and p against one half (two-sided).
 
     Parameters
     ----------
@@ -276,7 +276,7 @@ def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]]
 
 
 def _sinks(ending: str, where: str) -> tuple[Declared, ...]:
-    """The primaries of a training on copies; `ending` tells the two trainings apart."""
+    """Declare the primaries of a training on copies; `ending` tells the two trainings apart."""
     return (
         _gain(f"gain-at-triggers{ending}", where),
         _copies("d-plus", "whose negative weights are set to 0", SIGN_ABOVE, f"copies-without-signs{ending}", ""),
@@ -304,6 +304,6 @@ PARTS: dict[str, Part] = {
 
 
 def by_id(ids: Sequence[str] = ()) -> dict[str, Declared]:
-    """The primaries of all parts by id, or some of them."""
+    """Return the primaries of all parts by id, or some of them."""
     tests = {test.id: test for part in PARTS.values() for test in part.tests}
     return {id: tests[id] for id in ids} if ids else tests

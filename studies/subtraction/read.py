@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 
 
 def cost_of(dataset: xr.Dataset) -> Cost | None:
-    """What A2 costs in DIFF's heads that tell the answer, all of them together; None if no two runs of DIFF have it."""
+    """Estimate the loss without A2 in all of DIFF's heads that tell the answer; None if no two runs of DIFF have it."""
     if "a2_cost_where_told" not in dataset or "diff" not in dataset["arm"].values:
         return None
     costs = dataset["a2_cost_where_told"].sel(arm="diff").values.astype(float)
@@ -35,7 +35,7 @@ def cost_of(dataset: xr.Dataset) -> Cost | None:
 
 
 def table(rows: Sequence[Judged], cost: Cost | None) -> str:
-    """What came of the primaries as Markdown, one row a quantity."""
+    """Write the results of the primaries as Markdown, one row a quantity."""
     columns = ("primary", "quantity", "estimate", "95 %", "p, corrected", *ACCOUNTS, "of", "A2 costs there")
     lines = [_line(columns), _line(["---"] * len(columns))]
     for row in rows:

@@ -19,8 +19,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.training.initialisation import with_text
 from diffscope.lab.training.cohort import Cohort, progress_by_arm, remaining_in_words
+from diffscope.lab.training.initialisation import with_text
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import run_label
 from diffscope.lab.training.train_cohort import train_cohort
@@ -81,7 +81,7 @@ def train(parts: tuple[str, ...], folder: Path, text: Path | None, tell: Callabl
 
 
 def _lines(part: str, tell: Callable[[str], None]) -> Callable[[int, int, str], None]:
-    """A function of progress that prints one line in so many steps."""
+    """Return a function of progress that prints one line every ``EVERY`` steps."""
     printed = -1
 
     def progress(done: int, total: int, note: str) -> None:

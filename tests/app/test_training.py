@@ -13,7 +13,7 @@ import diffscope
 from diffscope import readings
 from diffscope.figures import attention_view
 from diffscope.lab.accuracy import accuracy_over_training
-from diffscope.lab.training.checkpoints import checkpoints_of
+from diffscope.lab.training.run import checkpoints_of
 from tests.figures.test_figures import trained as cohort
 
 FOLDER = "a folder or a saved capture"

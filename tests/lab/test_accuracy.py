@@ -9,8 +9,7 @@ import pytest
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.lab.accuracy import accuracy_of, accuracy_over_training, exact_by_depth
-from diffscope.lab.training.checkpoints import checkpoints_of
-from diffscope.lab.training.run import METRICS, RUN, note_run, save_checkpoint, write_metrics
+from diffscope.lab.training.run import METRICS, RUN, checkpoints_of, note_run, save_checkpoint, write_metrics
 from diffscope.models.loading import steps_of
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
@@ -48,7 +47,7 @@ def test_the_model_itself_stands_at_the_last_step_of_its_training(run):
 
 def test_what_is_written_of_a_training_may_be_damaged(run):
     (run / METRICS).write_text('{"step": ')
-    with pytest.raises(CorruptFile, match="says of its training cannot be read"):
+    with pytest.raises(CorruptFile, match="the record of the training in .* cannot be read"):
         checkpoints_of(str(run))
 
 

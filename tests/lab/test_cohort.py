@@ -18,7 +18,7 @@ from diffscope.cli import main, training_report
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import runs as of_run
 from diffscope.lab.training import cohort as cohort_module
-from diffscope.lab.training import revision
+from diffscope.lab.training import run as run_module
 from diffscope.lab.training import train_cohort as training
 from diffscope.lab.training.cohort import Cohort, collect, progress_by_arm, remaining_in_words, summary
 from diffscope.lab.training.formation import formation
@@ -390,7 +390,7 @@ def other_versions(monkeypatch):
     """Every program in another version than any that a run was made with."""
     monkeypatch.setattr(store, "__version__", "9.1")
     monkeypatch.setattr(store, "version", lambda package: "9.2")
-    monkeypatch.setattr(revision, "__version__", "9.1")
+    monkeypatch.setattr(run_module, "__version__", "9.1")
     monkeypatch.setattr(cohort_module, "revision", lambda: "another")
     monkeypatch.setattr(torch, "__version__", "9.2")
     monkeypatch.setattr(transformers, "__version__", "9.2")

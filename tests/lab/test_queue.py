@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import unfinished_folder
-from diffscope.lab.queue import Item, Outcome, disk_is_full, lock, run
+from diffscope.files import disk_is_full, unfinished_folder
+from diffscope.lab.queue import Item, Outcome, lock, run
 from tests.lab.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]
@@ -198,6 +198,36 @@ def test_a_full_disk_stops_everything_in_one_line(tmp_path, processes):
 def test_words_of_a_full_disk():
     assert disk_is_full(RuntimeError("Error while serializing: No space left on device (os error 28)"))
     assert not disk_is_full(OSError(errno.EACCES, "Permission denied"))
+
+
+@pytest.mark.filterwarnings("ignore:flock not supported")
+@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
+@pytest.mark.parametrize("processes", [None, 2])
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, code, processes):
+    def flock(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(DiffscopeError, match=r"queue.lock cannot be locked \(.*\); give a folder .* with flock"):
+        run(ITEMS, write, tmp_path, processes=processes)
+    assert not (tmp_path / "results").exists()
+
+
+def test_no_process_at_all_is_refused(tmp_path):
+    with pytest.raises(DiffscopeError, match="processes = 0 does no work; give 1 or more"):
+        run(ITEMS, write, tmp_path, processes=0)
+
+
+def test_a_failure_that_another_run_mends_meanwhile_is_none(tmp_path, monkeypatch):
+    run(ITEMS[2:3], partial(fail_at_2, how=refuse), tmp_path)
+    read = Path.read_text
+
+    def mend_first(path, **options):
+        path.unlink()
+        return read(path, **options)
+
+    monkeypatch.setattr(Path, "read_text", mend_first)
+    assert Outcome.of(ITEMS[2:3], tmp_path) == Outcome((), {}, (ITEMS[2],))
 
 
 def test_work_that_makes_nothing_has_failed(tmp_path):

@@ -15,9 +15,9 @@ import diffscope
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training import train as module
-from diffscope.lab.training.initialisation import losses, tokenizer_for, with_text
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.drawing import Draws
+from diffscope.lab.training.initialisation import losses, tokenizer_for, with_text
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import check_prompts, train_cohort

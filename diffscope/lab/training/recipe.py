@@ -267,7 +267,7 @@ class Recipe:
         return [{**row, "parameters": counts[arm], "ratio": counts[arm] / reference} for arm, row in rows.items()]
 
     def as_dict(self) -> dict:
-        """Return everything but the source text and the folder of the corpus, ready for JSON; fields of ``LATER`` only if used."""
+        """Return everything but the source text and the corpus' folder, ready for JSON; fields of ``LATER`` only if used."""
         values = _used(self) | {"stages": [_used(stage) for stage in self.stages]}
         values |= {} if self.tuning is None else {"tuning": _used(self.tuning)}
         return {key: value for key, value in values.items() if key not in ("source", "text")}

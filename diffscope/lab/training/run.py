@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,13 +16,17 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from diffscope import __version__
+from diffscope.cards import CARD_FILE
 from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
-from diffscope.errors import DiffscopeError
+from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import remove, replacing, write_text
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.revision import revision
+from diffscope.models.loading import locate, steps_of
+from diffscope.tasks.retrieval import TEMPLATE
+from diffscope.tasks.trained_on import template_of
 
 WEIGHTS = "model.safetensors"
 RUN = "run.json"
@@ -29,7 +35,7 @@ STATE = "state.safetensors"
 
 
 def facts_of_run(recipe: Recipe, device: str = "cpu") -> dict:
-    """What a training depends on beside its recipe and seed: code, device, versions, threads, text."""
+    """Return what a training depends on apart from its recipe and seed: code, device, versions, threads, text."""
     return {
         "revision": revision(),
         "device": device,
@@ -42,8 +48,25 @@ def facts_of_run(recipe: Recipe, device: str = "cpu") -> dict:
     }
 
 
+def revision() -> str:
+    """Return the last commit that changed the package, with "+" if it was changed since; outside of a checkout its version."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parents[2]), *arguments, "--", "."]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        commit = git("log", "-1", "--format=%h")
+        changed = git("status", "--porcelain")
+    except (OSError, subprocess.CalledProcessError):
+        return __version__
+    if not commit:
+        return __version__
+    return f"{commit}+" if changed else commit
+
+
 def processor() -> str:
-    """The processor's name; weights are the same bit by bit on processors of one kind only."""
+    """Return the processor's name; weights are equal bit by bit only on processors of one kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -53,12 +76,12 @@ def processor() -> str:
 
 
 def recipe_text(recipe: Recipe, arm: str) -> str:
-    """What a run depends on, beside its seed and the versions of libraries, as JSON."""
+    """Return what a run depends on, apart from its seed and the versions of libraries, as JSON."""
     return json.dumps({**recipe.trains(arm), "training_text": text_digest(recipe)}, sort_keys=True)
 
 
 def weights_of(model) -> dict[str, torch.Tensor]:
-    """Every tensor of a model once: an output matrix that is the embedding is left out."""
+    """Return every tensor of a model once: an output matrix that is tied to the embedding is left out."""
     state = model.state_dict()
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]
@@ -66,7 +89,7 @@ def weights_of(model) -> dict[str, torch.Tensor]:
 
 
 def save_state(path: Path, place: dict, model, optimizer: Optimizer, metrics: list[dict], recipe: str) -> None:
-    """Write the state of a training, from which it can go on at a place, into one file."""
+    """Write the state of a training, from which it can resume at `place`, into one file."""
     tensors = {f"model/{name}": p for name, p in weights_of(model).items()}
     tensors.update({f"optimizer/{name}": value for name, value in optimizer.state().items()})
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
@@ -117,7 +140,7 @@ def save_weights(path: Path, model) -> None:
 
 
 def read_weights(path: Path, model) -> None:
-    """Give a model the weights that :func:`save_weights` wrote.
+    """Load into a model the weights that :func:`save_weights` wrote.
 
     Raises
     ------
@@ -142,7 +165,7 @@ def save_checkpoint(model, folder: Path) -> None:
 
 
 def is_finished(folder: Path, recipe: str) -> bool:
-    """Whether a run has its final model, which appears last; its state may be gone by then."""
+    """Return whether a run has its final model, which is written last; its state may have been removed."""
     if not (folder / WEIGHTS).is_file():
         return False
     check_same(folder, read_run(folder / RUN).get("recipe"), recipe)
@@ -150,7 +173,7 @@ def is_finished(folder: Path, recipe: str) -> bool:
 
 
 def check_same(folder: Path, before: str | None, recipe: str) -> None:
-    """Refuse to go on in the folder of a run that was begun with another recipe.
+    """Refuse to resume in the folder of a run that was begun with another recipe.
 
     Parameters
     ----------
@@ -178,7 +201,7 @@ def differences(before: str | None, now: str) -> str:
 
 
 def note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
-    """Write down what a run is and the facts under which it began; where they differ now, also that it went on from `start`."""
+    """Write what a run is and its facts (versions, device, …) into run.json; on resume at step `start`, append changed facts."""
     before = read_run(path) if start and path.is_file() else facts
     first = {name: before[name] for name in before.keys() - {"gone_on"}}
     gone_on = before.get("gone_on", [])
@@ -189,7 +212,7 @@ def note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
 
 
 def read_run(path: Path) -> dict:
-    """What :func:`note_run` wrote.
+    """Read what :func:`note_run` wrote.
 
     Raises
     ------
@@ -212,10 +235,10 @@ def save_model(folder: Path, model, tokenizer) -> None:
 
 @contextmanager
 def events(folder: Path | None, metrics: list[dict]) -> Iterator[Callable[[dict], None]]:
-    """A function that writes a row of metrics as TensorBoard's events; without a folder it does nothing.
+    """Yield a function that writes a row of metrics as TensorBoard's events; without a folder it does nothing.
 
-    Rows of before are written again first, and TensorBoard is told to leave out all earlier events: of a killed run, the last
-    ones were lost, or are of steps that will be done again.
+    Earlier rows are written again first, and TensorBoard is told to drop all earlier events: when a run is killed, its last
+    events are lost, or belong to steps that will be repeated.
     """
     if folder is None:
         yield lambda row: None
@@ -238,5 +261,64 @@ def read_metrics(folder: Path) -> list[dict]:
 
 
 def write_metrics(folder: Path, metrics: list[dict]) -> None:
-    """Write the rows that a run logged as JSON, an object a line."""
+    """Write the rows that a run logged as JSON, one object a line."""
     write_text(folder / METRICS, "".join(json.dumps(row) + "\n" for row in metrics), alone=True)
+
+
+# Checkpoints
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The models along a training.
+
+    Attributes
+    ----------
+    names : dict of int to str
+        By step, in order, the name that each is loaded by (``mini-diff@100``); empty if no checkpoints were saved.
+    template : str
+        The needle sentence of the last stage.
+    """
+
+    names: dict[int, str]
+    template: str = TEMPLATE
+
+    @property
+    def last(self) -> int:
+        """Return the last step."""
+        return max(self.names)
+
+
+def checkpoints_of(model: str) -> Checkpoints:
+    """Return the checkpoints of a bundled model or of a run's folder, and at its last step the model itself.
+
+    If the last step is not known, the model itself is left out.
+
+    Raises
+    ------
+    ModelNotFound
+        There is no such model.
+    CorruptFile
+        The record of its training cannot be read.
+    """
+    folder, weights = locate(model)
+    kept = steps_of(model) if folder == weights else ()
+    if folder is None or not kept:
+        return Checkpoints({})
+    names = {step: f"{model}@{step}" for step in kept}
+    last = _last_step(folder)
+    if last is not None:
+        names[last] = model
+    return Checkpoints(dict(sorted(names.items())), template_of(model))
+
+
+def _last_step(folder: Path) -> int | None:
+    """Return the last step of a training, from the card of a bundled model or the metrics of a run."""
+    card = folder / CARD_FILE
+    try:
+        if card.is_file():
+            return int(json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"])
+        rows = read_metrics(folder) if (folder / METRICS).is_file() else []
+        return int(rows[-1]["step"]) if rows else None
+    except (ValueError, LookupError, TypeError) as error:
+        raise CorruptFile(f"the record of the training in {folder} cannot be read ({first_line(error)}); copy it again") from None

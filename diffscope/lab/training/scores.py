@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.grid import Grid, PlainText, on_grid
+from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.parameter_matching import parameters
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import read_metrics

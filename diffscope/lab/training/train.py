@@ -18,10 +18,10 @@ import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.lab.queue import lock, torch_threads
-from diffscope.lab.training.initialisation import initialise, losses, tokenizer_for
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
 from diffscope.lab.training.formation import formation
+from diffscope.lab.training.initialisation import initialise, losses, tokenizer_for
 from diffscope.lab.training.kept_weights import keep_weights
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
@@ -240,7 +240,7 @@ class _Trainer:
 
 
 class _Clock:
-    """Return seconds of work: processor time on the CPU, so that a run that was stopped for a while does not count it."""
+    """A clock of work: processor time on the CPU, so that a run that was stopped for a while does not count it."""
 
     def __init__(self, device: str, before: float):
         self.now = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.monotonic

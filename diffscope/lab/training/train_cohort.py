@@ -13,10 +13,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.queue import Item, Outcome, Progress, run
-from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import formation
+from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, read_metrics, read_run
 from diffscope.lab.training.runs import identity, run_folder, run_label, run_of
