@@ -425,7 +425,7 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
     gini = dataset["gini"].isel(model=0, prompt=0).sel(step=30)
     assert np.allclose(gini.transpose(*expected.dims), expected, equal_nan=True)
     assert not np.allclose(gini, dataset["gini"].isel(model=0, prompt=0).sel(step=0), equal_nan=True)
-    with pytest.raises(ModelNotFound, match="no checkpoint 90; kept are the steps 0, 30, 60"):
+    with pytest.raises(ModelNotFound, match="no checkpoint 90; choose from 0, 30, 60"):
         small(models=str(folder), checkpoints=[90]).shards("cpu")
     with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
         locate(f"{folder}@90")
@@ -444,18 +444,18 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
     "changes, words",
     [
         ({"modles": "mini-diff"}, "no field 'modles'"),
-        ({"models": []}, "says nothing of 'models'"),
+        ({"models": []}, "has no 'models'; it needs"),
         ({"models": ["mini-diff", "mini-diff"]}, "twice"),
         ({"models": "mini-dif"}, "no model 'mini-dif'"),
         ({"checkpoints": [7]}, f"no checkpoint 7; kept are the steps {', '.join(map(str, [*MINI[2], MINI[3]]))}"),
-        ({"checkpoints": "first"}, "neither"),
-        ({"checkpoints": []}, "neither"),
+        ({"checkpoints": "first"}, "checkpoints is none of"),
+        ({"checkpoints": []}, "checkpoints is none of"),
         ({"statistics": ["ginny"]}, "did you mean gini"),
-        ({"statistics": "argmax", "queries": "all"}, "says nothing of argmax"),
+        ({"statistics": "argmax", "queries": "all"}, "argmax cannot be averaged over queries"),
         ({"queries": "anwser"}, "no span 'anwser'"),
         ({"queries": "sample:1"}, "no standard error"),
-        ({"queries": 3}, "texts in quotes"),
-        ({"statistics": [1]}, "texts in quotes"),
+        ({"queries": 3}, "strings; write them in quotes"),
+        ({"statistics": [1]}, "strings; write them in quotes"),
         ({"per_shard": 0}, "per_shard"),
         ({"dtype": "float7"}, "float7"),
         ({"dtype": 7}, "7"),
@@ -471,7 +471,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"prompts": {"task": "retrieval", "template": " {number} of {city}."}}, "has to hold"),
         ({"prompts": {"task": "retrieval", "template": " {city} {x} {number}."}}, "no other braces"),
         ({"prompts": {"task": "controlled", "near": 2}}, "neither true nor false"),
-        ({"checkpoints": [[1]]}, "neither"),
+        ({"checkpoints": [[1]]}, "checkpoints is none of"),
         ({"prompts": {"task": "retrieval", "length": []}}, "no prompts"),
         ({"prompts": {"task": "retrieval", "length": 20}}, "do not fit"),
         ({"prompts": {"file": "nowhere.jsonl"}}, "nowhere.jsonl"),
