@@ -447,7 +447,7 @@ def test_the_first_of_many_prompts_are_those_of_few(task):
         ({"models": []}, "has no 'models'; it needs"),
         ({"models": ["mini-diff", "mini-diff"]}, "twice"),
         ({"models": "mini-dif"}, "no model 'mini-dif'"),
-        ({"checkpoints": [7]}, f"no checkpoint 7; kept are the steps {', '.join(map(str, [*MINI[2], MINI[3]]))}"),
+        ({"checkpoints": [7]}, f"no checkpoint 7; choose from {', '.join(map(str, [*MINI[2], MINI[3]]))}"),
         ({"checkpoints": "first"}, "checkpoints is none of"),
         ({"checkpoints": []}, "checkpoints is none of"),
         ({"statistics": ["ginny"]}, "did you mean gini"),
