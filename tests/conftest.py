@@ -16,6 +16,17 @@ os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 LONGEST = ("test_analyses.py", "test_gpu_program.py")  # so that no process is left with one of them at the end
 
 
+def pytest_addoption(parser):
+    """Add ``--full``: what is rare is shown as often, and as large, as it takes to believe it."""
+    parser.addoption("--full", action="store_true", help="run what shows a rare property in full, for minutes")
+
+
+@pytest.fixture(scope="session")
+def full(request):
+    """Return whether a test may take minutes."""
+    return request.config.getoption("--full")
+
+
 @pytest.fixture(autouse=True)
 def own_main():
     """Streamlit's AppTest leaves its script behind as ``__main__``, which a process that is spawned later would run."""
@@ -35,9 +46,11 @@ def pytest_collection_finish():
     gc.enable()
 
 
-def pytest_collection_modifyitems(items):
-    """Run the longest files first; skip browser tests without Chromium, gpu tests without CUDA."""
+def pytest_collection_modifyitems(config, items):
+    """Run the longest files first; skip browser tests without Chromium, gpu tests without CUDA, full ones unless asked for."""
     items.sort(key=lambda item: item.path.name not in LONGEST)
+    if not config.getoption("--full"):
+        _skip(items, "full", "needs --full")
     if CHROMIUM is None:
         _skip(items, "browser", "needs Chromium")
     if any(item.get_closest_marker("gpu") for item in items):

@@ -16,16 +16,17 @@ from diffscope.store import open_statistics
 from tests.lab.forked import begun, ended
 from tests.lab.small_recipes import PIECE, recipe_in
 
-KILLS = 5
-RECIPE = PIECE.replace("steps = 12", "steps = 400").replace("evaluate_every = 5", "evaluate_every = 100")
-RECIPE = RECIPE.replace("seeds = [0, 1]", "seeds = [0]")
+KILLS, KILLS_IN_FULL = 1, 5
+STEPS, STEPS_IN_FULL = 160, 400
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
+def undisturbed(tmp_path_factory, full):
     """Two arms, trained in this process."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    cohort = Cohort(recipe_in(folder, RECIPE), folder / "out")
+    steps = STEPS_IN_FULL if full else STEPS
+    recipe = PIECE.replace("steps = 12", f"steps = {steps}").replace("evaluate_every = 5", f"evaluate_every = {steps // 4}")
+    cohort = Cohort(recipe_in(folder, recipe.replace("seeds = [0, 1]", "seeds = [0]")), folder / "out")
     assert len(train_cohort(cohort).done) == 2
     return cohort
 
@@ -42,7 +43,8 @@ def logged(out):
 def assert_equal(cohort, other):
     for item in cohort.planned():
         one, two = (item.result(folder).parent for folder in (cohort.out, other))
-        for name in ("model.safetensors", "checkpoints/step-000400/model.safetensors"):
+        *_, last = sorted(path.name for path in (one / "checkpoints").iterdir())
+        for name in ("model.safetensors", f"checkpoints/{last}/model.safetensors"):
             left, right = load_file(one / name), load_file(two / name)
             assert left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
         curves = [(run / "metrics.jsonl").read_text().splitlines() for run in (one, two)]
@@ -53,10 +55,10 @@ def assert_equal(cohort, other):
 
 
 @pytest.mark.slow
-def test_two_arms_killed_at_random_moments_are_bit_equal(undisturbed, tmp_path):
+def test_two_arms_killed_at_random_moments_are_bit_equal(undisturbed, tmp_path, full):
     draw = random.Random(0)
     out = tmp_path / "out"
-    for _ in range(KILLS):
+    for _ in range(KILLS_IN_FULL if full else KILLS):
         before = logged(out)
         process = begun(train_in, undisturbed.out.parent / "small.toml", out)
         while logged(out) == before and process.is_alive():
@@ -69,7 +71,7 @@ def test_two_arms_killed_at_random_moments_are_bit_equal(undisturbed, tmp_path):
     assert_equal(undisturbed, out)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_arms_on_two_nodes_of_a_ray_cluster_are_bit_equal(undisturbed, two_nodes, tmp_path):
     outcome = train_cohort(Cohort(undisturbed.recipe, tmp_path), ray=two_nodes.address)
     assert len(outcome.done) == 2 and not outcome.failed
