@@ -96,7 +96,9 @@ def run(item: Item, command: str, out: Path, seconds: float) -> dict:
     start, printed = time.monotonic(), out / "item.txt"
     with open(printed, "w", encoding="utf-8") as file:
         streams = {"stdout": file, "stderr": subprocess.STDOUT, "start_new_session": True}
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)  # if it is ignored here (nohup), it would be there
         process = subprocess.Popen([sys.executable, "-m", *command.format(out=out).split()], cwd=HOME, env=environment, **streams)
+        signal.signal(signal.SIGINT, before)
         try:
             status = process.wait(min(seconds, item.seconds))
         except subprocess.TimeoutExpired:

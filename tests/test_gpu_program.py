@@ -3,9 +3,11 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tarfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,11 +43,13 @@ def test_every_item_runs_small_and_once(tmp_path):
     assert again.returncode == 0 and again.stdout == ""
 
 
-def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch):
+def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch, request):
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as what runs in a shell's background has it
     (tmp_path / "waits.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     found = gpu.run(gpu.Item("waits", "waits", None, 3.0), "waits", tmp_path, 10.0)
-    assert found["state"] == "over time" and found["text"].startswith("begun\n") and found["seconds"] < 8
+    assert found["state"] == "over time" and found["text"].startswith("begun\n") and found["seconds"] < 20
     (tmp_path / "waits.py").write_text("raise SystemExit(3)")
     assert gpu.run(gpu.Item("waits", "waits", None, 30.0), "waits", tmp_path, 30.0)["state"] == "failed with 3"
 

@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -589,12 +588,6 @@ def test_the_documented_code_prints_what_it_says(documentation, capsys):
     printed = capsys.readouterr().out
     for output in re.findall(r"```text\n(.*?)```", documentation, flags=re.DOTALL)[:1]:
         assert printed == output
-
-
-def test_the_documented_benchmark_is_what_it_prints(documentation, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["transformer_lens_components.py"])
-    runpy.run_path(str(ROOT / "benchmarks" / "transformer_lens_components.py"), run_name="__main__")
-    assert capsys.readouterr().out.strip() in documentation
 
 
 def test_every_hook_point_is_documented(documentation, bridge):

@@ -130,8 +130,11 @@ def _train_cohort(wanted, how):
     """Train what is left of a cohort, show what came of it but for its scores, and return how many runs failed."""
     from diffscope.evidence.runs import store_cohort_run
     from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
+    from diffscope.lab.training.train import check_tools
     from diffscope.lab.training.train_cohort import train_cohort
 
+    if how["ray"] is None:  # before anything is said of runs
+        check_tools(wanted.device, how["tensorboard"])
     tell_versions(wanted)
     note(f"{wanted.recipe.name}: {remaining_in_words(progress_by_arm(wanted), how['processes'] or 1)}")
     with counting(f"training {wanted.recipe.name}") as progress:

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.shipped import STUDY
-from diffscope.hypotheses.study import open_study
+from diffscope.hypotheses.study import open_study, packed_board
+from diffscope.lab.training.cohort import DATASET, Cohort, collect
+from diffscope.lab.training.recipe import Recipe
+from diffscope.store import save_statistics
 from diffscope.tables import numbers
 from studies.laptop import first_layer, reproduce, second_reading
 from studies.laptop import pages as study_pages
@@ -25,7 +29,33 @@ def study(tmp_path_factory):
     return open_study(planted_study().save(tmp_path_factory.mktemp("study")).parent)
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def committed():
+    return open_study(ROOT / reproduce.HOME)
+
+
+def test_a_test_of_each_kind_of_subject_comes_out_as_committed(laptop_runs, tmp_path, committed):
+    """Estimates to a relative 1e-12; of all tests with --full."""
+    folder = shutil.copytree(laptop_runs / "laptop", tmp_path / "laptop")
+    cohort = collect(Cohort(Recipe.load("laptop"), folder))
+    save_statistics(cohort, folder / DATASET, dated=False)
+    ids = {verdict.test.needs: verdict.test.id for verdict in committed.boards["all seeds"] if verdict.estimates}.values()
+    made, there = (
+        {row["id"]: row["estimates"] for row in packed_board(study.boards["all seeds"]) if row["id"] in ids}
+        for study in (open_study(run_study(folder, list(ids)).save(tmp_path / "made").parent), committed)
+    )
+    assert len(made) == 4 and reproduce.alike(made, there)
+    assert reproduce.cells.page(cohort) + "\n" == (ROOT / reproduce.PAGES / "cells.md").read_text(encoding="utf-8")
+
+
+def test_pages_are_those_of_the_committed_study(committed):
+    for name, text in study_pages.pages(committed).items():
+        assert text == (ROOT / reproduce.PAGES / name).read_text(encoding="utf-8"), "python -m studies.laptop.reproduce"
+    page = (ROOT / "docs" / study_pages.PAGE).read_text(encoding="utf-8")
+    assert study_pages.quoted(page, study_pages.quotes(committed)) == page
+
+
+@pytest.mark.full
 def test_what_is_made_of_the_runs_is_what_is_committed(laptop_runs, tmp_path):
     """Every estimate to a relative 1e-12, every page and figure byte by byte."""
     runs = shutil.copytree(laptop_runs, tmp_path / "runs")

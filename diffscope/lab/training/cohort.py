@@ -37,6 +37,11 @@ class Cohort:
     arms, seeds : tuple
         Those that are trained; by default all of the recipe.
     device : str
+
+    Raises
+    ------
+    DiffscopeError
+        The recipe has no such arm.
     """
 
     recipe: Recipe
@@ -44,6 +49,10 @@ class Cohort:
     arms: tuple[str, ...] = ()
     seeds: tuple[int, ...] = ()
     device: str = "cpu"
+
+    def __post_init__(self):
+        for arm in self.arms:
+            self.recipe.config(arm, self.recipe.vocab_size)
 
     def tuning_runs(self) -> list[Item]:
         """Return the runs that choose a rate, none of a recipe without tuning."""
