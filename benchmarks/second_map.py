@@ -17,7 +17,7 @@ from benchmarks import results
 from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.edits import Edit
-from diffscope.evidence.answers import answers, with_answer
+from diffscope.evidence.ablations import answers, with_answer
 from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.signs import previous_token_share, rises_by_signs, rises_when_blind
 from diffscope.hypotheses import Settings

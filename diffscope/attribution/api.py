@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
 from diffscope.attribution.heads import BRANCHES, Query, of_layer
 from diffscope.attribution.runs import record_modules
@@ -18,6 +17,7 @@ from diffscope.attribution.stream import UNSUPPORTED, read_stream
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
+from diffscope.stats.ragged import stack_layers
 
 BATCH = 10  # prompts that run together
 BATCH_TOKENS = 16384
@@ -156,22 +156,14 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
         added = {name: stream.direct(part, prompt, query.tokens) for name, part in written.items()}
         added |= {"constant": stream.constant(query.tokens), "logit": stream.logits[prompt, query.tokens]}
         variables: dict[str, tuple] = {name: (("layer", "candidate")[-part.dim() :], part) for name, part in added.items()}
-        by_way = _stack_layers([tables[prompt] for tables, _ in attended]).unbind(2)
+        of_heads = stack_layers([tables[prompt].movedim(2, 0).numpy() for tables, _ in attended])
+        by_way = np.moveaxis(of_heads, 2, 0)  # (way, layer, head, branch, candidate)
         for table, name, of_control in zip(by_way, OF_HEADS, OF_CONTROL):  # (layer, head, branch, candidate)
             variables[name] = ("layer", "head", "branch", "candidate"), table[:, :, : len(BRANCHES)]
             variables[of_control] = ("layer", "head", "candidate"), table[:, :, -1]
         coordinates = {"layer": list(modules), "branch": list(BRANCHES), "candidate": range(len(query.tokens))}
-        tables.append(xr.Dataset({name: (dims, part.numpy()) for name, (dims, part) in variables.items()}, coordinates))
+        tables.append(xr.Dataset({name: (dims, np.asarray(part)) for name, (dims, part) in variables.items()}, coordinates))
     return tables
-
-
-def _stack_layers(layers: Sequence[Tensor]) -> Tensor:
-    """Stack layers (way, branch, head, candidate) to (layer, head, way, branch, candidate), NaN where one has fewer heads."""
-    ways, branches, heads, candidates = (max(sizes) for sizes in zip(*(layer.shape for layer in layers)))
-    table = torch.full((len(layers), heads, ways, branches, candidates), torch.nan, dtype=torch.float64)
-    for row, layer in zip(table, layers):
-        row[: layer.shape[2]] = layer.movedim(2, 0)
-    return table
 
 
 def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> list[list[int]]:

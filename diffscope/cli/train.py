@@ -155,7 +155,8 @@ def _train_cohort(wanted, how):
 @kept_when_stopped(SAVED)
 def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
-    from diffscope.evidence.runs import outdated, store_cohort_run
+    from diffscope.evidence.run_file import outdated
+    from diffscope.evidence.runs import store_cohort_run
     from diffscope.lab.training.stages import RETRIEVAL
 
     if wanted.recipe.task != RETRIEVAL:

@@ -33,7 +33,7 @@ def collected(cohort):
 
 def tell_outdated(cohort):
     """Name the runs whose evidence is missing or of another format than this."""
-    from diffscope.evidence.runs import outdated
+    from diffscope.evidence.run_file import outdated
 
     if names := outdated(cohort.out):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -8,14 +8,28 @@ import numpy as np
 import xarray as xr
 
 from diffscope import edits
+from diffscope.edits import Edit
 from diffscope.errors import PromptError
-from diffscope.evidence.answers import answers
 from diffscope.evidence.key_sets import sized_spans
 from diffscope.scope import Scope
+from diffscope.scope.answering import logits_of
+from diffscope.tasks import scoring
 from diffscope.tasks.prompt import Prompt
 
 LOW_RANKS = (1, 5)  # at most what was reported: "effective rank of only 2–5"
 BITS = (8, 6, 4)
+
+
+def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:
+    """Score the answers of a model under `edits`; ``right`` is 1 or 0, so that means and differences can be taken."""
+    with scope.edit(*edits):
+        answered = scoring.answers(logits_of(scope), prompts, tokens=None)
+    return answered._replace(right=answered.right.astype(float))
+
+
+def with_answer(prompt: Prompt) -> list[int]:
+    """Return a prompt's tokens and those of its answer but the last, which nothing follows."""
+    return [*prompt.ids, *prompt.answer[:-1]]
 
 
 def replacement_losses(scope: Scope, prompts: Sequence[Prompt], others: Sequence[Sequence[int]]) -> xr.Dataset:

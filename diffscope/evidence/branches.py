@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.attribution import branch_attribution
 from diffscope.edits.base import field_edit
 from diffscope.evidence.key_sets import number_spans
-from diffscope.evidence.matching import Match, matched
+from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 

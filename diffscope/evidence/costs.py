@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope import edits
 from diffscope.edits import Edit
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
@@ -52,17 +52,8 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     """
     before = _answered(scope, prompts)
     heads = heads_of(scope, prompts[0].ids, differential=True)
-    alone, after = _table(heads, len(prompts)), _table(heads, len(prompts))
-    whole = np.full((len(MEASURES), len(heads), len(prompts)), np.nan)
-    for number, (layer, count) in enumerate(heads.items()):
-        if not count:
-            continue
-        whole[:, number] = _lost(scope, prompts, before, edits.zero_a2(layers=layer))
-        for head in range(count):
-            others = [other for other in range(count) if other != head]
-            alone[:, number, head] = _lost(scope, prompts, before, edits.zero_a2(layers=layer, heads=head))
-            without = _lost(scope, prompts, before, edits.zero_a2(layers=layer, heads=others)) if others else 0.0
-            after[:, number, head] = whole[:, number] - without
+    parts = [_lost_in_layer(scope, prompts, before, layer, count) for layer, count in heads.items()]
+    alone, after = (stack_layers([part[number] for part in parts], axis=1) for number in range(2))
     together = _lost(scope, prompts, before, *(edits.zero_a2(layers=layer) for layer, count in heads.items() if count))
     by_head = ("measure", "layer", "head", "prompt")
     return xr.Dataset(
@@ -70,7 +61,7 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
             "alone": (by_head, alone),
             "after_others": (by_head, after),
             "of_head": (by_head, (alone + after) / 2),
-            "layer_together": (("measure", "layer", "prompt"), whole),
+            "layer_together": (("measure", "layer", "prompt"), np.stack([part[2] for part in parts], 1)),
             "together": (("measure", "prompt"), together),
         },
         {"measure": MEASURES},
@@ -83,9 +74,31 @@ def heads_of(scope: Scope, ids: Sequence[int], differential: bool = False) -> di
     return {layer.layer: layer.n_heads if layer.differential or not differential else 0 for layer in layers}
 
 
-def _table(heads: dict[int, int], prompts: int) -> np.ndarray:
-    """Return a table of NaN, (measure, layer, head, prompt)."""
-    return np.full((len(MEASURES), len(heads), max(heads.values()), prompts), np.nan)
+def _lost_in_layer(
+    scope: Scope, prompts: Sequence[Prompt], before: np.ndarray, layer: int, heads: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Measure what is lost without A2 in one layer that has it in so many heads.
+
+    Returns
+    -------
+    alone : ndarray (measure, head, prompt)
+        Without that of each head.
+    after_others : ndarray (measure, head, prompt)
+        The same where that of the other heads is out already.
+    together : ndarray (measure, prompt)
+        Without that of all heads; NaN if there is none.
+    """
+    nothing = np.empty((len(MEASURES), 0, len(prompts)))
+    if not heads:
+        return nothing, nothing, np.full((len(MEASURES), len(prompts)), np.nan)
+    together = _lost(scope, prompts, before, edits.zero_a2(layers=layer))
+    alone, after = [], []
+    for head in range(heads):
+        others = [other for other in range(heads) if other != head]
+        alone.append(_lost(scope, prompts, before, edits.zero_a2(layers=layer, heads=head)))
+        without = _lost(scope, prompts, before, edits.zero_a2(layers=layer, heads=others)) if others else 0.0
+        after.append(together - without)
+    return np.stack(alone, 1), np.stack(after, 1), together
 
 
 def _answered(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> np.ndarray:

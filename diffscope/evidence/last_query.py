@@ -13,7 +13,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
-from diffscope.evidence.matching import Match, match_of, matched, mean_match
+from diffscope.evidence.untrained import Match, match_of, matched, mean_match
 from diffscope.scope import Scope
 from diffscope.stats.formulas import branches, distribution
 from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
@@ -85,7 +85,7 @@ def read(
     scope : Scope
     prompts : sequence of Prompt
     match : list of Match, optional
-        Of another model's layers, which each layer is made like: :func:`~diffscope.evidence.matching.matched`.
+        Of another model's layers, which each layer is made like: :func:`~diffscope.evidence.untrained.matched`.
     progress : callable, optional
         Called with (prompts done, prompts in all).
     seed : int

@@ -11,7 +11,7 @@ import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture import Capture
-from diffscope.evidence.matching import Match, matched
+from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.formulas.rank import (
     CONTROLS,

@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.capture import Capture
 from diffscope.errors import PromptError
 from diffscope.evidence.last_query import BATCH
-from diffscope.evidence.matching import Match, matched
+from diffscope.evidence.untrained import Match, matched
 from diffscope.instruments.injection import DRAWS, SIGMAS, cmrr_by_injection, log_odds_under_noise, with_a2_moved
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers

@@ -1,9 +1,8 @@
-"""Take the evidence of a run with checkpoints, store it beside the model, and read it as that of an open model."""
+"""Take the evidence of a run with checkpoints, and store it beside the model."""
 
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +12,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
-from diffscope.evidence.ablations import replacement_losses
-from diffscope.evidence.answers import answers, with_answer
-from diffscope.evidence.heads import HEADS, UNTRAINED_LAYERS, UNTRAINED_MEAN, weighted
+from diffscope.evidence.ablations import answers, replacement_losses, with_answer
+from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.last_query import LastQuery, last_query_of, layers_in_batches, read
 from diffscope.evidence.noise import injection
 from diffscope.evidence.quantities import (
@@ -31,9 +28,8 @@ from diffscope.evidence.quantities import (
     parts_of_maps,
     share_when,
 )
+from diffscope.evidence.run_file import EVIDENCE, EVIDENCE_FORMAT, defined
 from diffscope.evidence.take import (
-    LAST_QUERY,
-    PARTS,
     Tell,
     take_a2_out,
     take_blind,
@@ -53,17 +49,13 @@ from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.scope.answering import logits_of
-from diffscope.store import open_statistics, save_statistics
+from diffscope.store import save_statistics
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import controlled
 from diffscope.tasks.scoring import text_losses
 
-EVIDENCE = "evidence.nc"
-#: Raised by one if what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
-EVIDENCE_FORMAT = 3
-SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
 FIRST_SEED = 60_000  # prompts of no other purpose have these seeds
 LENGTH = 256
 DISTRACTORS = (8, 24)
@@ -159,92 +151,6 @@ def store_cohort_run(folder: Path, recipe: Recipe, seed: int) -> Path:
     return store_run(folder, template, seed, arm=folder.parent.name)
 
 
-def outdated(folder: str | Path) -> list[str]:
-    """Return the runs of a cohort, ``ARM/seed-N``, whose evidence is of a format that is not read here, or is missing."""
-    names = []
-    for run in sorted(
-        path for path in Path(folder).glob("*/seed-*") if (path / "config.json").is_file() or (path / EVIDENCE).is_file()
-    ):
-        path = run / EVIDENCE
-        if not path.is_file() or open_statistics(path).attrs.get("format") != EVIDENCE_FORMAT:
-            names.append(f"{run.parent.name}/{run.name}")
-    return names
-
-
-def open_evidence(path: str | Path) -> xr.Dataset:
-    """Open the evidence that :func:`store_run` wrote.
-
-    Raises
-    ------
-    DiffscopeError
-        It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
-    """
-    path = Path(path)
-    dataset = open_statistics(path)
-    if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
-        raise DiffscopeError(
-            f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
-            "anew with: diffscope train RECIPE --out FOLDER --evidence"
-        )
-    folder = path.absolute().parent
-    here = f"{folder.parent.name}/{folder.name}"
-    of = f"{dataset.attrs.get('arm', folder.parent.name)}/seed-{json.loads(dataset.attrs['settings'])['seed']}"
-    if SEEDED.fullmatch(folder.name) and of != here:
-        raise DiffscopeError(
-            f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
-            "with: diffscope train RECIPE --out FOLDER --evidence"
-        )
-    return dataset
-
-
-def at_step(evidence: xr.Dataset, step: int = -1, place: int = 0) -> xr.Dataset:
-    """Return the evidence of a run at one step in the form of an open model's, with one prompt: the mean over all.
-
-    Parameters
-    ----------
-    evidence : Dataset
-        As :func:`take_run` gives it.
-    step : int
-        Number of the step.
-    place : int
-        Of the step in a series. Statistics of the last query are compared with another untrained model at each place.
-
-    Returns
-    -------
-    Dataset
-        As :mod:`diffscope.evidence.take` says, but of untrained models with means over heads, ``untrained_mean.NAME`` (untrained,
-        prompt) and ``untrained_layers.NAME`` (untrained, prompt, layer); ``error.NAME`` is the standard error over prompts.
-    """
-    at = evidence.isel(step=step).mean("distractors")
-    variables = _by_name(at["value"], "quantity") | _defined(_by_name(at["outcome"], "measure"))
-    if step in (-1, evidence.sizes["step"] - 1):
-        variables |= _by_name(at["end_value"], "end_quantity")
-        variables |= {f"error.{name}": error for name, error in _by_name(at["end_error"], "end_quantity").items()}
-    for prefix, name in ((UNTRAINED_MEAN, "null"), (UNTRAINED_LAYERS, "null_by_layer")):
-        null = _defined(_by_name(at[name], "quantity")) if name in at else {}
-        variables |= {f"{prefix}{quantity}": _moved(quantity, array, place) for quantity, array in null.items()}
-    prompts = {name: array.expand_dims("prompt") for name, array in variables.items()}
-    dataset = xr.Dataset(prompts | {name: at[name] for name in ("weight", "lam", "lam_init", "lambda_star")})
-    settings = json.loads(evidence.attrs["settings"])
-    attrs = {"differential": int(evidence.attrs["differential"]), "extras": str(evidence.attrs["extras"])}
-    attrs |= {"prompts": evidence.attrs["settings"], "seed": settings["seed"], "prompts_of_costs": settings["few"]}
-    return dataset.drop_vars([*dataset.coords]).assign_attrs(attrs)
-
-
-def _by_name(table: xr.DataArray, dim: str) -> dict[str, xr.DataArray]:
-    return {str(name): table.isel({dim: number}, drop=True) for number, name in enumerate(table[dim].values)}
-
-
-def _defined(variables: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
-    """Return those that have a value."""
-    return {name: array for name, array in variables.items() if array.notnull().any()}
-
-
-def _moved(name: str, null: xr.DataArray, place: int) -> xr.DataArray:
-    """Return the untrained models of a quantity from number `place` on, if it is one of the last query."""
-    return null.roll(untrained=-place) if name.partition(".")[0] in PARTS[LAST_QUERY].labels else null
-
-
 @dataclass(frozen=True)
 class _Taken:
     """What was taken of one model on the prompts of one cell."""
@@ -323,7 +229,7 @@ def _at_end(
 
 def _of_heads(values: Mapping[str, xr.DataArray]) -> dict[str, np.ndarray]:
     """Return those that have a value, (prompt, layer, head)."""
-    return {name: array.transpose("prompt", *HEADS).values for name, array in _defined(values).items()}
+    return {name: array.transpose("prompt", *HEADS).values for name, array in defined(values).items()}
 
 
 def _null(

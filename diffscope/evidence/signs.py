@@ -14,9 +14,9 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.edits import Edit
 from diffscope.edits.base import Places, Stage, row_edit
 from diffscope.errors import PromptError
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers
 from diffscope.evidence.last_query import BATCH
-from diffscope.evidence.matching import Match, matched
+from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt

@@ -17,10 +17,9 @@ import xarray as xr
 
 from diffscope.evidence import ablations, costs, maps, signs
 from diffscope.evidence.branches import attributed
-from diffscope.evidence.flows import flows
+from diffscope.evidence.gradients import flows
 from diffscope.evidence.heads import UNTRAINED
 from diffscope.evidence.last_query import LastQuery, read
-from diffscope.evidence.matching import Match
 from diffscope.evidence.noise import SIGMA, injected, log_odds_lost
 from diffscope.evidence.quantities import (
     A2_OUT,
@@ -37,7 +36,7 @@ from diffscope.evidence.quantities import (
     named,
     rank_ratios,
 )
-from diffscope.evidence.untrained import untrained_like
+from diffscope.evidence.untrained import Match, untrained_like
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 
@@ -56,7 +55,7 @@ class Part:
     ----------
     take : callable
         From (scope, prompts, match) to variables by name, each (prompt, …). `match`, of untrained models, is what each layer is
-        made like; see :func:`~diffscope.evidence.matching.matched`.
+        made like; see :func:`~diffscope.evidence.untrained.matched`.
     words : str
         What is done, to be shown.
     labels : tuple of str

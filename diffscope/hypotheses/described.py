@@ -12,7 +12,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.evidence.heads import HEADS, mean_over_prompts, table_of, weighted
-from diffscope.evidence.runs import EVIDENCE, at_step, open_evidence
+from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
 from diffscope.files import plain
 from diffscope.hypotheses.cohort import MASSES, formed
 from diffscope.hypotheses.intervals import students_t

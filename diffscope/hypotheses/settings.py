@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diffscope.errors import DiffscopeError
-from diffscope.evidence.answers import with_answer
+from diffscope.evidence.ablations import with_answer
 from diffscope.hypotheses.weights import BY, KNOCK_OUT, Weights
 from diffscope.scope import Scope
 from diffscope.tasks.encoding import encode_prompts, require_answers

@@ -11,7 +11,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import HEADS, mean_over_prompts, weighted
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
-from diffscope.evidence.runs import EVIDENCE, at_step, open_evidence
+from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
 from diffscope.hypotheses.cohort import formed
 from diffscope.hypotheses.subjects import WHOLE, Models, Pair
 from diffscope.hypotheses.weights import KNOCK_OUT as BY_KNOCK_OUT
@@ -143,7 +143,7 @@ def cohort_variables(end: xr.Dataset, of: str = WHOLE) -> xr.Dataset:
     Parameters
     ----------
     end : Dataset
-        As :func:`diffscope.evidence.runs.at_step` gives it.
+        As :func:`diffscope.evidence.run_file.at_step` gives it.
     of : {"A2", "whole heads"}
         What ``a2_cost`` is of.
 

@@ -14,7 +14,7 @@ from scipy import special
 from diffscope.errors import DiffscopeError, Missing
 from diffscope.evidence.heads import HEADS, UNTRAINED, Table, mean_over_prompts, names_of, table_of, untrained_table_of
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
-from diffscope.evidence.runs import at_step
+from diffscope.evidence.run_file import at_step
 from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, OpenModels, part_of_outcome
 from diffscope.hypotheses.rules import Cost
 from diffscope.hypotheses.settings import Settings
@@ -27,8 +27,8 @@ from diffscope.tasks.prompt import Prompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
 WHOLE = "whole heads"
-NOT_HELD = "the models themselves, since the evidence that was kept of runs does not hold it"
-NO_A2_COST = "what A2 of each head costs, which the evidence that was kept of runs does not hold; weight heads by knock-out"
+NOT_HELD = "open models, since evidence that was stored or simulated does not hold it"
+NO_A2_COST = "what A2 of each head costs, which this evidence does not hold; weight heads by knock-out"
 Progress = Callable[[float, int, str], None]
 
 
@@ -54,7 +54,8 @@ class Models:
     Parameters
     ----------
     evidence : sequence of Dataset
-        One a model, or one a checkpoint, as :mod:`diffscope.evidence.take` and :func:`diffscope.evidence.runs.at_step` give them.
+        One a model, or one a checkpoint, as :mod:`diffscope.evidence.take` and
+        :func:`diffscope.evidence.run_file.at_step` give them.
     names : sequence of str
         What the models are called.
     steps : sequence of int, optional

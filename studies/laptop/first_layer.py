@@ -12,7 +12,7 @@ import numpy as np
 import diffscope
 from diffscope import edits
 from diffscope.edits import Edit
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers
 from diffscope.evidence.signs import previous_token_share
 from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope

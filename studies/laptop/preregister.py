@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
-from diffscope.evidence.runs import EVIDENCE, EVIDENCE_FORMAT, outdated
+from diffscope.evidence.run_file import EVIDENCE, EVIDENCE_FORMAT, outdated
 from diffscope.files import write_json
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe

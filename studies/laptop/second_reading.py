@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.evidence.heads import HEADS, weighted
-from diffscope.evidence.runs import EVIDENCE, open_evidence
+from diffscope.evidence.run_file import EVIDENCE, open_evidence
 from diffscope.hypotheses.cohort import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset

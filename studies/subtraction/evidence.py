@@ -25,7 +25,7 @@ import xarray as xr
 from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers
 from diffscope.evidence.costs import lost_without_a2
 from diffscope.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection

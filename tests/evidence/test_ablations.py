@@ -6,8 +6,7 @@ import torch
 
 import diffscope
 from diffscope import edits
-from diffscope.evidence.ablations import hidden_answer_losses
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers, hidden_answer_losses
 from diffscope.evidence.maps import second_map_ranks
 from diffscope.scope.answering import logits_of
 from diffscope.tasks import scoring

@@ -10,8 +10,8 @@ import xarray as xr
 import diffscope
 from diffscope import edits
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence import runs
-from diffscope.evidence.answers import answers
+from diffscope.evidence import run_file, runs
+from diffscope.evidence.ablations import answers
 from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses import Models, Settings, run
@@ -141,7 +141,7 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
     shutil.copytree(diffscope.models.loading.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
     monkeypatch.setitem(runs.take_run.__kwdefaults__, "untrained", 3)
     path = runs.store_run(folder, seed=0, arm="diff")
-    models, stored = open_runs([path]), runs.open_evidence(path)
+    models, stored = open_runs([path]), run_file.open_evidence(path)
     assert models.a2_cost.of == "A2" and models.a2_cost.value > 1 and models.a2_cost.layers[0] > 3
     assert np.isfinite(models.tables("amplifier")[0][0].mean("gain")).all()
     _, untrained = models.tables("rejected_noise")
@@ -149,7 +149,7 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
     by_layer = stored["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
     costs = stored["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
     assert untrained[1].mean("over_paired").item() == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)
-    assert np.isfinite(open_runs([folder / runs.EVIDENCE], weights="a2").tables("sparser")[0][0].mean("gini")).all()
+    assert np.isfinite(open_runs([folder / run_file.EVIDENCE], weights="a2").tables("sparser")[0][0].mean("gini")).all()
 
 
 def test_the_second_view_is_of_the_same_seeds():

@@ -11,7 +11,7 @@ import xarray as xr
 import diffscope
 from diffscope import tables
 from diffscope.errors import DiffscopeError
-from diffscope.evidence import runs
+from diffscope.evidence import run_file, runs
 from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION, OF_LAST_QUERY, amplifier, shared_noise
 from diffscope.evidence.take import PARTS
@@ -65,7 +65,7 @@ def cohort(tmp_path_factory, tokenizer):
 
 def test_evidence_is_what_the_model_says(cohort):
     folder = cohort / "diff" / "seed-1"
-    kept = runs.open_evidence(folder / runs.EVIDENCE)
+    kept = run_file.open_evidence(folder / run_file.EVIDENCE)
     scope = diffscope.load(folder)
     task = Retrieval(scope.tokenizer, held_out=True)
     prompts = controlled(task, 10, 128, 4, (runs.FIRST_SEED, 1), slots=4)
@@ -74,33 +74,33 @@ def test_evidence_is_what_the_model_says(cohort):
         live = shared_noise(last_query)[name].mean("prompt").values
         np.testing.assert_allclose(kept["value"].sel(quantity=f"shared_noise.{name}")[-1, 0], live, rtol=1e-4)
     live = amplifier(last_query)["noise_gain"].mean("prompt")
-    table = open_runs([folder / runs.EVIDENCE], "answer").tables("amplifier")[0][0]
+    table = open_runs([folder / run_file.EVIDENCE], "answer").tables("amplifier")[0][0]
     assert float(table.mean("noise_gain")[0]) == pytest.approx(np.average(live, weights=last_query.answering), rel=1e-4)
     assert kept["step"].values.tolist() == [0, 10, 11]
-    size = (folder / runs.EVIDENCE).stat().st_size
-    assert size < 200_000 and runs.store_run(folder, seed=1, arm="diff").read_bytes() == (folder / runs.EVIDENCE).read_bytes()
+    size = (folder / run_file.EVIDENCE).stat().st_size
+    assert size < 200_000 and runs.store_run(folder, seed=1, arm="diff").read_bytes() == (folder / run_file.EVIDENCE).read_bytes()
 
 
 def test_tests_read_what_was_kept(cohort):
     paths = runs_with_evidence(cohort, "diff", "standard")
     diff, standard = map(open_runs, paths)
-    verdicts = run(model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE)])
+    verdicts = run(model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE)])
     estimates = {verdict.test.id: verdict.estimates for verdict in verdicts}
     for id in ("noise-symmetry", "amplifier", "common-mode-injection", "sparsity-pair", "noise-symmetry-training"):
         assert estimates[id], [verdict.sentence for verdict in verdicts if verdict.test.id == id]
     assert estimates["noise-symmetry"]["sharing"].seeds == 2
-    stored, baseline = ([runs.open_evidence(path) for path in of_arm] for of_arm in paths)
+    stored, baseline = ([run_file.open_evidence(path) for path in of_arm] for of_arm in paths)
     ends = [dataset["outcome"][:, -1].mean("distractors") for dataset in stored]
     lost = [float(end.sel(measure="lost_common") - end.sel(measure="lost_differential")) for end in ends]
     assert estimates["common-mode-injection"]["lost"].value == pytest.approx(np.mean(lost), rel=1e-5)
-    primary = cohort_variables(runs.at_step(stored[0]))
+    primary = cohort_variables(run_file.at_step(stored[0]))
     expected = np.average(primary["cmrr_over_paired_by_head"], weights=primary["answer_mass"])
     assert float(primary["cmrr_over_paired"]) == pytest.approx(expected, rel=1e-5)
-    assert np.isnan(cohort_variables(runs.at_step(baseline[0]))["cmrr_over_paired"])
+    assert np.isnan(cohort_variables(run_file.at_step(baseline[0]))["cmrr_over_paired"])
     for evidence in (stored[0], baseline[0]):
         end = evidence["value"].isel(step=-1).mean("distractors")
         for name, label, middle in (("share", "answer_mass.share", np.mean), ("signed", "answer_mass.signed", np.median)):
-            plain = cohort_variables(runs.at_step(evidence))[f"alike_{name}"]
+            plain = cohort_variables(run_file.at_step(evidence))[f"alike_{name}"]
             assert float(plain) == pytest.approx(float(middle(end.sel(quantity=label).values)), rel=1e-5)
 
 
@@ -115,7 +115,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
     ranks, flow, _, redundancy = study.boards[ALL]
     assert set(ranks.estimates) == set(ranks.test.quantities)  # what edits came to was kept
-    ends = [runs.open_evidence(folder / f"diff/seed-{seed}" / runs.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
+    ends = [run_file.open_evidence(folder / f"diff/seed-{seed}" / run_file.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
     assert ranks.estimates["low_5"].value == pytest.approx(np.mean([end.sel(measure="low_5") for end in ends]), rel=1e-5)
     assert redundancy.shown.startswith("needs the models themselves") and "knock_out" not in flow.estimates
     live = study.boards[WEIGHTS]  # the third seed has no models
@@ -134,7 +134,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     dataset = planted_cohort("NC", 2).sel(arm=["diff", "standard"])
     dataset.attrs["recipe"] = json.dumps({"checkpoints": [10], "evaluate_every": 4})
     dataset["formation"][:] = 6.0  # so the second of two evaluations was at step 10
-    both = [runs.open_evidence(cohort / f"diff/seed-{seed}" / runs.EVIDENCE) for seed in (0, 1)]
+    both = [run_file.open_evidence(cohort / f"diff/seed-{seed}" / run_file.EVIDENCE) for seed in (0, 1)]
     rows = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in described(cohort, dataset)}
     lam = [float(evidence["lam"][1].mean("distractors")[0]) for evidence in both]
     assert rows["diff", "λ", 10, 0]["value"] == rows["diff", "λ", "formed", 0]["value"] == pytest.approx(np.mean(lam))
@@ -146,7 +146,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     assert sum(parts) == pytest.approx(1, abs=1e-4)
     sink = "share of the first token in |D|, heads alike"
     assert ("standard", sink, "end", 0) in rows and ("standard", "noise gain", "end", 0) not in rows
-    shares = [runs.open_evidence(cohort / f"standard/seed-{seed}" / runs.EVIDENCE)["value"][:, -1] for seed in (0, 1)]
+    shares = [run_file.open_evidence(cohort / f"standard/seed-{seed}" / run_file.EVIDENCE)["value"][:, -1] for seed in (0, 1)]
     plain = np.mean([share.sel(quantity="sink_shares.d").mean(("distractors", "head"))[0] for share in shares])
     assert rows["standard", sink, "end", 0]["value"] == pytest.approx(plain)
     dataset["formation"][0, 0] = np.nan
@@ -156,14 +156,14 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
 
 
 def test_untrained_models_are_made_like_each_step(cohort):
-    kept = runs.open_evidence(cohort / "diff/seed-0" / runs.EVIDENCE)
+    kept = run_file.open_evidence(cohort / "diff/seed-0" / run_file.EVIDENCE)
     names = {*OF_LAST_QUERY, *OF_FLOWS, *OF_INJECTION, *OF_ATTRIBUTION}
     assert {str(name).partition(".")[0] for name in kept["quantity"].values} == {*names, "share_when"}
     for name in sorted(names):
         of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
         steps = slice(None) if name not in {*OF_INJECTION, *OF_ATTRIBUTION} else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
-    series = open_checkpoints(cohort / "diff/seed-0" / runs.EVIDENCE, "answer")
+    series = open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE, "answer")
     (first, second, _, *again), null = series.tables("shared_noise")[1], kept["null"].sel(quantity="shared_noise.sharing")
     expected = [null[0, 0, 0], null[1, 1, 0], null[1, 0, 0]]  # another untrained model at each step
     assert [float(table.values["sharing"].item()) for table in (first, second, again[0])] == expected
@@ -187,13 +187,13 @@ def scores(formed):
 def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
     """Arms with other numbers of heads, and a seed whose evidence is missing."""
     home = shutil.copytree(cohort, tmp_path / "cohort")
-    path = home / "standard/seed-0" / runs.EVIDENCE
-    wide = runs.open_evidence(path)
+    path = home / "standard/seed-0" / run_file.EVIDENCE
+    wide = run_file.open_evidence(path)
     wide = xr.concat([wide, wide.isel(head=slice(1))], "head", data_vars="minimal")
     save_statistics(wide, path, dated=False)
     read = with_evidence(scores(np.ones((2, 3))), home)
     for seed in (0, 1):
-        alone = cohort_variables(runs.at_step(runs.open_evidence(home / f"diff/seed-{seed}" / runs.EVIDENCE)))
+        alone = cohort_variables(run_file.at_step(run_file.open_evidence(home / f"diff/seed-{seed}" / run_file.EVIDENCE)))
         of_diff = read.sel(arm="diff", seed=seed)
         assert float(of_diff["cmrr_over_paired"]) == float(alone["cmrr_over_paired"])
         assert of_diff["answer_mass"].values[:, :2].tolist() == alone["answer_mass"].values.tolist()
@@ -201,17 +201,17 @@ def test_a_cohort_reads_the_evidence_of_its_runs(cohort, tmp_path):
     assert read.sizes["head"] == 3 and np.isnan(read["cmrr_over_paired"].sel(seed=2)).all()
     save_statistics(wide.assign_attrs(revision="another"), path, dated=False)  # by which nothing is judged
     assert with_evidence(scores(np.ones((2, 3))), home).identical(read)
-    for other in (wide.assign_attrs(format=runs.EVIDENCE_FORMAT + 1), wide.drop_attrs(deep=False)):
+    for other in (wide.assign_attrs(format=run_file.EVIDENCE_FORMAT + 1), wide.drop_attrs(deep=False)):
         save_statistics(other, path, dated=False)
         with pytest.raises(DiffscopeError, match=r"standard/seed-0/evidence.nc has format .* take it anew with: diffscope train"):
             with_evidence(scores(np.ones((2, 3))), home)
-        assert runs.outdated(home) == ["standard/seed-0"]
+        assert run_file.outdated(home) == ["standard/seed-0"]
 
 
 @pytest.mark.parametrize("swapped", ["diff/seed-1", "standard/seed-0"])
 def test_evidence_of_another_run_is_refused(cohort, tmp_path, swapped):
     home = shutil.copytree(cohort, tmp_path / "cohort")
-    shutil.copy(home / swapped / runs.EVIDENCE, home / "diff/seed-0" / runs.EVIDENCE)
+    shutil.copy(home / swapped / run_file.EVIDENCE, home / "diff/seed-0" / run_file.EVIDENCE)
     with pytest.raises(DiffscopeError, match=rf"diff/seed-0/evidence.nc is the evidence of another run \({swapped}\); put it"):
         with_evidence(scores(np.ones((2, 3))), home)
 
@@ -225,12 +225,12 @@ def test_only_formed_runs_are_tested_by_their_evidence(cohort):
 
 
 def test_evidence_says_its_format_and_who_took_it(cohort):
-    assert runs.outdated(cohort) == []
-    (cohort / "diff/seed-0" / runs.EVIDENCE).rename(cohort / "aside")
-    assert runs.outdated(cohort) == ["diff/seed-0"]
-    (cohort / "aside").rename(cohort / "diff/seed-0" / runs.EVIDENCE)
-    kept = runs.open_evidence(cohort / "diff/seed-0" / runs.EVIDENCE).attrs
-    assert kept["format"] == runs.EVIDENCE_FORMAT and kept["revision"] == revision() and kept["torch"] == version("torch")
+    assert run_file.outdated(cohort) == []
+    (cohort / "diff/seed-0" / run_file.EVIDENCE).rename(cohort / "aside")
+    assert run_file.outdated(cohort) == ["diff/seed-0"]
+    (cohort / "aside").rename(cohort / "diff/seed-0" / run_file.EVIDENCE)
+    kept = run_file.open_evidence(cohort / "diff/seed-0" / run_file.EVIDENCE).attrs
+    assert kept["format"] == run_file.EVIDENCE_FORMAT and kept["revision"] == revision() and kept["torch"] == version("torch")
 
 
 def test_what_evidence_does_not_hold_is_missing(cohort):
@@ -244,7 +244,7 @@ def test_what_evidence_does_not_hold_is_missing(cohort):
 @pytest.mark.parametrize("cohort", ["laptop", "laptop-text"])
 def test_every_label_of_shipped_evidence_is_one_that_is_declared(laptop_runs, cohort):
     path = laptop_runs / cohort / "diff" / "seed-0" / "evidence.nc"
-    labels = runs.open_evidence(path)
+    labels = run_file.open_evidence(path)
     names = {str(name) for dim in ("quantity", "end_quantity") for name in labels[dim].values}
     declared = {label for part in PARTS.values() for label in part.labels}
     assert {name.partition(".")[0] for name in names} <= declared | {"noise_sweep", "parts_of_maps", "share_when"}

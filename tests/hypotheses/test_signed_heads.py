@@ -8,7 +8,7 @@ import diffscope
 from diffscope import edits
 from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import PromptError
-from diffscope.evidence.answers import answers
+from diffscope.evidence.ablations import answers
 from diffscope.evidence.heads import Table
 from diffscope.evidence.signs import (
     previous_token_share,
@@ -117,7 +117,7 @@ def test_where_the_second_map_does_nothing_no_account_is_borne_out(tokenizer):
 def test_what_cannot_be_edited_is_said(prompts):
     for id in IDS:
         planted = run(id, model=planted_models(Planted("NC"), prompts[:5], count=3))[0]
-        assert planted.shown == "needs the models themselves, since the evidence that was kept of runs does not hold it"
+        assert planted.shown == "needs open models, since evidence that was stored or simulated does not hold it"
         (standard,) = run(id, model=Models.open([diffscope.load("mini-standard")], Settings(prompts=5, length=128)))
         assert "this one is standard attention" in standard.shown
 

@@ -16,7 +16,7 @@ import diffscope
 from diffscope import store
 from diffscope.cli import main, training_report
 from diffscope.errors import DiffscopeError
-from diffscope.evidence import runs as of_run
+from diffscope.evidence import run_file, runs
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import run as run_module
 from diffscope.lab.training import train_cohort as training
@@ -41,7 +41,7 @@ from tests.lab.small_recipes import FORMING, PIECE
 def little_evidence(monkeypatch):
     """What the command takes of every run, on few prompts."""
     for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
-        monkeypatch.setattr(of_run, name, value)
+        monkeypatch.setattr(runs, name, value)
 
 
 def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
@@ -142,8 +142,8 @@ def test_seeds_of_earlier_commands_stay_in_the_dataset(cohort_run, tmp_path):
 
 
 def test_a_run_that_fails_is_named_and_evidence_is_taken_of_the_others(tmp_path, capsys, monkeypatch):
-    taken = []  # tests/hypotheses/test_of_run.py takes evidence; here it matters of which run
-    monkeypatch.setattr(of_run, "store_run", lambda *run, arm: taken.append((*run, arm)))
+    taken = []  # tests/evidence/test_runs.py takes evidence; here it matters of which run
+    monkeypatch.setattr(runs, "store_run", lambda *run, arm: taken.append((*run, arm)))
     (tmp_path / "small.toml").write_text(PIECE)
     command = ["train", str(tmp_path / "small.toml"), "--arm", "diff", "--out", str(tmp_path / "out")]
     recipe = replace(Recipe.load(str(tmp_path / "small.toml")), stages=(Stage(1, ((2, 64),), 0.1, (2, 3), 5, warmup=1),))
@@ -471,7 +471,7 @@ def test_what_a_study_will_be_made_of_is_written_down_without_scores(forming, tm
     seed = run.spec["seed"]
     assert table["arms"]["diff"]["missing"] == [seed] and seed not in table["arms"]["diff"]["finished"]
     assert table["arms"]["standard"]["missing"] == [] and table["rates"] == cohort.rates() and table["revision"] == "abc"
-    assert table["arms"]["diff"]["failed"] == [] and table["evidence_format"] == of_run.EVIDENCE_FORMAT
+    assert table["arms"]["diff"]["failed"] == [] and table["evidence_format"] == run_file.EVIDENCE_FORMAT
     assert table["data"] != reading.reading(cohort.out, cohort.recipe, "abc")["data"]
 
 

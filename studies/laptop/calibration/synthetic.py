@@ -29,14 +29,13 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.parts import Pairing
 from diffscope.capture import Capture
 from diffscope.evidence.branches import rejection
-from diffscope.evidence.flows import flows_of_rows
-from diffscope.evidence.gradients import LastRow
+from diffscope.evidence.gradients import LastRow, flows_of_rows
 from diffscope.evidence.key_sets import as_spans, key_sets, number_spans
 from diffscope.evidence.last_query import BATCH, LastQuery, last_query_of
-from diffscope.evidence.matching import Match, matched
 from diffscope.evidence.noise import SIGMA, injection_of
 from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_INJECTION, named
 from diffscope.evidence.take import LAST_QUERY, as_untrained, dataset_of, evidence_of
+from diffscope.evidence.untrained import Match, matched
 from diffscope.hypotheses.subjects import Models
 from diffscope.hypotheses.weights import ANSWER
 from diffscope.instruments.injection import DRAWS
@@ -97,7 +96,7 @@ class Planted:
         return scores
 
     def flows(self, prompts: Sequence[Prompt], pull: float, seed: int, match: Sequence[Match] | None = None) -> xr.Dataset:
-        """Return what :func:`diffscope.evidence.flows.flows` would: a gradient at random, and `pull`.
+        """Return what :func:`diffscope.evidence.gradients.flows` would: a gradient at random, and `pull`.
 
         The pull is along 1 − overlap: above 0 descent makes the maps more alike on irrelevant tokens, below 0 less.
         """
