@@ -13,7 +13,7 @@ from sources import own_prompts, written
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
 from diffscope.hypotheses.gathering import with_own
-from diffscope.hypotheses.weights import KNOCK_OUT, Weights
+from diffscope.hypotheses.rules import KNOCK_OUT, Weights
 from diffscope.scope import Scope, load
 
 MOST_PROMPTS = 200

@@ -1,9 +1,9 @@
 """A study of every declared test, with estimates that are made up: what a study that is kept or shipped is like."""
 
 from diffscope.hypotheses import TESTS, run
-from diffscope.hypotheses.outcomes import outcomes
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
+from diffscope.hypotheses.study_tables import arm_results
 from studies.laptop.calibration.simulate import planted_cohort
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -58,4 +58,6 @@ def study() -> Study:
         *({**row, "quantity": "λ", "step": step, "layer": layer} for step in (0, 25, "formed", "end") for layer in (0, 1)),
         {**row, "quantity": "noise gain", "step": "end", "layer": 1, "low": None, "high": None, "seeds": 2},
     ]
-    return Study(facts, boards, survival, described, outcomes(planted_cohort("NC", len(SEEDS))), ["Found besides:", "one point"])
+    return Study(
+        facts, boards, survival, described, arm_results(planted_cohort("NC", len(SEEDS))), ["Found besides:", "one point"]
+    )

@@ -23,8 +23,8 @@ from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall
 from diffscope.hypotheses.gathering import steps_of
+from diffscope.hypotheses.rules import A2, ANSWER, KNOCK_OUT
 from diffscope.hypotheses.tests import KINDS
-from diffscope.hypotheses.weights import A2, ANSWER, KNOCK_OUT
 
 MODEL = "the model"
 COHORT = "a trained cohort"

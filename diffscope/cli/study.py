@@ -94,9 +94,9 @@ def _run(preset, cohort, out, device, processes, as_json, prompts, length):
 def _show(folder, board, out, as_json):
     """Show a study as today's rules judge it."""
     from diffscope.files import write_text
+    from diffscope.hypotheses.report import study_markdown
     from diffscope.hypotheses.shipped import shipped
     from diffscope.hypotheses.study import open_study
-    from diffscope.hypotheses.study_report import markdown
 
     study = open_study(folder)
     _check_board(study, board)
@@ -104,7 +104,7 @@ def _show(folder, board, out, as_json):
         if out.suffix not in FORMATS:
             raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
         if out.suffix == ".md":
-            write_text(out, markdown(study, board))
+            write_text(out, study_markdown(study, board))
         else:
             keep(study.boards[board], out, f"the {study.facts['recipe']} cohort, {board}")
     if as_json:

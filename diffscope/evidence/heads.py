@@ -37,7 +37,7 @@ class Table:
     second : mapping of str to DataArray, optional
         The values where heads count with A1's mass, if these are others.
     weighted_by : str
-        How heads are weighted, as :data:`diffscope.hypotheses.weights.BY` names it.
+        How heads are weighted, as :data:`diffscope.hypotheses.rules.BY` names it.
     """
 
     values: Mapping[str, xr.DataArray]

@@ -55,8 +55,8 @@ def formed(cohort: xr.Dataset) -> xr.DataArray:
     """Return whether each run formed the lookup circuit, (arm, seed); a run that continues another counts as formed."""
     formed = np.isfinite(measured(cohort, "formation").transpose("arm", "seed").values)
     if "log_odds" in cohort:
-        went_on = np.isfinite(cohort["log_odds"].transpose("arm", "seed", ...).values)
-        formed = formed | went_on.any(tuple(range(2, went_on.ndim)))
+        scored = np.isfinite(cohort["log_odds"].transpose("arm", "seed", ...).values)
+        formed = formed | scored.any(tuple(range(2, scored.ndim)))
     ended = finished(cohort).transpose("arm", "seed")
     return ended.copy(data=formed & ended.values)
 
@@ -75,7 +75,7 @@ def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
     if not np.isfinite(steps.values).any():
         raise Missing("a cohort in which the circuit formed in some run")
     limit = float(measured(cohort, "formation_limit"))
-    own = ~cohort["arm"].isin(went_on(cohort))
+    own = ~cohort["arm"].isin(continued_arms(cohort))
     return xr.where(formed(cohort), steps, limit).where(finished(cohort) & own)
 
 
@@ -87,7 +87,7 @@ def onsets(cohort: xr.Dataset, criterion: Criterion) -> xr.DataArray:
     curves = measured(cohort, "retrieval").transpose("arm", "seed", "step")
     steps = curves["step"].values
     reached = [[onset(steps, curve, criterion) for curve in of_seeds] for of_seeds in curves.values]
-    own = ~cohort["arm"].isin(went_on(cohort))
+    own = ~cohort["arm"].isin(continued_arms(cohort))
     return curves.isel(step=0, drop=True).copy(data=reached).where(finished(cohort) & own)
 
 
@@ -101,7 +101,7 @@ def octaves_of_steps(cohort: xr.Dataset, steps: xr.DataArray, arm: str, other: s
     return differences[np.isfinite(differences)]
 
 
-def went_on(cohort: xr.Dataset) -> list[str]:
+def continued_arms(cohort: xr.Dataset) -> list[str]:
     """Name the arms that continue another's formed model, so that they have no formation of their own."""
     return list(json.loads(cohort.attrs.get("recipe", "{}")).get("continued", {}))
 
@@ -124,7 +124,7 @@ def text_loss(cohort: xr.Dataset, token: str) -> xr.DataArray:
     return measured(cohort, "text").astype(float).sel(token=token, drop=True)
 
 
-def common(*values: xr.DataArray) -> np.ndarray:
+def seeds_with_values(*values: xr.DataArray) -> np.ndarray:
     """Return the places of the seeds of which all arms have a value; Missing if they are fewer than two."""
     seeds = np.logical_and.reduce([np.isfinite(of.values) for of in values])
     if seeds.sum() < 2:
@@ -135,17 +135,17 @@ def common(*values: xr.DataArray) -> np.ndarray:
 def minus(cohort: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Sample:
     """Return values (arm, seed) of one arm minus those of another, seed by seed."""
     left, right = of_arm(values, arm), of_arm(values, other)
-    places = common(left, right)
+    places = seeds_with_values(left, right)
     return sample_of(cohort, (left - right).values[places], places, (arm, other))
 
 
 def sample_of(cohort: xr.Dataset, values: np.ndarray, places: np.ndarray, arms: Sequence[str]) -> Sample:
-    """Return the sample of values (seed,), each of prompts of its own, with :func:`remarks` on the arms as its note."""
+    """Return the sample of values (seed,), each of prompts of its own, with :func:`note_on_arms` on the arms as its note."""
     seeds = tuple(int(seed) for seed in cohort["seed"].values[places])
-    return Sample(values[:, None], prompts="nested", seeds=seeds, note=remarks(cohort, places, arms))
+    return Sample(values[:, None], prompts="nested", seeds=seeds, note=note_on_arms(cohort, places, arms))
 
 
-def remarks(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> str:
+def note_on_arms(cohort: xr.Dataset, places: np.ndarray, arms: Sequence[str]) -> str:
     """Say which seeds of some arms are left out and why, and at which learning rates the arms were trained."""
     return ". ".join(filter(None, (_left_out(cohort, places, arms), rates(cohort, arms))))
 
@@ -254,7 +254,7 @@ def formation(cohort: xr.Dataset) -> dict[str, Sample | Estimate]:
     samples: dict[str, Sample | Estimate] = {arm: minus(cohort, np.log2(steps), "diff", arm) for arm in BASELINES}
     for arm, words in BASELINES.items():
         two = [of_arm(steps, name) for name in ("diff", arm)]
-        places = common(*two)
+        places = seeds_with_values(*two)
         events = [of_arm(formed(cohort), name).values[places] for name in ("diff", arm)]
         if not np.any(events):
             raise Missing(f"a run of DIFF or of {words} in which the circuit formed")
@@ -281,7 +281,7 @@ def distractors_or_length(cohort: xr.Dataset) -> dict[str, Sample]:
     samples = {}
     for arm in BASELINES:
         slopes = slopes_of(of_arm(scores, "diff") - of_arm(scores, arm))
-        places = common(*slopes.values())
+        places = seeds_with_values(*slopes.values())
         of_both = {"": slopes["distractors"] - slopes["length"]} | {f"_{name}": slope for name, slope in slopes.items()}
         for end, values in of_both.items():
             samples[f"{arm}{end}"] = sample_of(cohort, values.values[places], places, ("diff", arm))
@@ -307,7 +307,7 @@ def slopes_of(values: xr.DataArray) -> dict[str, xr.DataArray]:
 def common_noise(cohort: xr.Dataset) -> dict[str, Sample]:
     """Measure common-mode rejection of DIFF's formed runs above its control, by both weights of heads, in dB."""
     values = of_arm(at_sigma(measured(cohort, "cmrr_over_paired")).where(formed(cohort)), "diff")
-    places = common(values)
+    places = seeds_with_values(values)
     heads = {}
     if set(BY_HEAD.values()) <= set(cohort):
         of_heads = {name: of_arm(at_sigma(cohort[variable]), "diff") for name, variable in BY_HEAD.items()}

@@ -14,12 +14,12 @@ from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.board import Result, run
+from diffscope.hypotheses.rules import KNOCK_OUT, Weights
 from diffscope.hypotheses.settings import UNTRAINED, Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.tests import NEEDED, chosen
 from diffscope.hypotheses.verdict import Board, Verdict
-from diffscope.hypotheses.weights import KNOCK_OUT, Weights
 from diffscope.lab.accuracy import Accuracy, accuracy_of
 from diffscope.models import loading
 from diffscope.scope import Scope, load
@@ -163,7 +163,7 @@ class Subjects:
     settings : Settings
     model, cohort, pair, checkpoints
         As :func:`diffscope.hypotheses.board.run` takes them.
-    remarks : list of str
+    template_notes : list of str
         Which models were trained on another sentence than the one that they are asked in.
     """
 
@@ -174,7 +174,7 @@ class Subjects:
     pair: Pair | None = None
     checkpoints: Sequence[Models] = field(default_factory=list)
     progress: TestProgress = field(default_factory=lambda: TestProgress(None), repr=False)
-    remarks: Sequence[str] = ()
+    template_notes: Sequence[str] = ()
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
         """Return the verdicts; see :func:`diffscope.hypotheses.board.run`."""
@@ -206,10 +206,10 @@ class Subjects:
     def statements(self) -> list[str]:
         """The same in words; of many models those that answer at chance, and how many others there are."""
         if len(self.accuracies) <= FEW_MODELS:
-            return [*self.remarks, *[each.sentence for each in self.accuracies]]
+            return [*self.template_notes, *[each.sentence for each in self.accuracies]]
         weak = [each.sentence for each in self.accuracies if each.at_chance]
         return [
-            *self.remarks,
+            *self.template_notes,
             *weak,
             f"{len(self.accuracies) - len(weak)} of {len(self.accuracies)} models answer better than chance",
         ]
@@ -298,10 +298,10 @@ def gather(
     ]
     names = [_name(name) for name in (*models, *baselines)]
     beside = {} if settings.own else {_name(of): _model(of) for of in (*models, *baselines)}
-    remarks = template_mismatches(settings.template or TEMPLATE, beside)
+    template_notes = template_mismatches(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
     pair = Pair(model, standard) if model and standard else None
-    return Subjects(names, settings, model, dataset, pair, series, shown, remarks)
+    return Subjects(names, settings, model, dataset, pair, series, shown, template_notes)
 
 
 def _name(model: Model) -> str:

@@ -1,18 +1,21 @@
-"""A board of verdicts as text to keep: Markdown and HTML."""
+"""Write a board of verdicts, and a whole study, as a report: in Markdown, a board also in HTML."""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from diffscope import display
 from diffscope.accounts import ACCOUNTS, LEGEND
+from diffscope.display import pipe_table
 from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.study import Study
 from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
 
@@ -46,7 +49,7 @@ td, th { border-bottom: 1px solid #d0d5dd; padding: .3em .6em; text-align: left 
 
 
 def rows(verdict: Verdict) -> list[list[str]]:
-    """One row a quantity of a test, as :data:`COLUMNS` names them."""
+    """Return the estimates of a test, one row a quantity, with the cells of :data:`COLUMNS`."""
     table = []
     for name, estimate in verdict.estimates.items():
         quantity = verdict.test.quantities[name]
@@ -72,14 +75,14 @@ def rows(verdict: Verdict) -> list[list[str]]:
 
 
 def _corrected(verdict: Verdict, name: str) -> str:
-    """The corrected p of a quantity; of the whole test it stands at the verdict, and nowhere else."""
+    """Return the corrected p of a quantity in words; a p of the whole test is shown with the verdict, and nowhere else."""
     if name not in verdict.corrected:
         return "not in the rule"
     return "of the whole test: see the verdict" if whole(verdict.test) else number(verdict.corrected[name])
 
 
 def left_out(estimate: Estimate, quantity: Quantity) -> str:
-    """From where to where an estimate and its p go without one seed, and without one head, and what decides."""
+    """Return the range of an estimate and its p without one seed, and without one head, and which of them change its state."""
     words = []
     for unit in ("seed", "head"):
         rest = [left for left in estimate.leave_one_out if left.unit == unit]
@@ -91,9 +94,9 @@ def left_out(estimate: Estimate, quantity: Quantity) -> str:
 
 
 def facts(verdict: Verdict) -> list[tuple[str, str]]:
-    """What was declared of a test, and what came of it, in words."""
+    """Return what a test declares, and its result, as pairs of a heading and a text."""
     test = verdict.test
-    planted = [("Power", f"{power_of(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
+    power = [("Power", f"{power_of(test.id)}, spread as pilots were")] if test.id in PRIMARIES else []
     return [
         ("Question", test.question),
         ("Answer", verdict.answer),
@@ -102,13 +105,13 @@ def facts(verdict: Verdict) -> list[tuple[str, str]]:
         ("Controls", "; ".join(test.controls)),
         ("Rule", test.rule),
         *([("Of", verdict.of), *([("What A2 costs there", verdict.cost)] if test.inside else [])] if verdict.verdicts else []),
-        *planted,
+        *power,
         ("Verdict", verdict.sentence),
     ]
 
 
 def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
-    """The board as Markdown: notes on models, verdicts, primaries first, tests with their numbers, what they say together."""
+    """Write a board as Markdown: notes on models, verdicts with primaries first, every test with its numbers, and a summary."""
     lines = [f"# {title}", *(f"\n{note}." for note in notes), "", LEGEND]
     for kind, words in KINDS.items():
         listed = of_kind(verdicts, kind)
@@ -124,7 +127,7 @@ def markdown(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ())
 
 
 def _line(verdict: Verdict) -> tuple[str, ...]:
-    """A test in a line, as :data:`HEADINGS` names its cells after its id."""
+    """Return the row of a test: its id, and the cells of :data:`HEADINGS`."""
     cells = (verdict.test.id, verdict.test.question, verdict.answer)
     if verdict.test.kind == "measurement":
         return cells
@@ -135,12 +138,12 @@ def _line(verdict: Verdict) -> tuple[str, ...]:
 
 
 def in_order(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Primary tests, then mechanism tests, then measurements."""
+    """Sort verdicts: primary tests, then mechanism tests, then measurements."""
     return [verdict for kind in KINDS for verdict in of_kind(verdicts, kind)]
 
 
 def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> str:
-    """The same as one HTML page."""
+    """Write a board as one HTML page, with the parts of :func:`markdown`."""
     parts = [
         f"<h1>{html.escape(title)}</h1>",
         *(f"<p>{html.escape(note)}.</p>" for note in notes),
@@ -157,3 +160,114 @@ def page(verdicts: Sequence[Verdict], title: str, notes: Sequence[str] = ()) -> 
     parts += ["<h2>Together</h2>", *(f"<p>{html.escape(paragraph)}</p>" for paragraph in summary(verdicts).split("\n\n"))]
     head = f'<!doctype html><meta charset="utf-8"><title>{html.escape(title)}</title><style>{STYLE}</style>'
     return f"{head}{''.join(parts)}\n"
+
+
+ABSENT = "–"
+
+
+def study_markdown(study: Study, board: str) -> str:
+    """Write a board of a study as Markdown, with the runs, the learning rates, and the descriptive means of the study."""
+    title = f"Noise cancellation, sparsification, or signed heads: the {study.facts['recipe']} cohort, {board}"
+    parts = [
+        markdown(study.boards[board], title),
+        runs_section(study),
+        rates_section(study.facts.get("training", {})),
+        _descriptives_section(study),
+    ]
+    return "\n".join(filter(None, parts))
+
+
+def runs_section(study: Study) -> str:
+    """Write the section on runs: the seeds of every arm, how many formed the lookup circuit, and when."""
+    training = study.facts.get("training", {})
+    formation = {row["arm"]: row for row in study.survival}
+    rows = []
+    for arm, seeds in study.facts["arms"].items():
+        formed = formation.get(arm, {})
+        rate, parameters = (training.get(name, {}).get(arm) for name in ("rate", "parameters"))
+        cells = [formed.get(name) for name in ("runs", "formed", "median", "restricted_mean", "p")]
+        rows.append((arm, _seeds(seeds), rate, parameters and f"{parameters:,.0f}", *cells))
+    headers = ("arm", "seeds", "learning rate", "parameters", "runs", "formed", "median step", "restricted mean", "p (log-rank)")
+    failed = training.get("failed")
+    note = f"\nRuns that broke off: {failed}.\n" if failed else ""
+    return (
+        "## Runs\n\nSteps until the lookup circuit forms; a run in which it never does counts with the steps that it was given, "
+        "and an arm that goes on from another's formed model has none of its own. "
+        f"p: against DIFF, not corrected.\n\n{_table(headers, rows)}{note}"
+    )
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds)) or ABSENT
+
+
+def rates_section(training: dict[str, Any]) -> str:
+    """Write the section on learning rates: the loss and the formation of every run that chose one; empty without them."""
+    if "tuning_area" not in training:
+        return ""
+    tried = training["rates_tried"]
+    rows = []
+    for arm, areas in training["tuning_area"].items():
+        if all(area is None for of_rate in areas for area in of_rate):
+            continue
+        formed = training["tuning_formation"][arm]
+        cells = [", ".join(_outcome(*run) for run in zip(*of_rate)) for of_rate in zip(areas, formed)]
+        rows.append((arm, training["rate"].get(arm), *cells))
+    headers = ("arm", "chosen", *(f"{rate:g}" for rate in tried))
+    return (
+        "## Learning rates\n\nOf each tuning seed the mean over steps of the loss that is lowered, in nats (a dash: it "
+        "diverged, or is missing), and in brackets the step at which the lookup circuit formed. The rate with the least mean "
+        "loss was taken.\n\n"
+        f"{_table(headers, rows)}"
+    )
+
+
+def _outcome(area: float | None, formed: float | None) -> str:
+    return f"{_cell(area)} ({'never' if formed is None else f'{formed:g}'})"
+
+
+def _descriptives_section(study: Study) -> str:
+    """Write the section of descriptive means: whole models first, then layers, then λ over the training."""
+    if not study.described:
+        return ""
+    parts = [
+        "## Described\n\nMeans over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t over seeds), "
+        "and the number of seeds; not corrected and not judged. By layer heads are weighted by what they cost the answer, "
+        "and beside it by A1's mass on it, but alike where it says so, for λ, and for the parts of maps, which are Shapley "
+        "shares. Losses without a head are of all heads of an arm, of which some have twice as many.\n"
+    ]
+    wholes = [row for row in study.described if row["layer"] is None]
+    parts.append(_pivot(wholes, "quantity", "arm"))
+    for arm in dict.fromkeys(row["arm"] for row in study.described):
+        layers = [row for row in study.described if row["arm"] == arm and row["layer"] is not None]
+        ends = [row for row in layers if row["step"] == "end"]
+        along = [row for row in layers if row["quantity"] == "λ"]
+        parts += [f"### {arm}, by layer\n\n{_pivot(ends, 'quantity', 'layer')}"] if ends else []
+        parts += [f"### {arm}, λ by step and layer\n\n{_pivot(along, 'step', 'layer')}"] if along else []
+    return "\n".join(parts)
+
+
+def _pivot(rows: Sequence[dict[str, Any]], down: str, across: str) -> str:
+    """Write a table of values, each with its interval and its number of seeds, one column for each value of `across`."""
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    lines = list(dict.fromkeys(row[down] for row in rows))
+    cells = {(row[down], row[across]): _interval(row) for row in rows}
+    body = [(line, *(cells.get((line, column)) for column in columns)) for line in lines]
+    return _table((down, *(f"{across} {column}" if across == "layer" else column for column in columns)), body)
+
+
+def _interval(row: dict[str, Any]) -> str:
+    ends = "" if row["low"] is None else f" ({_cell(row['low'])} to {_cell(row['high'])})"
+    return f"{_cell(row['value'])}{ends}; {row['seeds']}"
+
+
+def _table(headers: Iterable[Any], rows: Iterable[Sequence[Any]]) -> str:
+    return pipe_table([_cell(header) for header in headers], ([_cell(cell) for cell in row] for row in rows))
+
+
+def _cell(value: Any) -> str:
+    if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        return ABSENT
+    if isinstance(value, float):
+        return number(value) if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)

@@ -23,6 +23,20 @@ UNITS = ("octaves", "nats", "nats per doubling", "dB")
 Measure = Callable[[Any], Mapping[str, Sample | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
 Kind = Literal["primary", "mechanism", "measurement"]
+Weights = Literal["knock-out", "a2", "answer"]
+
+KNOCK_OUT: Weights = "knock-out"
+A2: Weights = "a2"
+ANSWER: Weights = "answer"
+#: how heads are weighted, by name; the first is the first view of every mechanism
+BY: dict[str, str] = {
+    KNOCK_OUT: "weighted by what the answer's loss rises by without each",
+    A2: "weighted by what the answer's loss rises by without A2 of each",
+    ANSWER: "weighted by A1's mass on the answer",
+}
+#: how a statistic is said to be of a whole model, where nothing else is chosen
+WEIGHTED = f"mean over heads, {BY[KNOCK_OUT]}"
+SECOND = f"heads {BY[ANSWER]}"
 
 
 @dataclass(frozen=True)
@@ -376,3 +390,8 @@ def decisive(estimate: Estimate, quantity: Quantity) -> list[LeaveOneOut]:
     few = estimate.seeds < FEWEST
     rests = ((left, replace(estimate, value=left.value, low=left.low, high=left.high)) for left in estimate.leave_one_out)
     return [left for left, rest in rests if not (few and left.unit == "seed") and by_interval(rest, quantity) != whole]
+
+
+def words_by(words: str, weights: str) -> str:
+    """Return what a test declares, in words that are of the first view, with heads weighted otherwise."""
+    return words.replace(BY[KNOCK_OUT], BY[weights]) if weights else words

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterable, Mapping
 
 from diffscope.accounts import ACCOUNTS, OPEN, SILENT
-from diffscope.hypotheses.rules import ABOVE, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats
+from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats, words_by
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.tests import SUBJECTS
-from diffscope.hypotheses.weights import SECOND, words_by
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
 YES = "yes"
@@ -193,7 +192,7 @@ def _capital(words: str) -> str:
 
 
 def weighted_by(estimates: Iterable[Estimate]) -> str:
-    """Return what heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty without heads."""
+    """Return what heads are weighted by, a key of :data:`diffscope.hypotheses.rules.BY`; empty without heads."""
     return next((estimate.weighted_by for estimate in estimates if estimate.weighted_by), "")
 
 

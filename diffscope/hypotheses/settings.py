@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.ablations import with_answer
-from diffscope.hypotheses.weights import BY, KNOCK_OUT, Weights
+from diffscope.hypotheses.rules import BY, KNOCK_OUT, Weights
 from diffscope.scope import Scope
 from diffscope.tasks.encoding import encode_prompts, require_answers
 from diffscope.tasks.prompt import Prompt, TextPrompt

@@ -62,7 +62,7 @@ class Sample:
     by_answer : ndarray (seed, prompt), optional
         The values with heads weighted by that mass, where `values` are weighted otherwise: the second view.
     weighted_by : str
-        What heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty of what has no heads.
+        What heads are weighted by, a key of :data:`diffscope.hypotheses.rules.BY`; empty of what has no heads.
     lacking : str
         Why nothing of it is defined, if that is known.
     """
@@ -134,7 +134,7 @@ class Estimate:
     leave_one_out : tuple of LeaveOneOut
         The estimate without each seed, and without heads.
     weighted_by : str
-        What heads are weighted by, a key of :data:`diffscope.hypotheses.weights.BY`; empty of what has no heads.
+        What heads are weighted by, a key of :data:`diffscope.hypotheses.rules.BY`; empty of what has no heads.
     by_answer : tuple of float
         The second view, not judged: value and interval with heads weighted by A1's mass on the answer, where they are weighted
         otherwise.

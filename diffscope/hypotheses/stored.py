@@ -13,9 +13,9 @@ from diffscope.evidence.heads import HEADS, mean_over_prompts, weighted
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
 from diffscope.hypotheses.cohort import formed
+from diffscope.hypotheses.rules import KNOCK_OUT as BY_KNOCK_OUT
+from diffscope.hypotheses.rules import Weights
 from diffscope.hypotheses.subjects import WHOLE, Models, Pair
-from diffscope.hypotheses.weights import KNOCK_OUT as BY_KNOCK_OUT
-from diffscope.hypotheses.weights import Weights
 from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 

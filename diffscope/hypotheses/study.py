@@ -35,11 +35,11 @@ class Study:
     boards : dict of str to list of Verdict
         ``all seeds``; ``seeds with weights``, what the evidence of runs does not hold, of the models that are at hand.
     survival : list of dict
-        One row an arm; see :func:`diffscope.hypotheses.cohort_study.survival`.
+        One row an arm; see :func:`diffscope.hypotheses.study_tables.survival`.
     described : list of dict
-        What else the evidence of runs holds; see :func:`diffscope.hypotheses.described.described`.
+        What else the evidence of runs holds; see :func:`diffscope.hypotheses.study_tables.descriptives`.
     outcomes : list of dict
-        The results of every arm, seed by seed; see :func:`diffscope.hypotheses.outcomes.outcomes`.
+        The results of every arm, seed by seed; see :func:`diffscope.hypotheses.study_tables.arm_results`.
     notes : list of str
         What was found besides, by hand: a heading, then point by point.
     """

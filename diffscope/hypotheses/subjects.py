@@ -16,11 +16,10 @@ from diffscope.evidence.heads import HEADS, UNTRAINED, Table, mean_over_prompts,
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.run_file import at_step
 from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, OpenModels, part_of_outcome
-from diffscope.hypotheses.rules import Cost
+from diffscope.hypotheses.rules import A2, ANSWER, Cost, Weights
+from diffscope.hypotheses.rules import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.statistics import Sample, estimate
-from diffscope.hypotheses.weights import A2, ANSWER, Weights
-from diffscope.hypotheses.weights import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.scope import Scope
 from diffscope.stats.intervals import LEVEL
 from diffscope.tasks.prompt import Prompt

@@ -20,7 +20,7 @@ import numpy as np
 from diffscope import display
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import benjamini_hochberg, holm
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Test, decisive
+from diffscope.hypotheses.rules import BY, MEASURED, Cost, Declared, Test, decisive, words_by
 from diffscope.hypotheses.sentence import (
     ABSENT,
     CORRECTIONS,
@@ -33,7 +33,6 @@ from diffscope.hypotheses.sentence import (
     whole,
 )
 from diffscope.hypotheses.statistics import Estimate
-from diffscope.hypotheses.weights import BY, words_by
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
 NEEDS = "needs "  # first word of what is shown of a test that could not be run

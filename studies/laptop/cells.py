@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.hypotheses.cohort import slopes_of, went_on
+from diffscope.hypotheses.cohort import continued_arms, slopes_of
 from diffscope.hypotheses.intervals import sign_flip_test, students_t
 
 BASELINES = ("standard", "double-width")
@@ -106,7 +106,7 @@ def near_duplicates(cohort: xr.Dataset) -> list[str]:
 def unstable(cohort: xr.Dataset) -> list[str]:
     """List runs that count as not formed, and how well they answered along the way."""
     lines = ["\n## Runs that never formed\n", "| run | most | first at 90 % | last |", "|---|---|---|---|"]
-    of_their_own = [arm for arm in cohort["arm"].values if arm not in went_on(cohort)]
+    of_their_own = [arm for arm in cohort["arm"].values if arm not in continued_arms(cohort)]
     for arm in of_their_own:
         for seed in cohort["seed"].values:
             run = cohort.sel(arm=arm, seed=seed)

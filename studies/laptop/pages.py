@@ -15,10 +15,9 @@ from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses.conclusion import of_kind, overall
-from diffscope.hypotheses.report import left_out
+from diffscope.hypotheses.report import left_out, rates_section, runs_section, study_markdown
 from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study
-from diffscope.hypotheses.study_report import markdown, rates, runs
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.tables import numbers
 
@@ -32,7 +31,7 @@ QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 def pages(study: Study) -> dict[str, str]:
     """Pages by name: each board with its numbers, and published claims beside the study."""
-    written = {f"{board.replace(' ', '_')}.md": markdown(study, board) for board in study.boards}
+    written = {f"{board.replace(' ', '_')}.md": study_markdown(study, board) for board in study.boards}
     claims = tables.claims(study)
     return {**written, "claims.md": f"# Published claims beside the {study.facts['recipe']} cohort\n\n{claims.to_markdown()}"}
 
@@ -56,8 +55,8 @@ def quotes(study: Study) -> dict[str, str]:
         "second-reading": _notes(study),
         "answers": _answers(study),
         "decided": _decided(board),
-        "runs": _below(runs(study)),
-        "rates": _below(rates(study.facts.get("training", {}))),
+        "runs": _below(runs_section(study)),
+        "rates": _below(rates_section(study.facts.get("training", {}))),
     }
 
 

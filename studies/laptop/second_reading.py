@@ -14,7 +14,7 @@ import xarray as xr
 
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.run_file import EVIDENCE, open_evidence
-from diffscope.hypotheses.cohort import formed, octaves_of_steps, onsets, rates, went_on, with_distractors
+from diffscope.hypotheses.cohort import continued_arms, formed, octaves_of_steps, onsets, rates, with_distractors
 from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
@@ -106,7 +106,7 @@ def other_arms(cohort: xr.Dataset) -> list[str]:
     arms = [
         str(arm)
         for arm in cohort["arm"].values
-        if arm not in (DIFF, *BASELINES, *went_on(cohort)) and bool(is_formed.sel(arm=arm).any())
+        if arm not in (DIFF, *BASELINES, *continued_arms(cohort)) and bool(is_formed.sel(arm=arm).any())
     ]
     rows = []
     for words, criterion in CRITERIA.items():

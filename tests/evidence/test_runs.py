@@ -17,7 +17,6 @@ from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION
 from diffscope.evidence.take import PARTS
 from diffscope.hypotheses import Settings, run
 from diffscope.hypotheses.cohort_study import run_study
-from diffscope.hypotheses.described import described
 from diffscope.hypotheses.stored import (
     cohort_variables,
     open_checkpoints,
@@ -27,6 +26,7 @@ from diffscope.hypotheses.stored import (
     with_evidence,
 )
 from diffscope.hypotheses.study import ALL, WEIGHTS
+from diffscope.hypotheses.study_tables import descriptives
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.training.run import revision, save_checkpoint
 from diffscope.store import save_statistics
@@ -84,7 +84,9 @@ def test_evidence_is_what_the_model_says(cohort):
 def test_tests_read_what_was_kept(cohort):
     paths = runs_with_evidence(cohort, "diff", "standard")
     diff, standard = map(open_runs, paths)
-    verdicts = run(model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE)])
+    verdicts = run(
+        model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE)]
+    )
     estimates = {verdict.test.id: verdict.estimates for verdict in verdicts}
     for id in ("noise-symmetry", "amplifier", "common-mode-injection", "sparsity-pair", "noise-symmetry-training"):
         assert estimates[id], [verdict.sentence for verdict in verdicts if verdict.test.id == id]
@@ -112,7 +114,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     save_statistics(dataset, folder / "cohort.nc", dated=False)
     few = Settings(prompts=10, length=128, untrained=3, weights="answer")
     ids = ["low-rank-noise", "information-flow", "sparsity-pair", "redundancy-importance"]
-    study = run_study(folder, tmp_path / "study", tests=ids, settings=few)
+    study = run_study(folder, ids, settings=few)
     ranks, flow, _, redundancy = study.boards[ALL]
     assert set(ranks.estimates) == set(ranks.test.quantities)  # what edits came to was kept
     ends = [run_file.open_evidence(folder / f"diff/seed-{seed}" / run_file.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
@@ -127,7 +129,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     dataset["formation"][0, 0] = np.nan  # one of the two formed: no pairs are left to be compared
     dataset["log_odds"][0, 0] = np.nan
     save_statistics(dataset, folder / "cohort.nc", dated=False)
-    assert list(run_study(folder, tmp_path / "study", tests=ids, settings=few).boards) == [ALL]
+    assert list(run_study(folder, ids, settings=few).boards) == [ALL]
 
 
 def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
@@ -135,7 +137,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     dataset.attrs["recipe"] = json.dumps({"checkpoints": [10], "evaluate_every": 4})
     dataset["formation"][:] = 6.0  # so the second of two evaluations was at step 10
     both = [run_file.open_evidence(cohort / f"diff/seed-{seed}" / run_file.EVIDENCE) for seed in (0, 1)]
-    rows = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in described(cohort, dataset)}
+    rows = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in descriptives(cohort, dataset)}
     lam = [float(evidence["lam"][1].mean("distractors")[0]) for evidence in both]
     assert rows["diff", "λ", 10, 0]["value"] == rows["diff", "λ", "formed", 0]["value"] == pytest.approx(np.mean(lam))
     assert {step for _, quantity, step, _ in rows if quantity == "λ"} == {0, 10, "formed", "end"}
@@ -151,7 +153,7 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     assert rows["standard", sink, "end", 0]["value"] == pytest.approx(plain)
     dataset["formation"][0, 0] = np.nan
     dataset["log_odds"][0, 0] = np.nan
-    alone = {(row["arm"], row["quantity"], row["step"]): row for row in described(cohort, dataset)}
+    alone = {(row["arm"], row["quantity"], row["step"]): row for row in descriptives(cohort, dataset)}
     assert alone["diff", "λ", "formed"]["value"] == pytest.approx(lam[1]) and alone["diff", "λ", "formed"]["seeds"] == 1
 
 
@@ -236,7 +238,7 @@ def test_evidence_says_its_format_and_who_took_it(cohort):
 def test_what_evidence_does_not_hold_is_missing(cohort):
     stored = open_runs(runs_with_evidence(cohort, "diff")[0])
     assert stored.tables("shared_noise")[0][0].values
-    with pytest.raises(DiffscopeError, match="the models themselves"):
+    with pytest.raises(DiffscopeError, match="open models, since evidence"):
         stored.tables("tails")
     assert stored.outcomes("bits_4") == {}
 

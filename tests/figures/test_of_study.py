@@ -11,7 +11,7 @@ from diffscope import figures
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures.of_study import quantities
-from diffscope.hypotheses.outcomes import outcomes
+from diffscope.hypotheses.study_tables import arm_results
 from studies.laptop.calibration.simulate import planted_cohort
 from tests.study_data import study as planted_study
 
@@ -37,11 +37,11 @@ def study(cohort):
         *({**row, "quantity": f"{noise}{sigma} (dB)", "step": "end", "layer": None, "value": 3.0} for sigma in ("2", "0.1")),
         {**row, "quantity": f"{noise}2, above that with another head's A2 (dB)", "step": "end", "layer": None, "value": 1.0},
     ]
-    return SimpleNamespace(facts={"recipe": "planted"}, outcomes=outcomes(cohort), described=described)
+    return SimpleNamespace(facts={"recipe": "planted"}, outcomes=arm_results(cohort), described=described)
 
 
 def test_outcomes_are_of_every_seed_with_students_interval_over_them(cohort):
-    rows = {(row["arm"], row["quantity"], row["length"], row["distractors"]): row for row in outcomes(cohort)}
+    rows = {(row["arm"], row["quantity"], row["length"], row["distractors"]): row for row in arm_results(cohort)}
     steps = cohort["formation"].sel(arm="diff").fillna(cohort["formation_limit"])
     row = rows["diff", "formation", None, None]
     assert row["never"] == [2] and row["runs"] == 6 and list(row["each"].values()) == steps.values.tolist()
@@ -58,11 +58,11 @@ def test_outcomes_are_of_every_seed_with_students_interval_over_them(cohort):
     assert ("diff", "log_odds", 128, 48) not in rows and ("top-8", "formation", None, None) not in rows
     many = cohort["log_odds"].sel(arm="gated", distractors=[24, 48], seed=0).mean("prompt").mean("length").mean()
     assert rows["gated", "answers", None, None]["each"]["0"] == pytest.approx(float(many))
-    assert len(rows["gated", "exact", 512, 8]["each"]) == 3 and json.dumps(outcomes(cohort))
+    assert len(rows["gated", "exact", 512, 8]["each"]) == 3 and json.dumps(arm_results(cohort))
 
 
 def test_outcomes_of_two_seeds_have_no_interval():
-    assert {row["low"] for row in outcomes(planted_cohort("neither", 2))} == {None}
+    assert {row["low"] for row in arm_results(planted_cohort("neither", 2))} == {None}
 
 
 def test_arms_and_cells_are_drawn_with_their_seeds(study):
@@ -106,7 +106,7 @@ def test_an_arm_that_never_formed_is_there_and_says_so():
     failed = {"arm": "standard"}
     for name in ("formation", "log_odds", "exact_match"):
         cohort[name].loc[failed] = np.nan
-    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=outcomes(cohort), described=[])
+    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=arm_results(cohort), described=[])
     formation = figures.study(study, quantity="formation").data.squeeze().sel(x="standard (0 of 6)")
     assert float(formation["value"]) == pytest.approx(2000) and np.isnan(formation["low"]) and (formation["points"] == 2000).all()
     for quantity in ("answers", "log_odds", "exact"):
@@ -118,9 +118,9 @@ def test_an_arm_that_never_formed_is_there_and_says_so():
 def test_a_share_is_never_said_to_be_more_than_all_and_no_distractors_are_drawn():
     cohort = planted_cohort("neither", 6).assign_coords(distractors=[0, 24, 48])
     cohort["exact_match"][:, 0] *= 0.9
-    rows = [row for row in outcomes(cohort) if row["quantity"] == "exact"]
+    rows = [row for row in arm_results(cohort) if row["quantity"] == "exact"]
     assert max(row["high"] for row in rows) == 1.0 > max(row["value"] for row in rows)
-    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=outcomes(cohort), described=[])
+    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=arm_results(cohort), described=[])
     figure = figures.study(study, quantity="exact")
     assert figure.style["log"] == "" and figure.data["x"].values.tolist() == [0, 24, 48]
 

@@ -25,19 +25,20 @@ from diffscope.hypotheses.rules import (
     BELOW,
     BETWEEN,
     BEYOND_MARGIN,
+    BY,
     IDLE,
     NONE,
     OPEN,
     Cost,
     Quantity,
     state,
+    words_by,
 )
 from diffscope.hypotheses.sentence import answers
 from diffscope.hypotheses.sentence import word as word_of
 from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.hypotheses.tests import FILE, linked, make_test, read_tests
 from diffscope.hypotheses.verdict import Board, Verdict
-from diffscope.hypotheses.weights import BY, words_by
 
 
 def of(value, low, high, null=(-1.0, 1.0), p=0.01):

@@ -11,10 +11,11 @@ from diffscope.cli import main
 from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Verdict, shipped
-from diffscope.hypotheses.cohort_study import run_study, survival
+from diffscope.hypotheses.cohort_study import run_study
+from diffscope.hypotheses.report import study_markdown
 from diffscope.hypotheses.shipped import STUDY
 from diffscope.hypotheses.study import open_study
-from diffscope.hypotheses.study_report import markdown
+from diffscope.hypotheses.study_tables import survival
 from diffscope.store import save_statistics
 from studies.laptop.calibration.simulate import planted_cohort
 from studies.laptop.reproduce import alike
@@ -135,7 +136,7 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
 
 def test_a_study_as_markdown_says_how_arms_were_trained_and_what_evidence_holds(tmp_path):
     study = open_study(planted_study().save(tmp_path).parent)
-    lines = markdown(study, "all seeds").splitlines()
+    lines = study_markdown(study, "all seeds").splitlines()
     assert sum(line.startswith("- Power: with 8 seeds an effect of") for line in lines) == 4
     assert "| diff | 0, 1, 2, 3, 4 | 0.004 | 702,000 | 5 | 4 | 350 | 412 | 0.25 |" in lines
     assert "| standard | 0.002 | 1.5 (700), 1.25 (725) | – (never), 2 (never) |" in lines

@@ -37,9 +37,8 @@ from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Pair, Test, run
-from diffscope.hypotheses.rules import state
+from diffscope.hypotheses.rules import ANSWER, state
 from diffscope.hypotheses.statistics import as_estimate
-from diffscope.hypotheses.weights import ANSWER
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL

@@ -36,8 +36,8 @@ from diffscope.evidence.noise import SIGMA, injection_of
 from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_INJECTION, named
 from diffscope.evidence.take import LAST_QUERY, as_untrained, dataset_of, evidence_of
 from diffscope.evidence.untrained import Match, matched
+from diffscope.hypotheses.rules import ANSWER
 from diffscope.hypotheses.subjects import Models
-from diffscope.hypotheses.weights import ANSWER
 from diffscope.instruments.injection import DRAWS
 from diffscope.prompts import Encoded
 from diffscope.proof.fidelity import Fidelity

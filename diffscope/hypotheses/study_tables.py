@@ -1,8 +1,9 @@
-"""What the evidence of a cohort's runs holds besides what tests read: by arm, layer and step, described and not tested."""
+"""Make the tables of a study: when each arm formed, its results seed by seed, and means of what else the evidence holds."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,164 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.stats import CensoredData, logrank
 
+from diffscope.errors import Missing
 from diffscope.evidence.heads import HEADS, mean_over_prompts, table_of, weighted
 from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
 from diffscope.files import plain
-from diffscope.hypotheses.cohort import MASSES, formed
+from diffscope.hypotheses.cohort import MASSES, continued_arms, formed, log_odds, measured, steps_to_form, with_distractors
 from diffscope.hypotheses.intervals import students_t
+from diffscope.hypotheses.rules import SECOND
 from diffscope.hypotheses.stored import head_costs, head_mean_masses
 from diffscope.hypotheses.subjects import WHOLE, cost_by_layer
-from diffscope.hypotheses.weights import SECOND
+
+FEWEST = 3  # seeds of which there is an interval
+FORMATION = "formation"
+
+
+def survival(cohort: xr.Dataset) -> list[dict]:
+    """Return when the lookup circuit of every arm forms; a run in which it never does is censored.
+
+    Returns
+    -------
+    list of dict
+        By arm of which a run is finished: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half
+        form), ``restricted_mean`` step up to the most that a run was given to form in, and ``p`` of the log-rank test against
+        DIFF (asymptotic, not corrected; None for DIFF itself); all three None of an arm that continues another's formed model.
+    """
+    last = float(cohort["formation_limit"] if "formation_limit" in cohort else cohort["step"].max())
+    runs = {}
+    rows = []
+    for arm in map(str, cohort["arm"].values):
+        ended = cohort["finished"].sel(arm=arm).values == 1
+        has_formed = formed(cohort).sel(arm=arm).values[ended]
+        if not ended.any():
+            continue
+        rows.append({"arm": arm, "runs": int(ended.sum()), "formed": int(has_formed.sum())})
+        steps = cohort["formation"].sel(arm=arm).values[ended]
+        if np.isfinite(steps[has_formed]).all() and arm not in continued_arms(cohort):
+            runs[arm] = np.where(has_formed, steps, last), has_formed
+    return plain([{**row, **_when(row["arm"], runs)} for row in rows])
+
+
+def _when(arm: str, runs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, float]:
+    """Return when the circuit of an arm forms, of runs (steps, formed) by arm; NaN of an arm that continues another."""
+    if arm not in runs:
+        return dict.fromkeys(("median", "restricted_mean", "p"), math.nan)
+    steps, formed = runs[arm]
+    return {
+        "median": _median(steps, formed),
+        "restricted_mean": float(steps.mean()),  # nobody is lost before the last step: the area under the curve
+        "p": math.nan if arm == "diff" or "diff" not in runs else _log_rank(runs["diff"], (steps, formed)),
+    }
+
+
+def _median(steps: np.ndarray, formed: np.ndarray) -> float:
+    """Take the Kaplan–Meier median: an order statistic, since no run is lost before the last step; NaN if half never form."""
+    ordered = np.sort(np.where(formed, steps, np.inf))
+    middle = float(ordered[len(ordered) // 2])
+    return middle if math.isfinite(middle) else math.nan
+
+
+def _log_rank(*groups: tuple[np.ndarray, np.ndarray]) -> float:
+    """Return the log-rank p of two groups of runs, each (steps, formed); NaN where none formed."""
+    if not any(formed.any() for _, formed in groups):
+        return math.nan
+    data = [CensoredData(uncensored=steps[formed], right=steps[~formed]) for steps, formed in groups]
+    return float(logrank(*data).pvalue)
+
+
+def arm_results(cohort: xr.Dataset) -> list[dict[str, Any]]:
+    """Return the results of every arm by seed, and their mean with its 95 % interval (Student's t over seeds), not corrected.
+
+    The means of two arms may be over other seeds, where not the same ones formed; primary tests take differences, seed by seed.
+
+    Parameters
+    ----------
+    cohort : Dataset
+        What ``diffscope train`` measured.
+
+    Returns
+    -------
+    list of dict
+        ``arm``; ``quantity``: "formation", steps until the lookup circuit forms, where a run in which it never does counts with
+        the steps after which it was given up, averaged as a logarithm (not of arms that continue another's model); "answers",
+        log-odds in nats, mean over prompts, then the lengths that hold them, then 24 and 48 distractors; "log_odds" in nats and
+        "exact" as a share, of one cell each; ``length``, ``distractors`` (None where it is no cell); ``value``, ``low``, ``high``
+        (None of no seeds; no interval of fewer than three, nor of a formation that some seed did not reach; that of shares is
+        cut at 0 and 1); ``each``, the value of every seed by its name; ``runs``, how many are finished; ``never``, the seeds of
+        these in which the circuit did not form, of which only formation has a value.
+    """
+    rows = []
+    for quantity, values in _quantities(cohort).items():
+        for arm in cohort["arm"].values:
+            of_arm = values.sel(arm=arm)
+            cells = (
+                of_arm.stack(cell=("length", "distractors")).transpose("cell", "seed") if "length" in values.dims else [of_arm]
+            )
+            rows += [_row(cohort, quantity, cell) for cell in cells if _scored(cohort, quantity, values, cell)]
+    return plain(rows)
+
+
+def _quantities(cohort: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return the quantities that were measured, (arm, seed) or (arm, seed, length, distractors)."""
+    known = {}
+    for name, values in ((FORMATION, steps_to_form), ("answers", with_distractors), ("log_odds", log_odds), ("exact", _exact)):
+        try:
+            known[name] = values(cohort)
+        except Missing:
+            continue
+    return known
+
+
+def _exact(cohort: xr.Dataset) -> xr.DataArray:
+    """Return the share of exact answers, (arm, seed, length, distractors), of formed models."""
+    return measured(cohort, "exact_match").astype(float).mean("prompt", skipna=False)
+
+
+def _scored(cohort: xr.Dataset, quantity: str, values: xr.DataArray, cell: xr.DataArray) -> bool:
+    """Return whether an arm was to have a value: formation where it continues no other, cells where some arm was scored."""
+    arm = str(cell["arm"].item())
+    if not (cohort["finished"].sel(arm=arm) == 1).any() or (quantity == FORMATION and arm in continued_arms(cohort)):
+        return False
+    place = {name: cell[name].item() for name in ("length", "distractors") if name in cell.coords}
+    return bool(values.sel(place).notnull().any())
+
+
+def _row(cohort: xr.Dataset, quantity: str, values: xr.DataArray) -> dict[str, Any]:
+    """Return the row of one arm, of its values (seed,)."""
+    known = values.dropna("seed")
+    arm = str(values["arm"].item())
+    ended = cohort["finished"].sel(arm=arm).values == 1
+    never = cohort["seed"].values[ended & ~formed(cohort).sel(arm=arm).values]
+    censored = quantity == FORMATION and len(never) > 0
+    value, low, high = _mean(known.values, logarithm=quantity == FORMATION)
+    if quantity == "exact":
+        low, high = max(low, 0.0), min(high, 1.0)
+    place = {name: int(values[name]) if name in values.coords else None for name in ("length", "distractors")}
+    return {
+        "arm": arm,
+        "quantity": quantity,
+        **place,
+        "value": value,
+        "low": np.nan if censored else low,
+        "high": np.nan if censored else high,
+        "each": {str(seed): number for seed, number in zip(known["seed"].values, known.values)},
+        "runs": int(ended.sum()),
+        "never": [int(seed) for seed in never],
+    }
+
+
+def _mean(numbers: Sequence[float] | np.ndarray, logarithm: bool) -> tuple[float, float, float]:
+    """Return the mean, or the geometric mean, and the ends of its interval; NaN of too few."""
+    if not len(numbers):
+        return np.nan, np.nan, np.nan
+    values = np.log(numbers) if logarithm else np.asarray(numbers)
+    ends = students_t(values)[0] if len(values) >= FEWEST else (np.nan, np.nan)
+    value, low, high = (float(np.exp(end) if logarithm else end) for end in (values.mean(), *ends))
+    return value, low, high
+
 
 END = "end"
 FORMED = "formed"  # the checkpoint at which the lookup circuit had
@@ -51,8 +201,8 @@ COSTS: dict[str, str] = {WHOLE: "each head of a layer, one by one, in sum", "A2"
 HEAD = {"mean": "rise of the answer's loss without a head, mean (nats)", "max": "the same, the head that does most (nats)"}
 
 
-def described(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
-    """Means over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t), not corrected.
+def descriptives(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
+    """Return means over the seeds in which the lookup circuit formed, with 95 % intervals (Student's t), not corrected.
 
     Parameters
     ----------
@@ -77,12 +227,12 @@ def described(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
             path = folder / arm / f"seed-{seed}" / EVIDENCE
             if path.is_file():
                 own = float(turned.sel(arm=arm, seed=seed))
-                runs.append(of_run(open_evidence(path), recipe.get("checkpoints", []), own))
+                runs.append(numbers_of_run(open_evidence(path), recipe.get("checkpoints", []), own))
         rows += [{"arm": arm, **row} for row in _rows(runs)]
     return plain(rows)
 
 
-def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
+def numbers_of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
     """Return the numbers of one run, means over its prompts and numbers of distractors; what it lacks is left out.
 
     Parameters
@@ -106,7 +256,7 @@ def of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> d
     if differential:
         values |= _costs_by_layer(end)
         values |= _of_second_map(end, head_costs(end))
-        values |= _lambda_along(evidence, checkpoints, turned)
+        values |= _lambda_over_training(evidence, checkpoints, turned)
     return {place: value for place, value in values.items() if np.isfinite(value)}
 
 
@@ -127,8 +277,8 @@ def _costs_by_layer(end: xr.Dataset) -> dict[Place, float]:
     return {(words, END, layer): float(value) for words, of in costs.items() for layer, value in enumerate(of)}
 
 
-def _lambda_along(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
-    """λ by layer at the steps that all runs have, when the circuit had formed, and at the end."""
+def _lambda_over_training(evidence: xr.Dataset, checkpoints: Sequence[int], turned: float) -> dict[Place, float]:
+    """Return λ by layer at the steps that all runs have, when the circuit had formed, and at the end."""
     lam = evidence["lam"].mean("distractors").transpose("step", "layer")
     values: dict[Place, float] = {}
     for step, by_layer in zip(lam["step"].values, lam.values):
@@ -172,7 +322,7 @@ def _right_minus_wrong(last: xr.Dataset) -> float:
 
 
 def _rows(runs: Sequence[Mapping[Place, float]]) -> list[dict[str, Any]]:
-    """Means over runs, of every place that any run has."""
+    """Return means over runs, of every place that any run has."""
     rows = []
     for place in dict.fromkeys(place for run in runs for place in run):
         values = np.array([run[place] for run in runs if place in run])
