@@ -200,7 +200,7 @@ class Models:
         part = PART_OF_LABEL.get(label, "")
         self.evidence(LAST_QUERY)
         evidence = self.evidence(part)
-        if not any(names_of(of, label) for of in evidence):
+        if not all(names_of(of, label) for of in evidence):
             raise Missing(NOT_HELD)
         self._take_untrained(part)
         costs = self._costs_of_each()
@@ -273,7 +273,7 @@ class Models:
         if not all(name in end for end in ends):
             return None
         counting = self.costs or [end["weight"] for end in ends]
-        shares = [weights / weights.sum() for weights in counting]
+        shares = [_shares(weights, end[name]) for weights, end in zip(counting, ends)]
         values = np.array([(end[name] * share).sum(HEADS).values for end, share in zip(ends, shares)], dtype=float)
         layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
         if values.size > 1:
@@ -312,6 +312,12 @@ class Models:
     def _add(self, number: int, taken: xr.Dataset) -> None:
         whole = self._evidence[number]
         self._evidence[number] = whole.assign(taken.data_vars).assign_attrs(taken.attrs)
+
+
+def _shares(weights: xr.DataArray, costs: xr.DataArray) -> xr.DataArray:
+    """Return the share of each head in what heads count with, (layer, head), among those that have a cost."""
+    counted = weights.where(mean_over_prompts(costs).notnull())
+    return counted / counted.sum()
 
 
 def _layers_of(of: xr.Dataset, name: str) -> list[float]:

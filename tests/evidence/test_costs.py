@@ -156,3 +156,27 @@ def test_the_second_view_is_of_the_same_seeds():
     values = np.array([[1.0], [2.0], [np.nan]])
     of = estimate(Sample(values, by_answer=np.array([[3.0], [5.0], [np.nan]]), prompts="nested"))
     assert isinstance(of, Estimate) and of.by_answer[0] == 4 and of.value == 1.5
+
+
+@pytest.mark.parametrize("weights", ["knock-out", "answer"])
+def test_heads_of_a_layer_without_a2_do_not_count_in_what_a2_costs(weights):
+    places = ("few", "layer", "head")
+
+    def model(first, second):
+        variables = {
+            "knock_out.loss": (places, [[[1.0, 1.0], [5.0, 5.0]]]),
+            "a2_out.loss": (places, [[[first, second], [np.nan, np.nan]]]),
+            "weight": (places[1:], [[0.2, 0.2], [0.9, 0.9]]),
+        }
+        return xr.Dataset(variables, attrs={"differential": 1, "extras": "", "prompts": ""})
+
+    cost = Models([model(4.0, 2.0), model(6.0, 4.0)], ["a", "b"], weights=weights).a2_cost
+    assert cost.value == pytest.approx(4.0) and cost.of == "A2"
+
+
+def test_evidence_that_one_of_several_models_lacks_is_missing():
+    table = xr.DataArray(np.ones((2, 1, 1)), dims=("prompt", "layer", "head"))
+    attrs = {"differential": 1, "extras": "", "prompts": ""}
+    whole, lacking = (xr.Dataset({f"{label}.gini": table}, attrs=attrs) for label in ("sparser", "sparsity_of_maps"))
+    with pytest.raises(Missing, match="does not hold"):
+        Models([whole, lacking], ["a", "b"], weights="answer").tables("sparser")

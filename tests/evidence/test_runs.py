@@ -119,7 +119,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     assert set(ranks.estimates) == set(ranks.test.quantities)  # what edits came to was kept
     ends = [run_file.open_evidence(folder / f"diff/seed-{seed}" / run_file.EVIDENCE)["outcome"][:, -1] for seed in (0, 1)]
     assert ranks.estimates["low_5"].value == pytest.approx(np.mean([end.sel(measure="low_5") for end in ends]), rel=1e-5)
-    assert redundancy.shown.startswith("needs the models themselves") and "knock_out" not in flow.estimates
+    assert redundancy.shown.startswith("needs open models") and "knock_out" not in flow.estimates
     live = study.boards[WEIGHTS]  # the third seed has no models
     assert [verdict.test.id for verdict in live] == [ids[1], ids[3]]
     assert all({each.seeds for each in verdict.estimates.values()} == {2} for verdict in live)
