@@ -18,7 +18,7 @@ def tell_failures(cohort, outcome):
 
 def collected(cohort):
     """Collect a folder's finished runs in its dataset."""
-    from diffscope.lab.queue import lock
+    from diffscope.lab.items import lock
     from diffscope.lab.training.cohort import CURVES, DATASET, collect
     from diffscope.lab.training.scores import MEASURED, OF_TASK
     from diffscope.store import save_statistics

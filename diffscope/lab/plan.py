@@ -16,8 +16,8 @@ from typing import NamedTuple
 from transformers.utils import cached_file
 
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
+from diffscope.lab.items import Item
 from diffscope.lab.prompt_sets import PromptSet, prompt_sets
-from diffscope.lab.queue import Item
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from diffscope.errors import DiffscopeError, MissingExtra, first_line
 from diffscope.files import disk_is_full
-from diffscope.lab.queue import FAILED, HELD, POLL, UNTOUCHED, Item, cause_of, lock, note_failure
+from diffscope.lab.items import FAILED, HELD, POLL, UNTOUCHED, Item, cause_of, lock, note_failure
 
 
 def run_on_ray(

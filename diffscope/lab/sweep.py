@@ -20,9 +20,10 @@ from torch import OutOfMemoryError, nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
 from diffscope.files import remove, stop_on_full_disk, write_text
+from diffscope.lab.items import Outcome, lock
 from diffscope.lab.plan import LAST, Plan, Shard, rows_of
 from diffscope.lab.prompt_sets import restored
-from diffscope.lab.queue import Outcome, Progress, lock, run
+from diffscope.lab.queue import Progress, run
 from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average

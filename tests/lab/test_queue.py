@@ -17,7 +17,8 @@ import torch
 
 from diffscope.errors import DiffscopeError
 from diffscope.files import disk_is_full, unfinished_folder
-from diffscope.lab.queue import Item, Outcome, lock, run
+from diffscope.lab.items import Item, Outcome, lock
+from diffscope.lab.queue import run
 from tests.lab.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]

@@ -13,7 +13,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.queue import Item, Outcome
+from diffscope.lab.items import Item, Outcome
 from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.queue import Item
+from diffscope.lab.items import Item
 from diffscope.lab.training.recipe import Recipe, without_defaults
 from diffscope.lab.training.run import check_same, differences, recipe_text
 from diffscope.lab.training.stages import FORMED_IN_ALL, LEAST_LOSS

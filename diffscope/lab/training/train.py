@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.lab.queue import lock, torch_threads
+from diffscope.lab.items import lock, torch_threads
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
 from diffscope.lab.training.formation import formation

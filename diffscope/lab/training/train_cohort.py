@@ -12,7 +12,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.queue import Item, Outcome, Progress, run
+from diffscope.lab.items import Item, Outcome
+from diffscope.lab.queue import Progress, run
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import formation

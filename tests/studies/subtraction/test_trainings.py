@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from diffscope.errors import DiffscopeError
-from diffscope.lab.queue import Outcome
+from diffscope.lab.items import Outcome
 from diffscope.lab.training.stages import FORMED_IN_ALL
 from studies.subtraction import train as module
 
