@@ -40,8 +40,8 @@ STATISTICS = ("sink_mass", "sink_rate", "column_sink", "entropy_normalised", "gi
 BASELINES = ("standard", "double-width")
 INTRODUCTION = (
     "What was read of models that write text (`python -m studies.laptop.reproduce --train FOLDER`). Losses: all held-out text, "
-    "{windows} windows of {length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: {few} held-out texts "
-    "for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
+    "{windows} windows of {length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: "
+    "{few} held-out texts for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
     "differences paired by seed; no interval is corrected, and they are of the seeds of models, not of what text there might be. "
     "*Given away* are tokens that complete three tokens which stood in the same window before."
 )
