@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from diffscope.digests import read_proven_json, write_proven_json
+from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.files import plain
 from diffscope.hypotheses.shipped import STUDY, find_study
@@ -79,13 +79,15 @@ def open_study(folder: str | Path | None = None) -> Study:
         It cannot be read.
     """
     path = find_study(folder)
+    if not carries_digest(path):  # every study does, and what shows one relies on how it is made
+        raise CorruptFile(f"{path} carries no digest: it is damaged, was changed or was not written by diffscope; {REMEDY}")
     record = read_proven_json(path, REMEDY)
     try:
         boards = {name: open_board(rows) for name, rows in record["boards"].items()}
         return Study(record["facts"], boards, *(_rows(record[name]) for name in TABLES), record["notes"])
     except DiffscopeError:
         raise
-    except Exception as error:  # what a damaged record without a digest may hold
+    except Exception as error:  # what a record of other code may hold
         raise CorruptFile(f"{path} is damaged ({type(error).__name__}: {first_line(error)}); {REMEDY}") from None
 
 
@@ -112,7 +114,7 @@ def _packed(verdict: Mapping) -> dict:
 def _unpacked(row: Mapping) -> dict:
     names = [each.name for each in fields(LeaveOneOut)]
     estimates = {
-        name: {**of, LEAVE_ONE_OUT: [dict(zip(names, values)) for values in of[LEAVE_ONE_OUT]]}
+        name: {**of, LEAVE_ONE_OUT: [dict(zip(names, values, strict=True)) for values in of[LEAVE_ONE_OUT]]}
         for name, of in row["estimates"].items()
     }
     return {**row, "estimates": estimates}
@@ -125,7 +127,7 @@ def _columns(rows: Sequence[Mapping]) -> dict:
 
 
 def _rows(table: Mapping) -> list[dict]:
-    return [dict(zip(table["columns"], values)) for values in table["rows"]]
+    return [dict(zip(table["columns"], values, strict=True)) for values in table["rows"]]
 
 
 def _rounded(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The page ``cells.md``: DIFF minus each standard arm by length and number of distractors.
 
 It has what was looked at after the study was read, so nothing here has a corrected p. Means over seeds, 95 % intervals
-(Student's t over seeds, paired), p of every way to flip the seeds' signs; of formed models.
+(Student's t over seeds, paired), p of sign flips; of formed models.
 """
 
 from __future__ import annotations

@@ -121,9 +121,9 @@ def _alike(made: Path, committed: Path) -> bool:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two values of JSON are equal, numbers to :data:`TOLERANCE`."""
+    """Whether two values of JSON are equal, in the order in which pages show them; numbers to :data:`TOLERANCE`."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+        return list(one) == list(other) and all(alike(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(alike, one, other))
     if isinstance(one, float) and isinstance(other, float):

@@ -1,6 +1,6 @@
 """The page ``second_reading.md``: onsets by several criteria, other head weights, and every contrast of arms.
 
-Means over seeds, 95 % intervals (Student's t over seeds, paired), p of every way to turn the seeds' signs. Nothing is corrected.
+Means over seeds, 95 % intervals (Student's t over seeds, paired), p of sign flips. Nothing is corrected.
 """
 
 from __future__ import annotations

@@ -39,9 +39,9 @@ PROMPTS = 10  # at each of five depths
 STATISTICS = ("sink_mass", "sink_rate", "column_sink", "entropy_normalised", "gini")
 BASELINES = ("standard", "double-width")
 INTRODUCTION = (
-    "What `python -m studies.laptop.text` read of models that write text. Losses: all held-out text, {windows} windows of "
-    "{length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: {few} held-out texts "
-    "for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
+    "What was read of models that write text (`python -m studies.laptop.reproduce --train FOLDER`). Losses: all held-out text, "
+    "{windows} windows of {length} tokens of documentation strings one after another, and {texts} texts of the training. Maps: "
+    "{few} held-out texts for each seed, the same for its arms. Means over {seeds} seeds with 95 % intervals (Student's t), "
     "differences paired by seed; no interval is corrected, and they are of the seeds of models, not of what text there might be. "
     "*Given away* are tokens that complete three tokens which stood in the same window before."
 )
@@ -232,41 +232,46 @@ def along(scope: Scope, ids: np.ndarray) -> Values:
     return values
 
 
-def read(folder: Path, seed: int) -> dict:
-    """Everything of one run."""
+def read(folder: Path, seed: int) -> Values:
+    """Measure everything of one run."""
     scope = diffscope.load(folder)
     recall = Recall(scope.tokenizer)
     ids, _ = recall.rows(FEW, LENGTH, np.random.default_rng([SEED, seed]))
     first = min(scope.checkpoints)
-    return {
-        "values": losses(scope, *windows(scope))
+    return (
+        losses(scope, *windows(scope))
         | losses_along(scope, seed)
         | maps(scope, ids)
         | nearest(scope, ids)
         | shared(scope, ids)
         | {f"{words}, step {first}": value for words, value in shared(scope.at(first), ids).items()}
         | by_depth(scope, seed)
-        | along(scope, ids),
-    }
+        | along(scope, ids)
+    )
 
 
-def summary(runs: Mapping[str, Mapping[int, dict]]) -> dict:
-    """Means over seeds by arm, and DIFF minus each baseline seed by seed, each with its interval."""
-    arms = {arm: _means([run["values"] for run in of_arm.values()]) for arm, of_arm in runs.items()}
-    differences = {}
+def summary(runs: Mapping[str, Mapping[str, Values]]) -> dict[str, dict[str, dict]]:
+    """Return means over seeds by arm, and DIFF minus each baseline seed by seed, each with its interval; a column each."""
+    columns = {arm: _means(list(of_arm.values())) for arm, of_arm in runs.items()}
     for arm in BASELINES:
         both = sorted(set(runs.get("diff", {})) & set(runs.get(arm, {})))
-        pairs = [(runs["diff"][seed]["values"], runs[arm][seed]["values"]) for seed in both]
-        differences[f"diff − {arm}"] = _means(
-            [{name: ours[name] - theirs[name] for name in ours if name in theirs} for ours, theirs in pairs]
+        pairs = [(runs["diff"][seed], runs[arm][seed]) for seed in both]
+        columns[f"diff − {arm}"] = _means(
+            [{name: _number(ours[name]) - _number(theirs[name]) for name in ours if name in theirs} for ours, theirs in pairs]
         )
-    return {"arms": arms, "differences": differences}
+    return columns
+
+
+def _number(value: float | None) -> float:
+    """Return a value of a file, which has null for NaN."""
+    return np.nan if value is None else value
 
 
 def _means(runs: Sequence[Values]) -> dict[str, dict]:
     table = {}
     for name in dict.fromkeys(name for values in runs for name in values):
-        values = np.array([of[name] for of in runs if np.isfinite(of.get(name, np.nan))])
+        values = np.array([_number(of.get(name)) for of in runs])
+        values = values[np.isfinite(values)]
         low, high = students_t(values)[0] if len(values) > 2 else (np.nan, np.nan)
         table[name] = {"value": values.mean() if len(values) else np.nan, "low": low, "high": high, "seeds": len(values)}
     return table
@@ -284,18 +289,18 @@ def run(cohort: Path, arms: Sequence[str] = (), tell: Callable[[str], object] = 
     folders = [folder for folder in folders if not arms or folder.parent.name in arms]
     if not folders:
         raise DiffscopeError(f"{cohort} holds no trained models; train them with: diffscope train laptop-text --out {cohort}")
-    runs: dict[str, dict[int, dict]] = {}
+    runs: dict[str, dict[str, Values]] = {}
     for folder in folders:
         tell(f"{folder.parent.name}, {folder.name}")
         seed = int(folder.name.removeprefix("seed-"))
-        runs.setdefault(folder.parent.name, {})[seed] = read(folder, seed)
+        runs.setdefault(folder.parent.name, {})[str(seed)] = read(folder, seed)
     made_of = {"length": LENGTH, "windows": len(windows(diffscope.load(folders[0]))[0]), "texts": TEXTS, "few": FEW}
-    return plain({**made_of, **summary(runs), "runs": runs})
+    return plain({**made_of, "runs": runs})
 
 
 def page(result: Mapping) -> str:
-    """All means and paired differences of what was read, as Markdown."""
-    columns = {**result["arms"], **result["differences"]}
+    """Format all means and paired differences of what was read, as Markdown."""
+    columns = summary(result["runs"])
     names = list(dict.fromkeys(name for table in columns.values() for name in table))
     seeds = sorted({len(runs) for runs in result["runs"].values()})
     if {row["seeds"] for table in columns.values() for row in table.values()} - {0, *seeds}:  # 0: standard attention has no A2
@@ -312,7 +317,7 @@ def page(result: Mapping) -> str:
 
 
 def _cell(row: dict | None) -> str:
-    if row is None or row["value"] is None:
+    if row is None or not row["seeds"]:
         return "–"
-    ends = "" if row["low"] is None else f" ({row['low']:.3g} to {row['high']:.3g})"
+    ends = "" if np.isnan(row["low"]) else f" ({row['low']:.3g} to {row['high']:.3g})"
     return f"{row['value']:.3g}{ends}".replace("-", "−")

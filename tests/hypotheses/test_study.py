@@ -62,9 +62,15 @@ def test_other_rules_and_damage_are_refused(folder, tmp_path):
         write_proven_json(path, {**record, "boards": {"all seeds": [record["boards"]["all seeds"][0] | {name: "another"}]}})
         with pytest.raises(DiffscopeError, match="judged by another rule now"):
             open_study(tmp_path / "study")
-    path.write_text("{")
-    with pytest.raises(CorruptFile, match="is damaged"):
-        open_study(tmp_path / "study")
+    for rows in ([["diff", 2]], [["diff", 2, 2, 100, 100, None, "more"]]):
+        write_proven_json(path, {**record, "survival": {**record["survival"], "rows": rows}})
+        with pytest.raises(CorruptFile, match="is damaged"):
+            open_study(tmp_path / "study")
+    for text in ("{", "[1]", '{"boards": {}}', json.dumps({**record, "facts": None})):
+        path.write_text(text)
+        with pytest.raises(CorruptFile, match="carries no digest: it is damaged") as error:
+            open_study(tmp_path / "study")
+        assert "\n" not in str(error.value)
     with pytest.raises(DiffscopeError, match="no study in"):
         open_study(tmp_path / "nowhere")
 

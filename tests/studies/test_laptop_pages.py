@@ -73,6 +73,9 @@ def test_another_number_differs_and_rounding_does_not(tmp_path):
         changed["boards"]["all seeds"][0]["estimates"]["standard"]["value"] *= factor
         (target / STUDY).write_text(json.dumps(changed), encoding="utf-8")
         assert list(reproduce.differing(tmp_path)) == names
+    facts = dict(reversed(committed["facts"].items()))
+    (target / STUDY).write_text(json.dumps({**committed, "facts": facts}), encoding="utf-8")
+    assert list(reproduce.differing(tmp_path)) == [reproduce.HOME / STUDY]  # pages are in the order of the file
     (tmp_path / reproduce.PAGES).mkdir(parents=True)
     (tmp_path / reproduce.PAGES / "new.md").write_text("new")
     assert reproduce.PAGES / "new.md" in list(reproduce.differing(tmp_path))
