@@ -34,7 +34,7 @@ def of_models(
     places : dict of str to Place
         By quantity.
     judged : collection of str
-        The quantities that a rule uses. Of the others an outcome that the subject does not hold is left out.
+        The quantities that a rule uses. Of the others, those that the subject does not hold are left out.
     needs : {"model", "pair", "checkpoints"}
     over : {"", "growth", "late mean"}
         What values over checkpoints come to.
@@ -42,7 +42,7 @@ def of_models(
     Raises
     ------
     Missing
-        The subject is of another kind, or does not hold what the test needs.
+        The subject is of another kind, or does not hold what a rule uses, or nothing of what is measured.
     """
     check(subject, needs)
     apart: dict[str, list[str]] = {}  # by label, the names of numbers that are shown of some heads alone
@@ -63,8 +63,15 @@ def of_models(
         label = place.evidence.partition(".")[0]
         if label not in taken:
             taken[label] = subject.tables(label, apart=tuple(dict.fromkeys(apart.get(label, ()))))
-        sample = of_heads(subject, taken[label], place, OVER[over] if over else None)
+        try:
+            sample = of_heads(subject, taken[label], place, OVER[over] if over else None)
+        except Missing:
+            if quantity in judged:
+                raise
+            continue
         samples[quantity] = sample if place.untrained else replace(sample, untrained=None)
+    if not samples:
+        raise Missing(NOT_HELD)
     return samples
 
 
