@@ -42,9 +42,9 @@ def open_evidence(path: str | Path) -> xr.Dataset:
     """
     path = Path(path)
     dataset = open_statistics(path)
-    if (found := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
+    if (written := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
         raise DiffscopeError(
-            f"{path} has format {found} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
+            f"{path} has format {written} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
             "anew with: diffscope train RECIPE --out FOLDER --evidence"
         )
     folder = path.absolute().parent

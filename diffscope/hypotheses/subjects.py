@@ -221,15 +221,15 @@ class Models:
         """
         samples = {}
         for name in names:
-            held = [of for of in self._ends(part_of_outcome(name) or "")]
-            values = [of[name].values for of in held if name in of]
-            if values:
-                nothing = np.full_like(values[0], np.nan)
-                layers = (
-                    np.mean(by_layer, 0) if (by_layer := [_layers_of(of, name) for of in held if f"{name}_0" in of]) else None
-                )
-                table = np.stack([of[name].values if name in of else nothing for of in held])
-                samples[name] = Sample(table, layers=layers, prompts=self.prompts_are, seeds=self.seeds)
+            ends = self._ends(part_of_outcome(name) or "")
+            with_name = [end[name].values for end in ends if name in end]
+            if not with_name:
+                continue
+            missing = np.full_like(with_name[0], np.nan)
+            values = np.stack([end[name].values if name in end else missing for end in ends])  # (seed, prompt)
+            by_layer = [_layers_of(end, name) for end in ends if f"{name}_0" in end]
+            layers = np.mean(by_layer, 0) if by_layer else None
+            samples[name] = Sample(values, layers=layers, prompts=self.prompts_are, seeds=self.seeds)
         return samples
 
     @cached_property
