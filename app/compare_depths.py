@@ -20,7 +20,7 @@ from diffscope.readings import signs
 from diffscope.readings.depths import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import DEPTHS
-from diffscope.tasks.trained_on import template_mismatches, template_of
+from diffscope.tasks.training_sentence import template_mismatches, template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}

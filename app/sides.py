@@ -18,7 +18,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.panels import short_name
 from diffscope.figures.selection import runs
 from diffscope.models.loading import steps_of
-from diffscope.prompts import Chars
+from diffscope.prompts.encoded import Chars
 
 MODELS = "two models"
 PROMPTS = "two prompts"

@@ -17,13 +17,13 @@ from offered import bundled as bundled
 from offered import called, located, trusted, without_places
 from rules import rules as rules
 
+from app.outline import outline
 from diffscope import readings
-from diffscope.capture import open_capture
+from diffscope.capture.capture import open_capture
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.loading import tokenizer_folder
-from diffscope.models.outline import outline
 from diffscope.scope import Scope
 
 LONGEST_NAME = 100  # of a file that is kept for a moment

@@ -9,11 +9,11 @@ import xarray as xr
 from kept import kept, kept_option
 from sources import measured
 
+from app.questions import QUESTIONS, question_of
 from diffscope.figures.heads import over_heads
+from diffscope.readings.labels import is_unsigned
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
-from diffscope.stats.labels import is_unsigned
-from diffscope.stats.questions import QUESTIONS, question_of
 from diffscope.stats.registry import LABELS
 
 WORDS = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂"}

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from trial import Trial
 
+from app.outline import Outline, check_memory, named_code
 from diffscope.errors import CorruptFile, DiffscopeError, UnsupportedModel
-from diffscope.files import to_json
-from diffscope.models.outline import Outline, check_memory, named_code
 from diffscope.models.settings import CODE, INDEX, PACKED
 from diffscope.models.stored import WHOLE
+from diffscope.storage.atomic import to_json
 
 SETTINGS = ("config.json", "generation_config.json", "tokenizer_config.json", "special_tokens_map.json", INDEX)
 WORDS = ("tokenizer.json", "vocab.json", "added_tokens.json", "merges.txt", "vocab.txt")

@@ -23,17 +23,17 @@ import diffscope
 from benchmarks import results
 from benchmarks.results import Section, table
 from diffscope import edits
-from diffscope.files import write_text
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.instruments.signal_to_noise import DRAWS, over_prompts
 from diffscope.scope import Scope
+from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 from diffscope.tasks import Recall, Retrieval
 from diffscope.tasks.retrieval import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.template import encode_continuation
 from diffscope.tasks.tokenizer import CITIES
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "interventions.md"
 SEED = 20_000

@@ -28,9 +28,9 @@ from benchmarks import results, transformers_models
 from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.attention.layer import LayerAttention
-from diffscope.files import write_text
 from diffscope.models import load_model
 from diffscope.scope.runners import ImageModel
+from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 from tests import tiny
 from tests.layouts import planted

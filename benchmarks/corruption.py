@@ -32,11 +32,11 @@ import diffscope
 from benchmarks import results
 from benchmarks.meter import memory
 from benchmarks.results import Section, table
-from diffscope.digests import END, KEY, MARK, SUMS, write_sums
 from diffscope.errors import DiffscopeError, NoDigest
 from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.store import FORMATS, save_statistics
+from diffscope.storage.checksum import END, KEY, MARK, SUMS, write_sums
+from diffscope.storage.statistics import FORMATS, save_statistics
 from diffscope.tables.table import Table
 from tests.study_data import study as planted_study
 

@@ -24,12 +24,12 @@ from benchmarks import results
 from benchmarks.meter import OK, Child, Limits, Meter
 from benchmarks.results import LOAD, Section, duration, size, table
 from diffscope.attention.layer import LayerAttention, Pairing
-from diffscope.kernels import rows
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.proof.formula import Formulas
-from diffscope.stats import estimated_rank
-from diffscope.stats.formulas import rank
-from diffscope.stats.implicit_map import ImplicitMaps
+from diffscope.proof.float32 import Formulas
+from diffscope.stats.kernels import rows
+from diffscope.stats.ranks import estimated as estimated_rank
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks.implicit_map import ImplicitMaps
 
 WIDTH = 64  # of a head in the part `ranks`
 HEADS, D = 12, 128  # of the layer in the part `kernels`, as in a model of 3B parameters

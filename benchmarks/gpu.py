@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from diffscope.files import write_text
+from diffscope.storage.atomic import write_text
 
 HOME = Path(__file__).parents[1]
 FILES = ("gpu.json", "gpu.txt", "results.json", "RESULTS.md", "cohort.tar")

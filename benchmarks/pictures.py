@@ -29,7 +29,7 @@ from benchmarks import results
 from benchmarks.meter import OK, Child
 from benchmarks.results import LOAD, Section, duration, table
 from diffscope.attention import LayerAttention
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.figures import figure
 from diffscope.figures.pixels import pixels
 from tests.tiny import random_capture

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from diffscope.files import write_text
+from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 
 HOME = Path(__file__).parent

@@ -23,8 +23,8 @@ _NAMES = {
     "Capture": "capture",
     "CaptureBatch": "capture",
     "Chars": "prompts",
-    "Comparison": "comparison",
-    "OfSpans": "span_algebra",
+    "Comparison": "scope.comparison",
+    "OfSpans": "prompts",
     "Sample": "stats.sampling",
     "Scope": "scope",
     "anatomy": "instruments.anatomy",
@@ -41,7 +41,7 @@ _NAMES = {
     **dict.fromkeys(
         ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
     ),
-    **dict.fromkeys(("models", "prompts", "readings", "stats", "store", "tables", "tasks"), None),
+    **dict.fromkeys(("models", "prompts", "readings", "stats", "storage", "tables", "tasks"), None),
 }
 _MOVED = {"test": "diffscope.hypotheses.test"}
 
@@ -79,13 +79,12 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import prompts as prompts
     from diffscope import readings as readings
     from diffscope import stats as stats
-    from diffscope import store as store
+    from diffscope import storage as storage
     from diffscope import tables as tables
     from diffscope import tasks as tasks
     from diffscope.attribution import branch_attribution as branch_attribution
     from diffscope.capture import Capture as Capture
     from diffscope.capture import CaptureBatch as CaptureBatch
-    from diffscope.comparison import Comparison as Comparison
     from diffscope.conformance import check as check
     from diffscope.figures import figure as figure
     from diffscope.instruments.anatomy import anatomy as anatomy
@@ -94,9 +93,10 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.instruments.signal_to_noise import signal_to_noise as signal_to_noise
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
+    from diffscope.prompts import OfSpans as OfSpans
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
     from diffscope.scope.comparing import compare as compare
-    from diffscope.span_algebra import OfSpans as OfSpans
+    from diffscope.scope.comparison import Comparison as Comparison
     from diffscope.stats.averaging import average as average
     from diffscope.stats.sampling import Sample as Sample

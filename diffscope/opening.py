@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.files import checked_path, is_pickle
+from diffscope.storage.atomic import checked_path, is_pickle
 
 if TYPE_CHECKING:
     import xarray as xr
 
-    from diffscope.capture import Capture, CaptureBatch
+    from diffscope.capture.capture import Capture, CaptureBatch
     from diffscope.hypotheses.study import Study
 
 STUDY = "study.json"
@@ -51,9 +51,9 @@ def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study
 
 
 def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
-    from diffscope.capture import open_capture
-    from diffscope.digests import carries_digest
-    from diffscope.store import FORMATS, open_statistics
+    from diffscope.capture.capture import open_capture
+    from diffscope.storage.checksum import carries_digest
+    from diffscope.storage.statistics import FORMATS, open_statistics
 
     if path.name == STUDY:
         return _open_study(path.parent)
@@ -70,7 +70,7 @@ def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
 
 
 def _open_folder(folder: Path) -> xr.Dataset | Study:
-    from diffscope.store import open_statistics
+    from diffscope.storage.statistics import open_statistics
 
     if (folder / "zarr.json").is_file() or folder.suffix.lower() == ".zarr":
         return open_statistics(folder)

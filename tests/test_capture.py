@@ -13,8 +13,8 @@ import xarray as xr
 
 import diffscope
 from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.families.bundled import Own
 from diffscope.proof.fidelity import deviation, deviations, fidelities, other_pairings
 from tests import tiny

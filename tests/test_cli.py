@@ -23,7 +23,7 @@ from diffscope.cli import COMMANDS, app, main, output
 from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
 from diffscope.hypotheses import TESTS
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 from tests import tiny
 
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1234."
@@ -268,14 +268,14 @@ def test_a_head_is_not_compared_with_itself(run, saved):
 
 
 def test_infinite_divergences_are_left_out_and_counted(run, saved, monkeypatch):
-    measure = diffscope.capture.Capture.measure
+    measure = diffscope.capture.capture.Capture.measure
 
     def with_infinity(self, *arguments, **options):
         measured = measure(self, *arguments, **options).copy(deep=True)
         measured["kl_12"].loc[dict(layer=0, head=0, query=measured["query"][-2:])] = np.inf
         return measured
 
-    monkeypatch.setattr(diffscope.capture.Capture, "measure", with_infinity)
+    monkeypatch.setattr(diffscope.capture.capture.Capture, "measure", with_infinity)
     measured = diffscope.open(saved).measure(["kl_12"])["kl_12"]
     infinite = int(np.isinf(measured).sum())
     _, out, _ = run("measure", saved, "--stats", "kl_12")

@@ -13,12 +13,12 @@ import xarray as xr
 
 import diffscope
 from benchmarks.corruption import damage, keep_all, without_digests
-from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
-from diffscope.digests import END, KEY, MARK, SUMS, check_sums, write_sums
 from diffscope.errors import CorruptFile, NoDigest
 from diffscope.hypotheses.shipped import SHIPPED, shipped
-from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
+from diffscope.models.cards import BUNDLED, CARD_FILE
+from diffscope.storage.checksum import END, KEY, MARK, SUMS, check_sums, write_sums
+from diffscope.storage.statistics import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 DIGEST = MARK.decode() + hashlib.sha256(b"").hexdigest()
 LIKE_A_DIGEST = f'"{KEY}": "{DIGEST}'

@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 import diffscope
-from diffscope import display, hypotheses, readings
-from diffscope.prompts import encode
+from diffscope import hypotheses, readings
+from diffscope import render as display
+from diffscope.prompts.encoded import encode
 from tests import tiny
 from tests.study_data import estimate
 from tests.tokenizers_of_kinds import KINDS, tokenizer

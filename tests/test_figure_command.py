@@ -110,7 +110,7 @@ def test_without_a_place_to_draw_it_says_so(run):
 
 def test_values_of_a_file_are_drawn_along_their_dimensions(run, tmp_path):
     measured = diffscope.load("mini-diff").capture(PROMPT).measure(["gini"], queries="last").isel(query=0, drop=True)
-    diffscope.store.save_statistics(measured, tmp_path / "gini.nc")
+    diffscope.storage.statistics.save_statistics(measured, tmp_path / "gini.nc")
     arguments = ["--kind", "curves", "--statistic", "gini", "--where", "map=D", "--x", "layer", "--series", "head"]
     status, _, err = run(tmp_path / "gini.nc", *arguments, "--style", "points", "--out", tmp_path / "figure.json")
     assert status == 0, err

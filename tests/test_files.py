@@ -8,7 +8,7 @@ import pytest
 
 import diffscope
 from diffscope.errors import CorruptFile
-from diffscope.files import is_pickle, replacing, to_json, unfinished_folder, write_json
+from diffscope.storage.atomic import is_pickle, replacing, to_json, unfinished_folder, write_json
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -3,7 +3,7 @@
 import pytest
 
 import diffscope
-from diffscope import forecast
+from app import forecast
 from diffscope.conformance.checks import planned_runs
 from diffscope.hypotheses import Settings
 from tests import tiny

@@ -10,13 +10,14 @@ import torch
 import xarray as xr
 
 import diffscope
-from diffscope import CorruptFile, DiffscopeError, edits, store
-from diffscope.capture import open_capture
-from diffscope.files import UNFINISHED
+from diffscope import CorruptFile, DiffscopeError, edits
+from diffscope.capture.capture import open_capture
 from diffscope.hypotheses.study import Study
 from diffscope.proof.fidelity import Fidelity
 from diffscope.scope.record import Record
-from diffscope.store import FORMATS, open_tensors, save_statistics, save_tensors
+from diffscope.storage import statistics as store
+from diffscope.storage.atomic import UNFINISHED
+from diffscope.storage.statistics import FORMATS, open_tensors, save_statistics, save_tensors
 from tests import tiny
 from tests.study_data import study as planted_study
 

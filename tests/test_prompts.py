@@ -5,8 +5,8 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.prompts import Chars, encode
-from diffscope.span_algebra import OfSpans
+from diffscope.prompts.encoded import Chars, encode
+from diffscope.prompts.spans import OfSpans
 from tests import tiny
 
 TEXT = "The magic number of Paris is 7421. The magic number of Rome is 2174."

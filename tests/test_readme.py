@@ -61,7 +61,7 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
     assert isinstance(words, Definition) and words.formula == "sum p²"
     scope, prompt = diffscope.load("mini-diff"), "The magic number: Paris 7421. The magic number: Paris"
     cap = scope.capture(prompt, spans={"answer": "7421"})
-    edit = names("def temper_a2", "diffscope.edits.simple")
+    edit = names("def temper_a2", "diffscope.edits.edits")
     edit["TemperA2"] = names("@dataclass", "diffscope.attention.changes")["TemperA2"]
     with scope.edit(edit["temper_a2"](2.0)):
         assert float(abs(scope.capture(prompt).map("A2", 0, 0) - cap.map("A2", 0, 0)).max()) > 0.01

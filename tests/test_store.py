@@ -12,9 +12,9 @@ import xarray as xr
 from pyarrow import parquet as pq
 from safetensors.torch import save_file
 
-from diffscope.digests import seal
 from diffscope.errors import CorruptFile, DiffscopeError
-from diffscope.store import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
+from diffscope.storage.checksum import seal
+from diffscope.storage.statistics import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
 
 
 @pytest.fixture

@@ -20,9 +20,9 @@ from transformers import (
 )
 
 from diffscope.attention import LayerAttention, Pairing
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.tokenizer import train_tokenizer
 

@@ -23,7 +23,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
-from diffscope.files import write_text
+from diffscope.storage.atomic import write_text
 
 ROOT = Path(__file__).parents[1]
 ANALYSES = ROOT / "analyses"

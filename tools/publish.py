@@ -24,22 +24,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.cards import BUNDLED, CARD_FILE
-from diffscope.digests import write_sums
 from diffscope.errors import DiffscopeError
-from diffscope.files import write_json
 from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
+from diffscope.models.cards import BUNDLED, CARD_FILE
 from diffscope.models.loading import checkpoints
-from diffscope.prompts import Chars
+from diffscope.prompts.encoded import Chars
 from diffscope.scope import Scope, load
+from diffscope.storage.atomic import write_json
+from diffscope.storage.checksum import write_sums
 from diffscope.tasks.files import EXAMPLES
 from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import last_template
+from diffscope.tasks.training_sentence import last_template
 from studies.laptop import text as text_cohort
 
 PREFIX = "mini-"

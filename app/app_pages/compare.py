@@ -14,13 +14,13 @@ from sides import Pair, Side, choose_sides
 from statistic import WORDS, choose_statistic, same_statistic, signs_of
 from words import as_call, in_words, plain
 
+from app.questions import LETTERS
 from diffscope import Comparison, figures, readings
 from diffscope.attention.indexing import check_index
 from diffscope.figures.escaping import visible
 from diffscope.readings.words import percent
 from diffscope.stats import STATISTICS
 from diffscope.stats.formulas.spans import NORMALISATIONS
-from diffscope.stats.questions import LETTERS
 
 Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head

@@ -13,13 +13,13 @@ from sources import thumbnails
 from statistic import choose_statistic, signs_of
 from words import as_call, in_words, plain
 
+from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.attention.indexing import check_index
 from diffscope.figures import attention_view
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.figures.panels import short_name
 from diffscope.stats import STATISTICS
-from diffscope.stats.questions import LETTERS
 
 BARS = 4096  # keys of a row that are drawn as bars
 HELP = (

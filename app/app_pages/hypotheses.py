@@ -17,10 +17,10 @@ from sources import age, bundled, check_lengths, rules, scope, study
 from words import in_words, plain
 
 from diffscope import figures, tables
-from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.cli.study import REPORT
 from diffscope.figures.of_study import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
+from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall
 from diffscope.hypotheses.gathering import steps_of
 from diffscope.hypotheses.rules import A2, ANSWER, KNOCK_OUT

@@ -20,7 +20,7 @@ from words import in_words, plain
 
 from diffscope import figures
 from diffscope.attention.indexing import check_index
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.panels import short_name
 from diffscope.lab.accuracy import accuracy_over_training

@@ -19,13 +19,13 @@ from rules import rules
 from sources import age, opened, outlined, own_prompts
 from words import in_words, plain
 
-from diffscope import forecast
+from app import forecast
+from app.outline import check_memory
 from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible
 from diffscope.figures.panels import short_name
 from diffscope.hypotheses import Settings
-from diffscope.models.outline import check_memory
 from diffscope.stats.forecast import size_in_words, time_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens
 from diffscope.tasks.encoding import require_answers

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import streamlit as st
 
 from diffscope.figures import Figure
-from diffscope.store import save_statistics
+from diffscope.storage.statistics import save_statistics
 
 PRINTED = {"PDF": ("application/pdf", ".pdf"), "SVG": ("image/svg+xml", ".svg"), "PNG": ("image/png", ".png")}
 TABLES = {

@@ -17,7 +17,7 @@ from words import in_words, plain
 from blocks.charts import show_chart
 from blocks.exports import take_away
 from diffscope import figures
-from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
+from diffscope.hypotheses.accounts import AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
 COLOURS = {FOR: "blue", AGAINST: "orange", OPEN: "violet", SILENT: "gray"}

@@ -14,8 +14,8 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import diffscope
 from benchmarks.engine.script import Values, stacked
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.models.loading import load_model
 from diffscope.models.mechanisms import Attention
 from diffscope.stats.definitions import ROW

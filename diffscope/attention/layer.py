@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.changes import At, Change
+from diffscope.attention.components import Mask, Norm, Pairing, Rows
 from diffscope.attention.indexing import Heads, Queries
-from diffscope.attention.kept import check_kept
 from diffscope.attention.memory import FRESH, Workspace, give_back_memory
-from diffscope.attention.parts import Mask, Norm, Pairing, Rows
 from diffscope.attention.precision import exactly
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
+from diffscope.attention.stored import check_kept
 from diffscope.errors import first_line
 
 # Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast

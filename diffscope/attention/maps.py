@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Rows
 from diffscope.errors import DiffscopeError
 
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm, Pairing
 
 
 def alike(layers: Sequence[LayerAttention]) -> bool:

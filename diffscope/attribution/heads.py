@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm
 from diffscope.attention.precision import exactly
 from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel

@@ -95,11 +95,11 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
     from diffscope.readings.depths import depths_of
     from diffscope.readings.signs import of_depths
-    from diffscope.scope.answering import logits_of
+    from diffscope.scope.answers import logits_of
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.sampling import DEPTHS, check_spread
     from diffscope.tasks.scoring import text_losses
-    from diffscope.tasks.trained_on import template_of
+    from diffscope.tasks.training_sentence import template_of
 
     answerable = facts["answerable"]
     check_spread(min(looks, prompts) if answerable else prompts)

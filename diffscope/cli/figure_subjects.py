@@ -188,7 +188,7 @@ def _of_prompts(source: Source, read: Callable) -> dict:
 
 def _template(scopes: dict) -> str:
     """The sentence of the first model, in which all are asked; what was trained on another is told."""
-    from diffscope.tasks.trained_on import template_mismatches, template_of
+    from diffscope.tasks.training_sentence import template_mismatches, template_of
 
     models = {name: scope.model for name, scope in scopes.items()}
     template = template_of(next(iter(models.values())))

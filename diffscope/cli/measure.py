@@ -175,7 +175,7 @@ def _report(measured, source, out, as_json, over_heads, signs):
 
 def _check_format(out, per_head):
     """Refuse a name that tells no format, and heads one by one where averages are kept."""
-    from diffscope.store import FORMATS
+    from diffscope.storage.statistics import FORMATS
 
     if out.suffix.lower() not in (*FORMATS, *PRINTED):
         raise DiffscopeError(f"statistics cannot be kept as {out.name!r}; end the name in {', '.join((*FORMATS, *PRINTED))}")
@@ -188,7 +188,7 @@ def _check_format(out, per_head):
 
 def _keep(measured, out):
     """Write every value, or averages as a paper prints them."""
-    from diffscope.store import save_statistics
+    from diffscope.storage.statistics import save_statistics
     from diffscope.tables import statistics
 
     if out.suffix.lower() in PRINTED:

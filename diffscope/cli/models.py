@@ -1,8 +1,8 @@
 """``diffscope models``: what can be looked into without any download, and which kinds of attention are known."""
 
-from diffscope.cards import FAMILIES, bundled
 from diffscope.cli.options import Json
 from diffscope.cli.output import say, show_json, show_table
+from diffscope.models.cards import FAMILIES, bundled
 
 EXAMPLE = ("diffscope models --json",)
 

@@ -128,7 +128,7 @@ def read_spans(options):
 
 def check_out(out):
     """Refuse to work on what could not be kept."""
-    from diffscope.files import check_target
+    from diffscope.storage.atomic import check_target
 
     if out is not None:
         check_target(out)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from diffscope.files import to_json
+from diffscope.storage.atomic import to_json
 
 GAP = 2  # between columns
 PIPED_WIDTH = 1000  # what is read by a program is never cut to a screen's width

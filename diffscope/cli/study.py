@@ -93,10 +93,10 @@ def _run(preset, cohort, out, device, processes, as_json, prompts, length):
 
 def _show(folder, board, out, as_json):
     """Show a study as today's rules judge it."""
-    from diffscope.files import write_text
     from diffscope.hypotheses.report import study_markdown
     from diffscope.hypotheses.shipped import shipped
     from diffscope.hypotheses.study import open_study
+    from diffscope.storage.atomic import write_text
 
     study = open_study(folder)
     _check_board(study, board)

@@ -167,8 +167,8 @@ def _dicts(verdicts):
 
 def keep(verdicts, out, subjects, statements=()):
     """Write a board as its suffix says."""
-    from diffscope.files import to_json, write_text
     from diffscope.hypotheses import report
+    from diffscope.storage.atomic import to_json, write_text
 
     if out.suffix in TABLES:
         from diffscope.tables import board

@@ -21,7 +21,7 @@ def collected(cohort):
     from diffscope.lab.items import lock
     from diffscope.lab.training.cohort import CURVES, DATASET, collect
     from diffscope.lab.training.scores import MEASURED, OF_TASK
-    from diffscope.store import save_statistics
+    from diffscope.storage.statistics import save_statistics
 
     with lock(cohort.out, "dataset"), working("putting runs together"):  # of two commands that end together
         dataset = collect(cohort)

@@ -19,7 +19,7 @@ from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, 
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import Convention, Family, Passage
-from diffscope.families.beside import unread_layers
+from diffscope.families.coverage import unread_layers
 from diffscope.families.model_call import CACHES
 from diffscope.models import lambda_init_schedule
 from diffscope.proof.fidelity import UNDECIDED, tolerated

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
-from diffscope import display
+from diffscope import render as display
 from diffscope.attention.changes import Reshape
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.base import HALVES, STRIPES, Convention

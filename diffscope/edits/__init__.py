@@ -13,8 +13,7 @@ within one of these the order given counts.
 """
 
 from diffscope.edits.base import Edit, apply
-from diffscope.edits.from_prompts import mean_a2, positional_a2, scalar_norm
-from diffscope.edits.simple import (
+from diffscope.edits.edits import (
     a2_of_head,
     ablate_heads,
     absolute_d,
@@ -34,6 +33,7 @@ from diffscope.edits.simple import (
     uniform_a2,
     zero_a2,
 )
+from diffscope.edits.from_captures import mean_a2, positional_a2, scalar_norm
 
 __all__ = [
     "Edit",

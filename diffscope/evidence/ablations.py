@@ -12,7 +12,7 @@ from diffscope.edits import Edit
 from diffscope.errors import PromptError
 from diffscope.evidence.key_sets import sized_spans
 from diffscope.scope import Scope
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.tasks import scoring
 from diffscope.tasks.prompt import Prompt
 

@@ -14,15 +14,15 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.changes import At
+from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Rows
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.evidence.key_sets import KeySets, key_sets
+from diffscope.evidence.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.evidence.untrained import Match, matched
 from diffscope.families import Passage
 from diffscope.proof.prove import prove
 from diffscope.scope import Scope
-from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 

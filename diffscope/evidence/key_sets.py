@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from diffscope.errors import PromptError
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.tasks.prompt import Prompt
 
 SIZED = 8  # spans of the answer's length that it is compared with

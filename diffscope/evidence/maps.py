@@ -10,10 +10,11 @@ import torch
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
-from diffscope.stats.formulas.rank import (
+from diffscope.stats.ragged import stack_layers
+from diffscope.stats.ranks.exact import (
     CONTROLS,
     DEFINITIONS,
     controlled_ranks,
@@ -21,7 +22,6 @@ from diffscope.stats.formulas.rank import (
     singular_values,
     uniform_map,
 )
-from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
 TAILS = {"logits": "logit_outliers", "outputs": "layer_output_outliers"}

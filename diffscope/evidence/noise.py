@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.errors import PromptError
 from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.untrained import Match, matched

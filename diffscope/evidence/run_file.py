@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import UNTRAINED_LAYERS, UNTRAINED_MEAN
 from diffscope.evidence.take import LAST_QUERY, PARTS
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 
 EVIDENCE = "evidence.nc"
 #: Raised by one if what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Norm, Pairing
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
 from diffscope.families.base import REGISTER, Call, Convention, Family, Passage, compact, mask_of

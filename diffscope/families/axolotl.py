@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, number_of, parts_of
-from diffscope.families.projections import (
+from diffscope.families.reading import (
     angles_of,
     from_cache,
     given_mask,

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention, Mask
-from diffscope.cards import FAMILIES
 from diffscope.errors import UnsupportedModel
 from diffscope.families.model_call import CACHES, ModelCall
+from diffscope.models.cards import FAMILIES
 
 #: A module of somebody else's class: what it has is not in the type of ``torch.nn.Module``.
 ForeignModule = Any
@@ -77,7 +77,7 @@ class Passage:
         What the model itself was called with; None where a part of it was called by itself.
     pack : tuple of int, optional
         Tokens of each sequence, where the one prompt is a pack of several.
-    formula : diffscope.proof.formula.Formula, optional
+    formula : diffscope.proof.float32.Formula, optional
         What a run of the module in float32 says of how it is read, where the passage is in half precision.
     """
 

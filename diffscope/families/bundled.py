@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from diffscope.attention.changes import Reshape, SignedMask, TopKA1
+from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm, Pairing
 from diffscope.families.base import (
     EXPONENTIAL,
     ONE_SECOND,
@@ -25,7 +25,7 @@ from diffscope.families.base import (
     mask_of,
 )
 from diffscope.families.diffllama import read_halves
-from diffscope.families.projections import norm_of, wide_linear
+from diffscope.families.reading import norm_of, wide_linear
 from diffscope.models.controls import DPlusAttention, GatedAttention, SignedAttention, TopKAttention
 from diffscope.models.mechanisms import (
     Attention,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
 from diffscope.families.float32 import HALF
-from diffscope.families.projections import heads_of, lambda_of, norm_of
+from diffscope.families.reading import heads_of, lambda_of, norm_of
 
 PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "diff_norm", "effective_heads", "lambda_q1", "lambda_k1", "lambda_init")
 

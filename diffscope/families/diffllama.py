@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 
+from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm, Pairing
 from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, expect_calls, mask_of
 
 

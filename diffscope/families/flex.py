@@ -1,6 +1,6 @@
 """FlexAttention as it is looked at: compiled apart, so that what the model has compiled stays as it is.
 
-A capture runs nothing that is compiled (see ``diffscope.families.stance``), but FlexAttention uncompiled writes whole
+A capture runs nothing that is compiled (see ``diffscope.families.compilation``), but FlexAttention uncompiled writes whole
 maps out. What torch compiles it keeps by the function's code, where another dtype or length would change what runs later.
 """
 
@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from transformers.integrations.flex_attention import flex_attention_forward
 
-from diffscope.families.stance import as_compiled
+from diffscope.families.compilation import as_compiled
 
 FLEX = "flex_attention"
 

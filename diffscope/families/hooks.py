@@ -25,7 +25,7 @@ from diffscope.errors import DiffscopeWarning, UnsupportedModel
 from diffscope.families.base import Call, Family, ForeignModule, Passage, filled
 from diffscope.families.flex import FLEX, compiled, compiled_apart
 from diffscope.families.float32 import float32_copy, widened
-from diffscope.families.keywords import call_of
+from diffscope.families.interface import call_of
 from diffscope.families.model_call import ModelCall
 from diffscope.families.offloaded import fetched
 

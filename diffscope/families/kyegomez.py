@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import STRIPES, Convention, Family, ForeignModule, Passage, parts_of
 from diffscope.families.float32 import HALF
-from diffscope.families.projections import heads_of
+from diffscope.families.reading import heads_of
 
 
 class Kyegomez(Family):

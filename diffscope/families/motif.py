@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import (
     EXPONENTIAL,
@@ -18,7 +18,7 @@ from diffscope.families.base import (
     number_of,
     parts_of,
 )
-from diffscope.families.projections import (
+from diffscope.families.reading import (
     angles_of,
     from_cache,
     given_mask,

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import REGISTER, SIGMOID, Convention, Family, ForeignModule, Passage, number, parts_of
-from diffscope.families.projections import (
+from diffscope.families.reading import (
     angles_of,
     from_cache,
     given_mask,

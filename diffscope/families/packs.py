@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import compact
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import EXPONENTIAL, REGISTER, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
-from diffscope.families.projections import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
+from diffscope.families.reading import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
 
 
 class Phi4Flash(Family):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import REGISTER, Family, ForeignModule, Passage, expect_calls, mask_of, parts_of
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Norm, Pairing
 from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
-from diffscope.families.projections import heads_of
+from diffscope.families.reading import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
 ALONE = (*SHARED, "qkv", "norm", "proj")

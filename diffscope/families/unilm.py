@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import (
     EXPONENTIAL,
@@ -23,7 +23,7 @@ from diffscope.families.base import (
     number_of,
     parts_of,
 )
-from diffscope.families.projections import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved, wide_linear
+from diffscope.families.reading import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved, wide_linear
 
 V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
 V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2", "head_dim")

@@ -8,11 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import REGISTER, SIGMOID, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
-from diffscope.families.projections import angles_of, from_cache, given_mask, heads_of, rotate_half
+from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, rotate_half
 from diffscope.families.unilm import pair_on_shared_keys, sigmoid_of
 
 PARTS = ("q_proj", "o_proj", "lambda_proj", "head_dim")

@@ -27,7 +27,7 @@ from diffscope.figures.view_state import checked_state
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
-    from diffscope.capture import Capture, CaptureBatch
+    from diffscope.capture.capture import Capture, CaptureBatch
 
 SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
 MOST = 1024  # tokens a side of a window of exact values

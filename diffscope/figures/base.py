@@ -15,7 +15,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.figures import facts, pgf, theme, typeface
-from diffscope.files import check_target, replacing, to_json
+from diffscope.storage.atomic import check_target, replacing, to_json
 
 PRINTED = (".pdf", ".svg", ".png", ".pgf")
 ALSO = {"data": ".data.json", "latex": ".figure.tex", "provenance": ".provenance.json"}

@@ -11,12 +11,12 @@ from textwrap import wrap
 import numpy as np
 import xarray as xr
 
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 
 ROW = 0.27  # inches a quantity takes in print
 ANOTHER = 0.09  # inches of each further line of its label

@@ -6,7 +6,7 @@ import html
 import unicodedata
 
 from diffscope.figures.typeface import drawable
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 
 LOST = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of bytes that are no character by themselves
 VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "": "∅"}

@@ -14,8 +14,8 @@ import numpy as np
 from diffscope.figures import theme
 from diffscope.figures.escaping import lacking, visible
 from diffscope.figures.panels import short_name
-from diffscope.files import to_json
 from diffscope.latex import escaped
+from diffscope.storage.atomic import to_json
 
 if TYPE_CHECKING:
     from diffscope.figures.base import Figure

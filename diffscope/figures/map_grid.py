@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import register

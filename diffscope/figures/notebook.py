@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import MissingExtra, first_line
 from diffscope.figures import attention_view
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
@@ -22,7 +22,7 @@ from diffscope.figures.subjects import (
     prompts_said,
     undefined_said,
 )
-from diffscope.stats.labels import is_unsigned, usual_label
+from diffscope.readings.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
 Normalisation = Literal["share", "raw", "signed", "positive"]

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.comparison import Comparison
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.subjects import captures_of, drawn, edits_of, estimates_of, panels_beside
+from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import rule
 
 if TYPE_CHECKING:

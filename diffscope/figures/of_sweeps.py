@@ -13,8 +13,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn, prompts_said
+from diffscope.readings.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.averaging import averaged, rule
-from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others

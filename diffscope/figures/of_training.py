@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import xarray as xr
 
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import checkpoints as _checkpoints
 from diffscope.figures import training as _training  # noqa: F401 (registers what it draws)

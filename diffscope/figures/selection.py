@@ -7,7 +7,7 @@ import xarray as xr
 
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import readable
 from diffscope.stats.measuring import is_last

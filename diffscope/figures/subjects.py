@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.comparison import Comparison
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
+from diffscope.scope.comparison import Comparison
 from diffscope.stats.measuring import is_last
 
 Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.figures import hosts, theme
 from diffscope.figures.attention_view import LOOK
 from diffscope.figures.escaping import readable, visible

@@ -6,7 +6,7 @@ import anywidget
 import traitlets
 
 from diffscope.attention.indexing import check_index
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import framed
 

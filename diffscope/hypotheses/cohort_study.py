@@ -10,7 +10,6 @@ from typing import Any
 
 import xarray as xr
 
-from diffscope.files import plain
 from diffscope.hypotheses.gathering import Subjects, gather
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.stored import formed_models_of, open_cohort
@@ -19,6 +18,7 @@ from diffscope.hypotheses.study_tables import arm_results, descriptives, surviva
 from diffscope.hypotheses.subjects import Progress
 from diffscope.hypotheses.verdict import Board
 from diffscope.scope import Scope, load
+from diffscope.storage.atomic import plain
 
 VERSIONS = ("python", "torch", "transformers", "revision")
 

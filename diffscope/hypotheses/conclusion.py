@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
 from diffscope.hypotheses.rules import MEASURED
 from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
 from diffscope.hypotheses.tests import KINDS, PRIMARIES

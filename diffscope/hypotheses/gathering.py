@@ -26,7 +26,7 @@ from diffscope.scope import Scope, load
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import template_mismatches, template_of
+from diffscope.tasks.training_sentence import template_mismatches, template_of
 
 ROUNDS = 8  # series of untrained models beside one of checkpoints
 ROUNDS_OF_SEVERAL = 3  # beside each of several

@@ -7,9 +7,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from diffscope import display
-from diffscope.accounts import ACCOUNTS, LEGEND
-from diffscope.display import pipe_table
+from diffscope import render as display
+from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
@@ -18,6 +17,7 @@ from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import Study
 from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
+from diffscope.render import pipe_table
 
 COLUMNS = (
     "quantity",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
 from diffscope.stats.intervals import LEVEL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from diffscope.accounts import ACCOUNTS, OPEN, SILENT
+from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats, words_by
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.tests import SUBJECTS

@@ -13,7 +13,7 @@ from diffscope.tasks.encoding import encode_prompts, require_answers
 from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 UNTRAINED = 24  # models of random weights
 

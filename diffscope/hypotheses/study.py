@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from diffscope.digests import carries_digest, read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
-from diffscope.files import plain
 from diffscope.hypotheses.shipped import STUDY, find_study
 from diffscope.hypotheses.statistics import LeaveOneOut
 from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Board, Verdict
+from diffscope.storage.atomic import plain
+from diffscope.storage.checksum import carries_digest, read_proven_json, write_proven_json
 
 ALL = "all seeds"
 WEIGHTS = "seeds with weights"

@@ -16,12 +16,12 @@ from scipy.stats import CensoredData, logrank
 from diffscope.errors import Missing
 from diffscope.evidence.heads import HEADS, mean_over_prompts, table_of, weighted
 from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
-from diffscope.files import plain
 from diffscope.hypotheses.cohort import MASSES, continued_arms, formed, log_odds, measured, steps_to_form, with_distractors
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import SECOND
 from diffscope.hypotheses.stored import head_costs, head_mean_masses
 from diffscope.hypotheses.subjects import WHOLE, cost_by_layer
+from diffscope.storage.atomic import plain
 
 FEWEST = 3  # seeds of which there is an interval
 FORMATION = "formation"

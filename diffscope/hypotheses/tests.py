@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.places import Places
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Kind, Measure, Measurement, Needs, Place, Quantity, Test
 

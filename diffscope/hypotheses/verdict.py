@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from diffscope import display
+from diffscope import render as display
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import benjamini_hochberg, holm
 from diffscope.hypotheses.rules import BY, MEASURED, Cost, Declared, Test, decisive, words_by

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.instruments.anatomy_formulas import PARTS, PLAYERS, parts, uniform_share
 from diffscope.instruments.labelled import labelled_dataset
 from diffscope.instruments.profiles import LEAST, Distances, blocks, fit_keys, maps_of, several
-from diffscope.stats.formulas.anatomy import PARTS, PLAYERS, parts, uniform_share
 
 MAPS = ("A1", "A2")
 

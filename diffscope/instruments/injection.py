@@ -19,13 +19,13 @@ from torch import Tensor
 from diffscope.attention.changes import AddNoise, Change, ShapeOfA1, key_noise
 from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
 from diffscope.attention.precision import exactly
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import inject_noise
 from diffscope.edits.base import Places, whole_number
 from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injected_error
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
-from diffscope.prompts import Encoded
-from diffscope.stats.formulas.injection import cmrr_injected, cmrr_injected_error
+from diffscope.prompts.encoded import Encoded
 from diffscope.stats.measuring import chosen_positions
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.stats.definitions import INSTRUMENTS
 from diffscope.stats.ragged import stack_layers
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from diffscope.attention.changes import UniformA2
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits.base import whole_number
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
-from diffscope.prompts import Encoded
-from diffscope.stats.formulas.signal_to_noise import decibels, jackknife_error, left_out, variances
+from diffscope.instruments.signal_to_noise_formulas import decibels, jackknife_error, left_out, variances
+from diffscope.prompts.encoded import Encoded
 from diffscope.stats.measuring import chosen_positions
 from diffscope.tasks.exchanging import filler_of, other_answers, other_fillers
 

@@ -12,14 +12,14 @@ from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope, load
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS, draw
 from diffscope.tasks.scoring import answers
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 LEVEL = 0.05
 SEED = 60_000  # of the prompts that are scored over a training

@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from diffscope.errors import DiffscopeError, first_line
-from diffscope.files import disk_is_full, replacing, write_json
+from diffscope.storage.atomic import disk_is_full, replacing, write_json
 
 Work = Callable[[dict, Path], None]
 FAILED_FOLDER = "failed"

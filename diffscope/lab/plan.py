@@ -23,7 +23,7 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
 from diffscope.stats.sampling import Sample
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import training_template
+from diffscope.tasks.training_sentence import training_template
 
 REQUIRED = ("models", "prompts", "statistics")
 LAST = "last"

@@ -23,7 +23,6 @@ from threading import Thread
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import disk_is_full, stop_on_full_disk
 from diffscope.lab.items import (
     DONE,
     FAILED,
@@ -36,6 +35,7 @@ from diffscope.lab.items import (
     lock,
     note_failure,
 )
+from diffscope.storage.atomic import disk_is_full, stop_on_full_disk
 
 Progress = Callable[[int, int, str], None]
 

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError, MissingExtra, first_line
-from diffscope.files import disk_is_full
 from diffscope.lab.items import FAILED, HELD, POLL, UNTOUCHED, Item, cause_of, lock, note_failure
+from diffscope.storage.atomic import disk_is_full
 
 
 def run_on_ray(

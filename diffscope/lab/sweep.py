@@ -19,7 +19,6 @@ import xarray as xr
 from torch import OutOfMemoryError, nn
 
 from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
-from diffscope.files import remove, stop_on_full_disk, write_text
 from diffscope.lab.items import Outcome, lock
 from diffscope.lab.plan import LAST, Plan, Shard, rows_of
 from diffscope.lab.prompt_sets import restored
@@ -28,7 +27,8 @@ from diffscope.models.loading import load_tokenizer, locate, move
 from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
 from diffscope.stats.datasets import agreed
-from diffscope.store import attributes_of, open_statistics, other_versions, save_statistics, statistics_format
+from diffscope.storage.atomic import remove, stop_on_full_disk, write_text
+from diffscope.storage.statistics import attributes_of, open_statistics, other_versions, save_statistics, statistics_format
 from diffscope.tasks import Prompt, TextPrompt
 
 FACTS = ("family", "attention", "dtype", "warnings")

@@ -15,8 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import cached_file
 
-from diffscope.cards import BUNDLED, bundled
-from diffscope.digests import check_sums
 from diffscope.errors import (
     CorruptFile,
     DiffscopeError,
@@ -26,6 +24,7 @@ from diffscope.errors import (
     UnsupportedModel,
     first_line,
 )
+from diffscope.models.cards import BUNDLED, bundled
 from diffscope.models.quiet import quietly
 from diffscope.models.settings import (
     CODE,
@@ -38,6 +37,7 @@ from diffscope.models.settings import (
     check_regular,
 )
 from diffscope.models.stored import check_header, check_size, in_all, on_paper, read_fields, stored_tensors, unreadable
+from diffscope.storage.checksum import check_sums
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

@@ -15,8 +15,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from diffscope.errors import CorruptFile, UnsupportedModel, first_line
-from diffscope.files import is_pickle
 from diffscope.models.settings import INDEX, Weights
+from diffscope.storage.atomic import is_pickle
 
 WHOLE = "model.safetensors"
 SETTING_BYTES = 4 * 2**20

@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
 from diffscope.attention.precision import exactly, tf32_allowed
 from diffscope.errors import FidelityError
 from diffscope.proof.fidelity import ROWS_TO_DECIDE, Fidelity, compared, deviation, other_pairings, tolerated

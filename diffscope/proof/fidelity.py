@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import borrowed
-from diffscope.attention.parts import Pairing
 from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError

@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
 from diffscope.proof.fidelity import ROWS_TO_TRY, deviation, produced, rows_to_check
 
 NEAR = 64  # widths tried below the one at which the first row is wrong: a few keys more or less may weigh next to nothing

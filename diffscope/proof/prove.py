@@ -23,7 +23,7 @@ from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import Fidelity, fidelities
-from diffscope.proof.formula import Formula, kind_of, not_rebuilt
+from diffscope.proof.float32 import Formula, kind_of, not_rebuilt
 from diffscope.proof.ownership import owned, readings
 from diffscope.proof.sequences import of_sequences, set_apart
 

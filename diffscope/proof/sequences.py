@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
 from diffscope.families import Passage
 from diffscope.families.packs import apart, together, unpacked
 from diffscope.proof.fidelity import fidelities

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import SpanError
 from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diffscope.attention.indexing import check_index
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.stats.measuring import chosen_positions
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.instruments.anatomy import anatomy
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt

@@ -19,14 +19,14 @@ from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.scoring import answers
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 LENGTHS = (128, 256, 512)
 ROOM = 64  # positions for what is answered after the question

@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.comparison import Comparison
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.readings.captures import any_capture
+from diffscope.readings.labels import UNSIGNED
 from diffscope.readings.middle import mean, median
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import figures
+from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import average, rule
 from diffscope.stats.formulas.spans import NORMALISATIONS
-from diffscope.stats.labels import UNSIGNED
 
 Side = Capture | CaptureBatch | xr.Dataset
 

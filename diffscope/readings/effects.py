@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError
 from diffscope.readings.reading import Reading, described

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.scope import Scope
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, place_of, query_position
 from diffscope.readings.head_sentence import CLEARLY, MOST

@@ -9,8 +9,8 @@ from torch import Tensor
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.prompts import DERIVED_SETS
+from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
 from diffscope.readings.pairing import beside_controls

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits.base import Places
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt, query_position

@@ -11,10 +11,11 @@ import torch
 import xarray as xr
 from transformers import PreTrainedTokenizerBase
 
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, course, figures
-from diffscope.scope import Scope, answering
+from diffscope.scope import Scope
+from diffscope.scope import answers as answering
 from diffscope.tasks import Prompt
 
 SIDES = ("before", "after")
@@ -44,7 +45,7 @@ class Prediction:
 
 
 def asked(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answering.encode_question`."""
+    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answers.encode_question`."""
     return answering.encode_question(scope, cap.prompts[0], answer, distractors)
 
 

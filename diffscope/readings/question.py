@@ -10,15 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffscope import tasks
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import PromptError
-from diffscope.prompts import DERIVED_SETS
+from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.predictions import asked
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 from diffscope.tasks.template import prefix_tokens
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 NUMBER = re.compile(r"\d+")
 NEEDLES = (4, 2, 1)  # sentences of a prompt that is made up, as many as fit

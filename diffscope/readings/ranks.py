@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, counted, figures, listed

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import xarray as xr
 
-from diffscope import display
+from diffscope import render as display
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.scope import Scope
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.scope.state import state_of
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
 from diffscope.tasks.scoring import answers, prompt_losses

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.readings.captures import query_positions
 from diffscope.readings.words import counted, decimal, listed, percent, shortened
 from diffscope.stats.averaging import averaged

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from diffscope.comparison import Comparison
 from diffscope.errors import DiffscopeError
+from diffscope.scope.comparison import Comparison
 from diffscope.scope.scope import Scope
 
 

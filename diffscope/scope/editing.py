@@ -10,8 +10,8 @@ from weakref import WeakSet
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, DiffscopeWarning
+from diffscope.families.compilation import as_written
 from diffscope.families.hooks import this_thread
-from diffscope.families.stance import as_written
 from diffscope.scope.state import state_of
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, Unsu
 from diffscope.families import Family, Passage
 from diffscope.families.hooks import implementation_of, own_implementation
 from diffscope.families.packs import together
-from diffscope.prompts import Encoded, encode, with_spans
-from diffscope.scope.holding import part_to_pass
-from diffscope.scope.prompt_forms import EMBEDDINGS, POSITIONS, Embedded, Pack, split_prompts
+from diffscope.prompts.encoded import Encoded, encode, with_spans
+from diffscope.prompts.inputs import EMBEDDINGS, POSITIONS, Embedded, Pack, split_prompts
+from diffscope.scope.unwrap import part_to_pass
 
 NEXT_TOKENS = 10
 

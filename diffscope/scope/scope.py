@@ -16,25 +16,26 @@ import torch
 import xarray as xr
 from torch import Tensor, nn
 
-from diffscope import display, families
+from diffscope import families
+from diffscope import render as display
+from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask
-from diffscope.capture import Capture, CaptureBatch
+from diffscope.attention.workers import Workers
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, UnsupportedModel
 from diffscope.families import Family, Passage
-from diffscope.families.beside import unread_layers
+from diffscope.families.compilation import as_written
+from diffscope.families.coverage import unread_layers
 from diffscope.families.hooks import Again, Take, WarnsOtherThreads, passages
 from diffscope.families.packs import apart, hides_others, sequences_in, together
-from diffscope.families.stance import as_written
 from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
+from diffscope.prompts.inputs import Embedded, OnePrompt, Pack, PromptBatch, Spans, one_each
 from diffscope.proof.prove import OFFLOADED, Unproved, prove_all, read_passage
-from diffscope.scope import answering
+from diffscope.scope import answers as answering
 from diffscope.scope.editing import EditBlock
-from diffscope.scope.holding import unwrapped
 from diffscope.scope.layer_outputs import layer_outputs
-from diffscope.scope.prompt_forms import Embedded, OnePrompt, Pack, PromptBatch, Spans, one_each
 from diffscope.scope.record import Record
 from diffscope.scope.runners import (
     as_losses,
@@ -44,10 +45,10 @@ from diffscope.scope.runners import (
     runner_of,
 )
 from diffscope.scope.state import state_of
+from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.backends import Backend
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
-from diffscope.stats.threads import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -429,7 +430,7 @@ class Scope:
             (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images:
             a tensor (channel, height, width), or a list or batch of them.
         spans : mapping of str to span, or one mapping a prompt
-            See :func:`diffscope.prompts.encode`.
+            See :func:`diffscope.prompts.encoded.encode`.
 
         Returns
         -------

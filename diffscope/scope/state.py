@@ -17,7 +17,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.families import Family
 from diffscope.families.hooks import this_thread
 from diffscope.proof.fidelity import Fidelity
-from diffscope.proof.formula import Formulas
+from diffscope.proof.float32 import Formulas
 
 
 class Block(NamedTuple):

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
 from diffscope.stats import compiled_rows
 from diffscope.stats.formulas import distribution, row_sums
-from diffscope.stats.threads import Workers
 
 Backend = Literal["blocks", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("blocks", "compiled", "triton")
@@ -57,7 +57,7 @@ def chosen(layer: LayerAttention, backend: str | None, queries: int) -> Backend:
         return "blocks"
     fast: Backend = "triton" if backend == "triton" or (backend is None and layer.q.is_cuda) else "compiled"
     if fast == "triton":
-        from diffscope.kernels import rows
+        from diffscope.stats.kernels import rows
 
         unsupported = rows.reason_unsupported(layer)
     else:
@@ -79,7 +79,7 @@ def row_moments(
     wanted = distribution.needed(statistics)
     if backend == "compiled":
         return RowMoments(compiled_rows.moments(layer, queries, wanted, workers, progress), {})
-    from diffscope.kernels import rows
+    from diffscope.stats.kernels import rows
 
     by_map = rows.moments(layer, queries, wanted, top=row_sums.TOP_K, near_zero=row_sums.NEAR_ZERO, levels=row_sums.QUANTILES)
     names = present(layer, ("A1", "A2", "D"))

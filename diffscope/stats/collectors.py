@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import Place
 from diffscope.attention.layer import LayerAttention, Rows
 from diffscope.attention.memory import FRESH, Workspace
 from diffscope.stats.formulas import branches, distribution, redundancy, sinks, spans
 from diffscope.stats.formulas.row_sums import Moments, of_maps
-from diffscope.stats.places import Place
 
 MAPS = ("A1", "A2", "D")
 RANKED_MAPS = ("A1", "lambda_A2", "D")

@@ -1,4 +1,4 @@
-"""Row moments on a CPU from the functions that numba compiled (:mod:`diffscope.kernels.compiled`), block by block.
+"""Row moments on a CPU from the functions that numba compiled (:mod:`diffscope.stats.kernels.compiled`), block by block.
 
 Of a block only its scores and |A1|, |A2| and |D| are in memory; A1, A2 and D themselves exist while a row is worked on.
 """
@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import places_of
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
+from diffscope.attention.workers import Workers
 from diffscope.errors import first_line
 from diffscope.stats.formulas.row_sums import NEAR_ZERO, QUANTILES, TOP_K, order
-from diffscope.stats.places import places_of
-from diffscope.stats.threads import Workers
 
 TOO_LITTLE = 2**21  # values of one map, over all heads, below which threads cost more than they bring
 #: the moments of :mod:`diffscope.stats.formulas.row_sums` in the order of the sums of ``compiled.maps``
@@ -43,7 +43,7 @@ def reason_unsupported(layer: LayerAttention) -> str | None:
 def _without_numba() -> str | None:
     """Why numba cannot be used; None if it can. It may be there and refuse the numpy beside it."""
     try:
-        import_module("diffscope.kernels.compiled")
+        import_module("diffscope.stats.kernels.compiled")
     except ModuleNotFoundError:
         return "numba is not installed (pip install 'diffscope-attention[fast]')"
     except Exception as error:
@@ -89,7 +89,7 @@ def _of_block(
     layer: LayerAttention, of_heads: range, queries: Tensor, wanted: set[str], workspace: Workspace
 ) -> dict[str, Tensor]:
     """Moments of a block, each (head, map, query, ...)."""
-    from diffscope.kernels import compiled
+    from diffscope.stats.kernels import compiled
 
     heads = torch.arange(of_heads.start, of_heads.stop)
     cut, start = layer.around(queries) if layer.mask.kind != "full" else (layer, 0)
@@ -125,7 +125,7 @@ def _of_block(
 
 def _by_order(sizes: np.ndarray, n: Tensor, total: np.ndarray) -> dict[str, np.ndarray]:
     """What depends on the order of the rows of sizes, (map, head, query, key), which are sorted in place."""
-    from diffscope.kernels import compiled
+    from diffscope.stats.kernels import compiled
 
     shape = total.shape
     rows = sizes.reshape(-1, sizes.shape[-1])

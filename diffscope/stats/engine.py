@@ -14,17 +14,17 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention import stacking
+from diffscope.attention.blocks import Place, places_of
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import Block, Collector, Request, RowStatistics
 from diffscope.stats.datasets import Measured, attributes, coordinates, dataset
-from diffscope.stats.places import Place, places_of
 from diffscope.stats.registry import BY_HEAD, GROUPS, STATISTICS, Statistic, select
-from diffscope.stats.threads import Workers
 
 __all__ = ["GROUPS", "STATISTICS", "Statistic", "measure", "select"]
 

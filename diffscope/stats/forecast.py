@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
+from diffscope.attention.blocks import block_size
 from diffscope.attention.layer import LayerAttention
-from diffscope.stats import backends, effective_rank
+from diffscope.attention.workers import Workers
+from diffscope.stats import backends
 from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import RowStatistics
 from diffscope.stats.engine import checked_queries, measure_layers
-from diffscope.stats.places import block_size
+from diffscope.stats.ranks import statistic as effective_rank
 from diffscope.stats.registry import LABELS, STATISTICS, Statistic
-from diffscope.stats.threads import Workers
 
 PROBED = 128  # queries a thread that are measured to tell how long all of them will take
 

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, Stopped
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
 from diffscope.stats.datasets import Measured, batch_dataset, dataset, united
 from diffscope.stats.forecast import size_in_words, time_in_words
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, Sample
-from diffscope.stats.threads import Workers
 
 WORTH_SAYING = 10.0  # seconds
 AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
@@ -37,7 +37,7 @@ class Measuring:
     ----------
     prompts : sequence of Encoded
     statistics, queries, backend
-        As of :meth:`diffscope.capture.Capture.measure`.
+        As of :meth:`diffscope.capture.capture.Capture.measure`.
     n_layers : int
         How many layers will come.
     progress : callable, optional

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffscope.attention.components import Rows
 from diffscope.attention.indexing import Heads
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
-from diffscope.attention.parts import Rows
 from diffscope.attention.precision import exactly
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
 from diffscope.stats.formulas.distribution import entropy
 from diffscope.stats.formulas.row_sums import of_maps
-from diffscope.stats.threads import Workers
 
 Reduce = Literal["largest", "mean"]
 ELEMENTS = {"cpu": 2**20, "cuda": 2**26}  # of one map in a block

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError
-from diffscope.stats import collectors, effective_rank, layer_statistics
+from diffscope.stats import collectors, layer_statistics
 from diffscope.stats.collectors import Collector, PerSpan, Request, RowStatistics
 from diffscope.stats.definitions import BRANCH, DEFINITIONS, ROW, Averaged, Definition
-from diffscope.stats.formulas import outliers, rank, row_sums, sinks, spans
+from diffscope.stats.formulas import outliers, row_sums, sinks, spans
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks import statistic as effective_rank
 
 #: the labels along the dims whose length does not depend on the prompt
 LABELS: dict[str, Sequence] = {

@@ -12,8 +12,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
+from diffscope.attention.workers import Workers
 from diffscope.stats.pooling import alone
-from diffscope.stats.threads import Workers
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
 

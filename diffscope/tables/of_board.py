@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from diffscope.accounts import ACCOUNTS, LEGEND
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.report import in_order
 from diffscope.hypotheses.sentence import whole, word
 from diffscope.hypotheses.verdict import Verdict

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.comparison import Comparison
+from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.subjects import edits_of, prompts_said
 from diffscope.readings import signs
 from diffscope.readings.words import runs
+from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER

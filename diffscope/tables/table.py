@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diffscope.display import pipe_table
 from diffscope.errors import DiffscopeError
-from diffscope.files import replacing, write_text
 from diffscope.latex import escaped
+from diffscope.render import pipe_table
+from diffscope.storage.atomic import replacing, write_text
 
 if TYPE_CHECKING:
     import pandas as pd

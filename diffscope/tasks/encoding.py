@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.prompts import Chars, encode, find_span
+from diffscope.prompts.encoded import Chars, encode, find_span
 from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.template import suffix_count
 

@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.tasks.lookups import draw_cities, draw_numbers
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError, first_line
-from diffscope.prompts import DERIVED_SETS, Chars
+from diffscope.prompts.encoded import DERIVED_SETS, Chars
 from diffscope.tasks.prompt import TextPrompt
 
 PLAIN = (".txt", ".md")

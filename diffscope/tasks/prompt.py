@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from diffscope.prompts import Chars
+from diffscope.prompts.encoded import Chars
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TextPrompt:
     name : str
     text : str
     spans : dict of str to list of Chars
-        Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encode` take them.
+        Character ranges, as ``Scope.capture`` and :func:`diffscope.prompts.encoded.encode` take them.
     answer : str or None
         What should come next.
     distractors : tuple of str

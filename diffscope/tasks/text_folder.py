@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from diffscope.digests import check_sums, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError, first_line
-from diffscope.files import remove, replacing
+from diffscope.storage.atomic import remove, replacing
+from diffscope.storage.checksum import check_sums, write_sums
 from diffscope.tasks.files import PLAIN, read_texts
 from diffscope.tasks.text import TextStream, encode_texts, word_begins
 from diffscope.tasks.tokenizer import UNKNOWN, train_tokenizer

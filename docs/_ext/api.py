@@ -42,7 +42,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.instruments.signal_to_noise": ("mean_gain", "over_prompts"),
     "diffscope.hypotheses": None,
     "diffscope.tasks": None,
-    "diffscope.prompts": (),
+    "diffscope.prompts": None,
     "diffscope.proof.fidelity": ("Fidelity",),
     "diffscope.families": None,
     "diffscope.conformance": None,
@@ -51,7 +51,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.lab": (),
     "diffscope.lab.items": ("Item", "Outcome"),
     "diffscope.lab.queue": ("run",),
-    "diffscope.store": ("open_statistics", "save_statistics"),
+    "diffscope.storage": None,
     "diffscope.lens": None,
     "diffscope.errors": None,
 }

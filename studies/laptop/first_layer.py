@@ -19,7 +19,7 @@ from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 MODEL = "mini-diff"
 LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000

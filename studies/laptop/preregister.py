@@ -14,9 +14,9 @@ from pathlib import Path
 
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.run_file import EVIDENCE, EVIDENCE_FORMAT, outdated
-from diffscope.files import write_json
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
+from diffscope.storage.atomic import write_json
 
 FILE = Path(__file__).with_name("preregistered.json")
 STATES = ("finished", "failed", "missing")

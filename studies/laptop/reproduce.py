@@ -25,13 +25,13 @@ from typing import Any
 import diffscope
 from diffscope import figures
 from diffscope.errors import DiffscopeError
-from diffscope.files import write_json
 from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.shipped import POWER, STUDY
 from diffscope.hypotheses.study import WEIGHTS, Study, open_board, open_study, packed_board
 from diffscope.lab.training.cohort import DATASET, Cohort, collect
 from diffscope.lab.training.recipe import Recipe
-from diffscope.store import save_statistics
+from diffscope.storage.atomic import write_json
+from diffscope.storage.statistics import save_statistics
 from studies.laptop import cells, first_layer, pages, second_reading, text
 from studies.laptop.calibration import power
 from studies.laptop.results import read_result, write_result

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from diffscope.files import write_text
+from diffscope.storage.atomic import write_text
 
 RESULTS = Path(__file__).with_name("results.json")
 

@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import replacing
+from diffscope.storage.atomic import replacing
 
 RUNS = Path(__file__).with_name("runs.zip")
 COHORTS = ("laptop", "laptop-text")

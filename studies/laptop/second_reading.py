@@ -19,8 +19,8 @@ from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import SCORES
-from diffscope.stats.formulas.rank import DEFINITIONS
-from diffscope.store import open_statistics
+from diffscope.stats.ranks.exact import DEFINITIONS
+from diffscope.storage.statistics import open_statistics
 from studies.laptop.cells import BASELINES, in_words
 
 DIFF = "diff"

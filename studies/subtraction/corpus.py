@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import remove, write_json
+from diffscope.storage.atomic import remove, write_json
 from diffscope.tasks.text import encode_texts
 from diffscope.tasks.text_folder import HELD_OUT, OTHER_DOMAIN, RECORD, SPLITS, TOKENIZER, TRAIN, TextFolder, sha256
 from studies.subtraction import debian, ngrams, readers

@@ -35,7 +35,7 @@ from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
-from diffscope.store import open_statistics, save_statistics
+from diffscope.storage.statistics import open_statistics, save_statistics
 from diffscope.tasks import Backcopy, PlantedLookups
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.prompt import Prompt

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import xarray as xr
 
-from diffscope.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.errors import Missing
+from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.intervals import holm
 from diffscope.hypotheses.rules import Cost, Declared, Test, state
 from diffscope.hypotheses.statistics import Estimate, as_estimate

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
-from diffscope.files import check_target, write_json
+from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
+from diffscope.storage.atomic import check_target, write_json
 from studies.subtraction.judging import Judged, judged, shares
 from studies.subtraction.primaries import PARTS, previous_token_subtracted, share_of_seeds
 

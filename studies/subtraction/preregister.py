@@ -16,9 +16,9 @@ from pathlib import Path
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import write_json
 from diffscope.hypotheses.rules import Declared, Test
 from diffscope.lab.training.recipe import Recipe
+from diffscope.storage.atomic import write_json
 from studies.subtraction import evidence
 from studies.subtraction.primaries import PARTS
 

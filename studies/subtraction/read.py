@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.accounts import ACCOUNTS
 from diffscope.errors import DiffscopeError
+from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.rules import Cost
 from diffscope.hypotheses.statistics import Sample, estimate
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 from studies.subtraction.judging import Judged, judge
 from studies.subtraction.preregister import check_declared, check_evidence
 from studies.subtraction.primaries import PARTS

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from diffscope.prompts import Chars
+from diffscope.prompts.encoded import Chars
 from diffscope.tasks import TextPrompt
 
 APP = Path(__file__).parents[2] / "app"

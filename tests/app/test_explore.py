@@ -269,12 +269,12 @@ def test_positions_are_not_averaged(app):
 def test_memory_that_is_used_up_is_one_line(app, monkeypatch):
     import torch
 
-    import diffscope.capture
+    import diffscope.capture.capture
 
     def fail(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(diffscope.capture.Capture, "measure", fail)
+    monkeypatch.setattr(diffscope.capture.capture.Capture, "measure", fail)
     test = fine(app())
     assert [warning.value for warning in test.warning] == ["out of memory; use a shorter prompt, bfloat16 or fewer statistics"]
 
@@ -292,8 +292,8 @@ def test_without_any_bundled_model_the_page_says_what_to_do(app, monkeypatch):
 
 def test_every_question_has_its_statistics_and_all_can_be_drawn(app, folders):
     import diffscope
+    from app.questions import QUESTIONS
     from diffscope.stats import STATISTICS
-    from diffscope.stats.questions import QUESTIONS
 
     names = [name for of_question in QUESTIONS.values() for name in of_question]
     assert len(names) == len(set(names))

@@ -10,11 +10,11 @@ from looks import fine, shown
 from small_models import PROMPT
 
 from diffscope import tables
-from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS
 from diffscope.hypotheses import shipped as shipped_files
 from diffscope.hypotheses.shipped import SHIPPED, shipped
 from diffscope.hypotheses.study import ALL, open_study
+from diffscope.models.cards import BUNDLED
 from tests.contradictions import of_row
 from tests.study_data import study as planted_study
 
@@ -232,7 +232,7 @@ def test_what_is_not_there_is_said(app, tmp_path):
 
 
 def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
-    from diffscope.store import save_statistics
+    from diffscope.storage.statistics import save_statistics
     from studies.laptop.calibration.simulate import planted_cohort
 
     cohort = planted_cohort("NC", 8)

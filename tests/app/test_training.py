@@ -151,7 +151,7 @@ def test_a_model_without_checkpoints_says_which_have_them(page, folders):
 
 
 def test_a_cohorts_curves_are_drawn(page, tmp_path):
-    from diffscope.store import save_statistics
+    from diffscope.storage.statistics import save_statistics
 
     test = page()
     fine(test.text_input(key="training-cohort").set_value(str(tmp_path)).run())

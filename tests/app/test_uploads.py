@@ -16,8 +16,8 @@ import pytest
 from small_models import APP
 
 import diffscope
+from app import outline
 from diffscope import DiffscopeError
-from diffscope.models import outline
 
 MOST = 2 * 2**20
 

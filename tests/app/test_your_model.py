@@ -9,9 +9,9 @@ from looks import fine
 from small_models import APP, PROMPT
 
 import diffscope
-from diffscope import forecast
+from app import forecast
+from app.outline import outline
 from diffscope.conformance import checks
-from diffscope.models.outline import outline
 
 FILES = "your_model-files"
 
@@ -113,7 +113,7 @@ def test_what_is_no_model_is_one_line(app, folder):
 
 
 def test_a_model_that_is_too_large_is_not_opened(app, folders, monkeypatch):
-    from diffscope.models import outline as outlines
+    from app import outline as outlines
 
     monkeypatch.setattr(outlines, "free_memory", lambda device: 10.0)
     test = page(app, source="the list", listed=str(folders["small-diff"]))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import diffscope
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.stats.windows import windows
 from tests import tiny
 

@@ -8,15 +8,15 @@ import torch
 
 from diffscope import edits
 from diffscope.attention import layer as attention_layer
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
 from diffscope.attention.stacking import alike, joined
 from diffscope.edits.base import apply
 from diffscope.proof.fidelity import deviations
 from diffscope.stats import measure
 from diffscope.stats.engine import measure_layers
-from diffscope.stats.formulas import rank
-from diffscope.stats.implicit_map import ImplicitMaps
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks.implicit_map import ImplicitMaps
 from diffscope.stats.windows import windows
 from tests import reference as slow
 from tests.reference import Slow
@@ -233,7 +233,7 @@ def test_attention_kernels_multiply_with_maps_that_share_rows_with_sink_logits(c
 
 
 def test_ranks_without_a_map_are_those_of_the_map():
-    from diffscope.stats.effective_rank import estimated_ranks
+    from diffscope.stats.ranks.statistic import estimated_ranks
 
     layer = _layer()
     estimated = estimated_ranks(layer)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, UnsupportedModel, edits
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.families.hooks import passages
 from tests import reference as slow
 from tests import tiny

@@ -8,7 +8,7 @@ import diffscope
 from diffscope import edits
 from diffscope.evidence.ablations import answers, hidden_answer_losses
 from diffscope.evidence.maps import second_map_ranks
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.tasks import scoring
 
 

@@ -29,7 +29,7 @@ from diffscope.hypotheses.study import ALL, WEIGHTS
 from diffscope.hypotheses.study_tables import descriptives
 from diffscope.hypotheses.subjects import Pair
 from diffscope.lab.training.run import revision, save_checkpoint
-from diffscope.store import save_statistics
+from diffscope.storage.statistics import save_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.sampling import controlled

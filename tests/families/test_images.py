@@ -9,7 +9,7 @@ import torch
 
 import diffscope
 from diffscope import PromptError, SpanError, UnsupportedModel
-from diffscope.stats.formulas.rank import DEFINITIONS
+from diffscope.stats.ranks.exact import DEFINITIONS
 from tests.layouts import vision
 from tests.tiny import awake
 

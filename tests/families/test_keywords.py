@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel
-from diffscope.families.keywords import HARMLESS, IGNORED, READ, call_of
+from diffscope.families.interface import HARMLESS, IGNORED, READ, call_of
 from diffscope.families.standard import Standard
 from tests import tiny
 

@@ -8,7 +8,7 @@ import torch
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits, families
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.families.hooks import passages
 from diffscope.families.timm import Timm
 from diffscope.proof.prove import prove

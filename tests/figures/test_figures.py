@@ -15,7 +15,7 @@ import xarray as xr
 
 import diffscope
 from diffscope import edits, figures
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.edits import apply
 from diffscope.errors import DiffscopeError
 from diffscope.figures import FIGURES, figure, theme

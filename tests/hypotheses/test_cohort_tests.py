@@ -9,8 +9,8 @@ import xarray as xr
 from scipy import stats
 from statsmodels.duration.survfunc import survdiff
 
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses import TESTS, report, run, summary
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses.cohort import BASELINES, formed, steps_to_form
 from diffscope.hypotheses.shipped import power_of
 from diffscope.hypotheses.statistics import failures_at_worst, first_to_form

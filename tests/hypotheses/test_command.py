@@ -6,7 +6,7 @@ import pytest
 
 from diffscope.cli import main
 from diffscope.hypotheses import test as board_of
-from diffscope.store import save_statistics
+from diffscope.storage.statistics import save_statistics
 from studies.laptop.calibration.simulate import Sizes, planted_cohort
 from tests import tiny
 from tests.tokenizers_of_kinds import tokenizer

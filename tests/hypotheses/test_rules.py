@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffscope import tables
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT, WORDS
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import Table
 from diffscope.figures import figure
-from diffscope.files import to_json
 from diffscope.hypotheses import TESTS, Measurement, Pair, Test, board, report, run, summary
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT, WORDS
 from diffscope.hypotheses.rules import (
     ABOVE,
     AS_NULL,
@@ -39,6 +38,7 @@ from diffscope.hypotheses.sentence import word as word_of
 from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.hypotheses.tests import FILE, linked, make_test, read_tests
 from diffscope.hypotheses.verdict import Board, Verdict
+from diffscope.storage.atomic import to_json
 
 
 def of(value, low, high, null=(-1.0, 1.0), p=0.01):

@@ -6,7 +6,6 @@ import xarray as xr
 
 import diffscope
 from diffscope import edits
-from diffscope.accounts import AGAINST, FOR, OPEN, SILENT
 from diffscope.errors import PromptError
 from diffscope.evidence.ablations import answers
 from diffscope.evidence.heads import Table
@@ -18,6 +17,7 @@ from diffscope.evidence.signs import (
     start_of_number,
 )
 from diffscope.hypotheses import Models, Settings, run
+from diffscope.hypotheses.accounts import AGAINST, FOR, OPEN, SILENT
 from diffscope.hypotheses.measure import of_top_heads
 from diffscope.hypotheses.tests import TESTS
 from diffscope.scope import Scope

@@ -8,7 +8,6 @@ import xarray as xr
 from statsmodels.api import SurvfuncRight
 
 from diffscope.cli import main
-from diffscope.digests import read_proven_json, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import TESTS, Verdict, shipped
 from diffscope.hypotheses.cohort_study import run_study
@@ -16,7 +15,8 @@ from diffscope.hypotheses.report import study_markdown
 from diffscope.hypotheses.shipped import STUDY
 from diffscope.hypotheses.study import open_study
 from diffscope.hypotheses.study_tables import survival
-from diffscope.store import save_statistics
+from diffscope.storage.checksum import read_proven_json, write_proven_json
+from diffscope.storage.statistics import save_statistics
 from studies.laptop.calibration.simulate import planted_cohort
 from studies.laptop.reproduce import alike
 from tests.study_data import study as planted_study

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
-from diffscope.capture import Capture, CaptureBatch
-from diffscope.prompts import Encoded
+from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import DiffscopeError, PromptError
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.instruments import profiles
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of

@@ -5,7 +5,7 @@ from unittest import mock
 
 import torch
 
-from diffscope.kernels import rows
+from diffscope.stats.kernels import rows
 
 
 def prepare():
@@ -22,6 +22,6 @@ def moments(layer, *args, scratch=rows.SCRATCH_ROWS, **kwargs):
 
 def read(*args):
     """brackets.read, whose module imports Triton."""
-    from diffscope.kernels import brackets
+    from diffscope.stats.kernels import histogram_programs as brackets
 
     return brackets.read(*args)

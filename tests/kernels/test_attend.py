@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffscope.attention.parts import Mask
-from diffscope.kernels.attend import attend, attend_transposed, reason_unsupported
+from diffscope.attention.components import Mask
+from diffscope.stats.ranks.attend import attend, attend_transposed, reason_unsupported
 from tests.kernels.test_rows import _random
 
 SCALE = 0.35

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.stats import measure
 from tests.kernels.test_rows import _random
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffscope.kernels import histogram
+from diffscope.stats.kernels import histogram
 from tests.kernels import interpreting
 
 SETTINGS = settings(deadline=None, max_examples=60, derandomize=True, database=None)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from diffscope.kernels import rows
+from diffscope.stats.kernels import rows
 
 triton = pytest.importorskip("triton")
 
@@ -34,7 +34,8 @@ def test_programs_compile_and_fit(name, capability, dtype, d, tmp_path, monkeypa
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from diffscope.kernels import brackets, programs
+    from diffscope.stats.kernels import histogram_programs as brackets
+    from diffscope.stats.kernels import programs
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     shared = {90: 227, 89: 99}[capability] * 1024

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
-from diffscope.kernels import rows
+from diffscope.stats.kernels import rows
 
 TOP, NEAR_ZERO, LEVELS = (1, 3, 10), 0.1, (0.1, 0.5, 0.99)
 ALL = {*rows.MOMENTS, *rows.PAIR}

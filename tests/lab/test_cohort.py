@@ -13,7 +13,6 @@ import xarray as xr
 from safetensors.torch import load_file
 
 import diffscope
-from diffscope import store
 from diffscope.cli import main, training_report
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import run_file, runs
@@ -28,8 +27,9 @@ from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import train_cohort
-from diffscope.scope.answering import logits_of
-from diffscope.store import open_statistics
+from diffscope.scope.answers import logits_of
+from diffscope.storage import statistics as store
+from diffscope.storage.statistics import open_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.scoring import answers

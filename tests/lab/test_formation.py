@@ -7,7 +7,7 @@ import pytest
 
 from diffscope.lab.training.formation import formation, onsets
 from diffscope.lab.training.recipe import Recipe
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 from tests.lab.small_recipes import pair
 
 

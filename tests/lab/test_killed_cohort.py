@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train_cohort import train_cohort
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 from tests.lab.forked import begun, ended
 from tests.lab.small_recipes import PIECE, recipe_in
 

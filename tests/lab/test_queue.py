@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.files import disk_is_full, unfinished_folder
 from diffscope.lab.items import Item, Outcome, lock
 from diffscope.lab.queue import run
+from diffscope.storage.atomic import disk_is_full, unfinished_folder
 from tests.lab.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]

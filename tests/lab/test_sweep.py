@@ -15,7 +15,6 @@ import torch
 import xarray as xr
 
 import diffscope
-from diffscope import store
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.lab import sweep as module
@@ -25,10 +24,11 @@ from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
-from diffscope.store import NAMES, open_statistics, provenance
+from diffscope.storage import statistics as store
+from diffscope.storage.statistics import NAMES, open_statistics, provenance
 from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 from tests import tiny
 from tests.lab.forked import begun, ended, environment
 

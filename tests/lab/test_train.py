@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 import diffscope
-from diffscope.digests import KEY, write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.lab.training import train as module
 from diffscope.lab.training.initialisation import initialise
@@ -20,6 +19,7 @@ from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
 from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
+from diffscope.storage.checksum import KEY, write_proven_json
 from diffscope.tasks import Retrieval
 from tests.lab.forked import begun, ended
 from tests.lab.small_recipes import PIECE, pair

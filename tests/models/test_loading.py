@@ -17,10 +17,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 import diffscope
+from app.outline import outline
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
-from diffscope.cards import BUNDLED
 from diffscope.models import bundled, settings
-from diffscope.models.outline import outline
+from diffscope.models.cards import BUNDLED
 from diffscope.models.quiet import quietly
 from tools.publish import MOST, card_text
 
@@ -224,7 +224,7 @@ def test_bundled_models_really_retrieve():
     from diffscope.lab.accuracy import accuracy_of
     from diffscope.tasks import Retrieval
     from diffscope.tasks.sampling import draw
-    from diffscope.tasks.trained_on import template_of
+    from diffscope.tasks.training_sentence import template_of
 
     for card in bundled():
         if card["name"] == "mini-text":

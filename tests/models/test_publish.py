@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import cards
-from diffscope.digests import check_sums
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
-from diffscope.models import loading
-from diffscope.tasks import Retrieval, trained_on
+from diffscope.models import cards, loading
+from diffscope.storage.checksum import check_sums
+from diffscope.tasks import Retrieval
+from diffscope.tasks import training_sentence as trained_on
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import diffscope
 from benchmarks import proof as mistaken
+from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm, Pairing
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import fidelities, rounding
 from tests import tiny

@@ -8,7 +8,7 @@ from transformers import MistralConfig, MistralForCausalLM
 
 import diffscope
 from diffscope import FidelityError
-from diffscope.attention.parts import Mask
+from diffscope.attention.components import Mask
 from diffscope.proof.masks import other_mask
 from tests import tiny
 

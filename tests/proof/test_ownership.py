@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 import diffscope
 from diffscope import UnsupportedModel
-from diffscope.attention.parts import Norm
+from diffscope.attention.components import Norm
 from diffscope.families.unilm import UnilmV1
 from diffscope.proof.prove import prove
 from tests import tiny

@@ -9,7 +9,7 @@ import torch
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
 from diffscope.readings import answers, asked, effects, next_tokens, predict
-from diffscope.scope.answering import odds_against_rest
+from diffscope.scope.answers import odds_against_rest
 from diffscope.tasks import examples
 from tests import tiny
 

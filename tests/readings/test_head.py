@@ -9,7 +9,7 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeError, edits, readings
-from diffscope.attention.parts import Pairing
+from diffscope.attention.components import Pairing
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 from tests.layouts import grouped

@@ -11,8 +11,8 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeWarning, Stopped, UnsupportedModel, edits
+from diffscope.families.compilation import as_compiled, as_written
 from diffscope.families.hooks import Hook
-from diffscope.families.stance import as_compiled, as_written
 from tests import tiny
 from tests.layouts import unilm
 from tests.wrappings import state
@@ -180,7 +180,7 @@ def in_the_proof(scope, error, monkeypatch):
 
 
 def in_the_proof_of_its_formula(scope, error, monkeypatch):
-    monkeypatch.setattr("diffscope.proof.formula.fidelities", failing(error))
+    monkeypatch.setattr("diffscope.proof.float32.fidelities", failing(error))
 
 
 def in_statistics(scope, error, monkeypatch):

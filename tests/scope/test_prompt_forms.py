@@ -12,7 +12,7 @@ from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 import diffscope
 from diffscope import Capture, CaptureBatch, DiffscopeError, PromptError, SpanError, edits
-from diffscope.prompts import encode
+from diffscope.prompts.encoded import encode
 from tests import tiny
 
 TEXT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"

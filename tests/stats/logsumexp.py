@@ -13,7 +13,7 @@ sum D²          g²·sum A1² - 2gλ·<A1, A2> + λ²·sum A2²
 
 import torch
 
-from diffscope.kernels.attend import attend
+from diffscope.stats.ranks.attend import attend
 
 
 class Branch:

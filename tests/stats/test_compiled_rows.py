@@ -8,13 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffscope.attention.parts import Mask
+from diffscope.attention import blocks as places
+from diffscope.attention.components import Mask
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
-from diffscope.stats import backends, compiled_rows, places
+from diffscope.stats import backends, compiled_rows
 from diffscope.stats.definitions import ROW
 from diffscope.stats.engine import measure, measure_layers
 from diffscope.stats.formulas import row_sums
-from diffscope.stats.threads import Workers
 from tests.kernels.test_rows import _random
 
 pytest.importorskip("numba")

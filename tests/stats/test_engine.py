@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from diffscope.attention.changes import DropKeys
 from diffscope.attention.layer import LayerAttention, Mask
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import STATISTICS, engine, measure
 from diffscope.stats.datasets import agreed
 from diffscope.stats.engine import measure_layers
-from diffscope.stats.formulas import rank, row_sums
+from diffscope.stats.formulas import row_sums
+from diffscope.stats.ranks import exact as rank
 from diffscope.stats.registry import GROUPS, LABELS
-from diffscope.stats.threads import Workers
 from tests.stats import logsumexp
 from tests.stats.formulas.test_distribution import _oracle
 

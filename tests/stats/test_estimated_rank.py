@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from diffscope.attention.layer import Mask
-from diffscope.stats import effective_rank, estimated_rank
 from diffscope.stats.collectors import Request
-from diffscope.stats.formulas import rank
-from diffscope.stats.formulas.rank import LABELS
-from diffscope.stats.implicit_map import ImplicitMaps
+from diffscope.stats.ranks import estimated as estimated_rank
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks import statistic as effective_rank
+from diffscope.stats.ranks.exact import LABELS
+from diffscope.stats.ranks.implicit_map import ImplicitMaps
 
 NAMES = ("A1", "D", "permuted D")
 

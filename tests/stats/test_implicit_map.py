@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from diffscope.attention import layer as attention_layer
 from diffscope.attention.layer import Mask
 from diffscope.errors import DiffscopeError
-from diffscope.stats.formulas import rank
-from diffscope.stats.implicit_map import MAPS, ImplicitMaps
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks.implicit_map import MAPS, ImplicitMaps
 
 SEEN = torch.rand(40, 40, generator=torch.Generator().manual_seed(3)) < 0.6
 MASKS = {

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import edits
+from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Mask, Pairing
+from diffscope.attention.workers import Workers
+from diffscope.capture.maps import Latest
 from diffscope.errors import DiffscopeError
-from diffscope.pictures import Latest
 from diffscope.stats import measure, pooling
 from diffscope.stats.pooling import Superseded, pooled
-from diffscope.stats.threads import Workers
 from diffscope.stats.windows import windows
 from tests import tiny
 
@@ -222,7 +222,7 @@ def test_a_newer_request_stops_an_older_one():
 
 def test_a_long_prompt_is_seen_coarsely_first(monkeypatch):
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
-    monkeypatch.setattr("diffscope.pictures.COARSE", 100)
+    monkeypatch.setattr("diffscope.capture.maps.COARSE", 100)
     coarse, exact = capture.pictures(0, [1], size=8, rows=2)
     assert len(list(capture.pictures(0, size=60))) == 1  # nothing is pooled
     assert (coarse.attrs["exact"], exact.attrs["exact"]) == (0, 1)

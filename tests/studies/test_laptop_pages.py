@@ -13,7 +13,7 @@ from diffscope.hypotheses.shipped import STUDY
 from diffscope.hypotheses.study import open_study, packed_board
 from diffscope.lab.training.cohort import DATASET, Cohort, collect
 from diffscope.lab.training.recipe import Recipe
-from diffscope.store import save_statistics
+from diffscope.storage.statistics import save_statistics
 from diffscope.tables import numbers
 from studies.laptop import first_layer, reproduce, second_reading
 from studies.laptop import pages as study_pages

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from diffscope.errors import PromptError
-from diffscope.prompts import encode
+from diffscope.prompts.encoded import encode
 from diffscope.tasks import Backcopy
 from tests import tiny
 

@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 from diffscope.errors import CorruptFile, MissingExtra, PromptError, SpanError
-from diffscope.prompts import Chars, encode
+from diffscope.prompts.encoded import Chars, encode
 from diffscope.tasks.files import read_prompts, read_texts
 from tests import tiny
 

@@ -8,7 +8,7 @@ import torch
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.tasks import Recall, Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.scoring import answers, batches, losses, prompt_losses, text_losses

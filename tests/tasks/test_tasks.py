@@ -11,7 +11,7 @@ import torch
 import diffscope
 from diffscope.errors import PromptError
 from diffscope.models import bundled
-from diffscope.prompts import encode
+from diffscope.prompts.encoded import encode
 from diffscope.tasks import Recall, Retrieval, examples
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.recall import earlier

@@ -8,14 +8,14 @@ import pytest
 import diffscope
 from diffscope import readings
 from diffscope.cli import main
-from diffscope.digests import write_proven_json
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.hypotheses import Settings, gather
 from diffscope.lab.plan import Plan
 from diffscope.lab.training.run import save_checkpoint
 from diffscope.models.loading import load_model
+from diffscope.storage.checksum import write_proven_json
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import template_mismatches, template_of, training_template
+from diffscope.tasks.training_sentence import template_mismatches, template_of, training_template
 from tests import tiny
 
 SHORT = " {city} {number}."

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.grid import mixture
 from diffscope.lab.training.recipe import Recipe
-from diffscope.scope.answering import logits_of
+from diffscope.scope.answers import logits_of
 from diffscope.tasks.backcopy import Backcopy
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from diffscope.digests import write_sums
-from diffscope.files import remove, replacing
 from diffscope.lab.training.run import METRICS, RUN, WEIGHTS
+from diffscope.storage.atomic import remove, replacing
+from diffscope.storage.checksum import write_sums
 
 KEPT = "weights"  # in the folder of a cohort
 CONFIG = "config.json"

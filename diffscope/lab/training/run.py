@@ -17,16 +17,16 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from diffscope import __version__
-from diffscope.cards import CARD_FILE
-from diffscope.digests import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
-from diffscope.files import remove, replacing, write_text
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
+from diffscope.models.cards import CARD_FILE
 from diffscope.models.loading import locate, steps_of
+from diffscope.storage.atomic import remove, replacing, write_text
+from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.tasks.retrieval import TEMPLATE
-from diffscope.tasks.trained_on import template_of
+from diffscope.tasks.training_sentence import template_of
 
 WEIGHTS = "model.safetensors"
 RUN = "run.json"

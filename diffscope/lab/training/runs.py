@@ -20,7 +20,7 @@ from diffscope.lab.items import Item
 from diffscope.lab.training.recipe import Recipe, without_defaults
 from diffscope.lab.training.run import check_same, differences, recipe_text
 from diffscope.lab.training.stages import FORMED_IN_ALL, LEAST_LOSS
-from diffscope.store import open_statistics
+from diffscope.storage.statistics import open_statistics
 
 SCORES = "scores.nc"  # a run's result, in its folder
 NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle length of the grid

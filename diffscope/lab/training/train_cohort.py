@@ -24,7 +24,7 @@ from diffscope.lab.training.runs import identity, run_folder, run_label, run_of
 from diffscope.lab.training.scores import OF_TASK, area, diverged, metrics, near_grid, score
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import Diverged, NotFormed, check_tools, train_run
-from diffscope.store import save_statistics
+from diffscope.storage.statistics import save_statistics
 from diffscope.tasks.retrieval import Retrieval
 
 Evidence = Callable[[Path, Recipe, int], object]

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from diffscope.stats.definitions import ROW
-from diffscope.stats.formulas import branches, distribution, rank, redundancy, spans
+from diffscope.stats.formulas import branches, distribution, redundancy, spans
+from diffscope.stats.ranks import exact as rank
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 

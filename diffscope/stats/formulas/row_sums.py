@@ -1,7 +1,7 @@
 """What every row statistic is made of: a few sums over a row, its moments.
 
 Whatever computes these gives the same statistics: blocks of rows in memory (here), or fused kernels
-(:mod:`diffscope.kernels.rows`). The formulas stand in :mod:`diffscope.stats.formulas.distribution` alone.
+(:mod:`diffscope.stats.kernels.rows`). The formulas stand in :mod:`diffscope.stats.formulas.distribution` alone.
 
 A row x of a map has the moments below, all over the keys it can see.
 

@@ -29,16 +29,16 @@ import torch
 import xarray as xr
 
 import diffscope
-from diffscope.accounts import ACCOUNTS, AGAINST, FOR, SILENT
-from diffscope.cards import BUNDLED
 from diffscope.evidence import take
 from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Pair, Test, run
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses.rules import ANSWER, state
 from diffscope.hypotheses.statistics import as_estimate
+from diffscope.models.cards import BUNDLED
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL

@@ -17,7 +17,7 @@ import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import diffscope
-from diffscope.accounts import ACCOUNTS, FOR
+from diffscope.hypotheses.accounts import ACCOUNTS, FOR
 from diffscope.lab.training.train import initialise
 from diffscope.models import DiffForCausalLM
 from studies.laptop.results import write_result

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
-from diffscope.files import write_json
 from diffscope.hypotheses.board import run
 from diffscope.hypotheses.rules import NONE, Test, state
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.tests import PRIMARIES, TESTS
 from diffscope.hypotheses.verdict import corrected
+from diffscope.storage.atomic import write_json
 from studies.laptop.calibration.simulate import ARMS, Sizes, planted_cohort
 from studies.laptop.results import write_result
 

@@ -21,11 +21,11 @@ import numpy as np
 import torch
 import xarray as xr
 
+from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Norm, Pairing
-from diffscope.capture import CaptureBatch
+from diffscope.capture.capture import CaptureBatch
 from diffscope.instruments.signal_to_noise import mean_gain, signal_to_noise
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 
 TRUTHS = ("amplifier", "sparsifier", "signed", "nothing")

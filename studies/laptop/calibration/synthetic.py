@@ -25,9 +25,9 @@ import numpy as np
 import torch
 import xarray as xr
 
+from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.parts import Pairing
-from diffscope.capture import Capture
+from diffscope.capture.capture import Capture
 from diffscope.evidence.branches import rejection
 from diffscope.evidence.gradients import LastRow, flows_of_rows
 from diffscope.evidence.key_sets import as_spans, key_sets, number_spans
@@ -39,7 +39,7 @@ from diffscope.evidence.untrained import Match, matched
 from diffscope.hypotheses.rules import ANSWER
 from diffscope.hypotheses.subjects import Models
 from diffscope.instruments.injection import DRAWS
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.prompt import Prompt
 

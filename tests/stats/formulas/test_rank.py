@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffscope.errors import DiffscopeError
-from diffscope.stats.formulas import rank
+from diffscope.stats.ranks import exact as rank
 
 
 def _named(sigma):

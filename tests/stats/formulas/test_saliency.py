@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from diffscope.stats.formulas.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
+from diffscope.evidence.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 
 
 def test_a_flow_is_weight_times_gradient():

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from diffscope.kernels import histogram
+from diffscope.stats.kernels import histogram
 
 BINS = tl.constexpr(histogram.BINS)
 SHIFT = tl.constexpr(histogram.SHIFT)
@@ -85,7 +85,7 @@ def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top
     Parameters
     ----------
     bins, lowest : Tensor
-        Of :func:`~diffscope.kernels.histogram.empty`, the bins filled.
+        Of :func:`~diffscope.stats.kernels.histogram.empty`, the bins filled.
     n : int64 Tensor, (...)
         Values of each row.
     levels : tuple of float

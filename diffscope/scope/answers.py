@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor, nn
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
-from diffscope.prompts import Chars, Encoded, encode
+from diffscope.prompts.encoded import Chars, Encoded, encode
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
 from diffscope.tasks.log_odds import Logits, log_odds
 from diffscope.tasks.scoring import TOKENS, batches

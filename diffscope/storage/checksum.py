@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from diffscope.errors import CorruptFile, NoDigest, first_line
-from diffscope.files import is_pickle, replacing, to_json, write_text
+from diffscope.storage.atomic import is_pickle, replacing, to_json, write_text
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def read_proven(path: Path, read: Callable[[Path], T], remedy: str) -> T:
 
 
 def write_proven_json(path: Path, record: dict, *, indent: int | None = None) -> None:
-    """Write a record as a JSON file that carries a digest, whole or not at all; see :func:`diffscope.files.to_json`."""
+    """Write a record as a JSON file that carries a digest, whole or not at all; see :func:`diffscope.storage.atomic.to_json`."""
     with replacing(path) as unfinished:
         unfinished.write_text(to_json({KEY: BLANK, **record}, indent=indent) + "\n", encoding="utf-8")
         seal(unfinished)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from diffscope import display
+from diffscope import render as display
 from diffscope.attention.layer import LayerAttention
-from diffscope.prompts import DERIVED_SETS, Encoded
+from diffscope.prompts.encoded import DERIVED_SETS, Encoded
 from diffscope.proof.fidelity import Fidelity
 
 MANY = 4  # prompts of which each length is told

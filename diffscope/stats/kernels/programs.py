@@ -1,4 +1,4 @@
-"""The Triton programs of :mod:`diffscope.kernels.rows`, each for a block of rows of one map; imported only when they are run.
+"""The Triton programs of :mod:`diffscope.stats.kernels.rows`: each for a block of rows of one map.
 
 Scores are kept as the plain products q·k, and their distance from a row's largest is what is scaled: so a large score costs
 no digits. `factor` is scale·log2(e), and weights are powers of two. A soft cap and sink logits come in the unit of the products,
@@ -9,7 +9,7 @@ of float64 from tile to tile: at 64K keys they are as good as at 64.
 import triton
 import triton.language as tl
 
-from diffscope.kernels import histogram
+from diffscope.stats.kernels import histogram
 
 FULL = tl.constexpr(0)
 CAUSAL = tl.constexpr(1)

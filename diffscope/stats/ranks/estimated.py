@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.stats.formulas.rank import DEFINITIONS, LABELS, RESIDUAL_RANKS, Estimate, exact, singular_values_held
-from diffscope.stats.implicit_map import ImplicitMaps
+from diffscope.stats.ranks.exact import DEFINITIONS, LABELS, RESIDUAL_RANKS, Estimate, exact, singular_values_held
+from diffscope.stats.ranks.implicit_map import ImplicitMaps
 
 SWEEPS = 30  # each computes the maps once, and costs two forwards
 WIDTH = 64

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from diffscope.errors import PromptError, first_line
 from diffscope.families.packs import sequences_in
-from diffscope.prompts import ChatText, listed, shown, whole_numbers
+from diffscope.prompts.encoded import ChatText, listed, shown, whole_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

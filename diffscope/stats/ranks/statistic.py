@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.stats import estimated_rank
 from diffscope.stats.collectors import MAPS, RANKED_MAPS, Request
-from diffscope.stats.formulas import rank
-from diffscope.stats.implicit_map import PERMUTED, ImplicitMaps
+from diffscope.stats.ranks import estimated as estimated_rank
+from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks.implicit_map import PERMUTED, ImplicitMaps
 
 AT_ONCE = 2**32  # bytes, of the maps whose ranks are estimated from the same sweeps
 REASONS = 3  # why ranks are NaN, of all that there are

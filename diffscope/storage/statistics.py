@@ -24,10 +24,10 @@ from safetensors.torch import save_file
 from scipy.io import netcdf_file
 
 from diffscope import __version__
-from diffscope.digests import BLANK, KEY, read_proven, seal
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.fields import shown
-from diffscope.files import checked_path, replacing
+from diffscope.storage.atomic import checked_path, replacing
+from diffscope.storage.checksum import BLANK, KEY, read_proven, seal
 
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 UNPACKED_TIMES = 1000  # how much larger than its file a Dataset may be

@@ -32,7 +32,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import NEED_A2
 from diffscope.attention.precision import tf32_allowed
 from diffscope.errors import DiffscopeError
-from diffscope.kernels.attend import attend, attend_transposed, reason_unsupported
+from diffscope.stats.ranks.attend import attend, attend_transposed, reason_unsupported
 
 MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
 PERMUTED = "permuted "

@@ -7,7 +7,7 @@ sqrt(N) though it attends to nothing in particular, and the map with the weights
 visible keys, which keeps every row statistic. One draw of the latter differs from another by some per cent, so it is
 the mean of ``DRAWS``, with the standard error of that mean.
 
-Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.estimated_rank` estimates those.
+Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.ranks.estimated` estimates those.
 """
 
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ PARTS = ("uniform", *PLAYERS, "rest")
 
 
 def explained(gram: Tensor, predictors: Sequence[int]) -> Tensor:
-    """What the best combination of some predictors explains of a target: v'(G + ε)⁻¹v, with ε = ``RIDGE``.
+    """Return how much of a target the best combination of predictors explains: v'(G + ε)⁻¹v, with ε = ``RIDGE``.
 
     The ridge keeps out what is next to nothing: a predictor whose square is below ε, for the target would have to be hundreds of
     times as large.

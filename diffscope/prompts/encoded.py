@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError, first_line
 from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
-from diffscope.span_algebra import OfSpans, resolved
+from diffscope.prompts.spans import OfSpans, resolved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

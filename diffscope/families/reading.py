@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.parts import Mask, Norm
+from diffscope.attention.components import Mask, Norm
 from diffscope.attention.precision import exactly
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import REGISTER, ForeignModule, Passage, compact, filled

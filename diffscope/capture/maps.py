@@ -13,13 +13,13 @@ from torch import Tensor
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map, present
+from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import chosen_positions
 from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
 from diffscope.stats.strongest import strongest
-from diffscope.stats.threads import Workers
 from diffscope.stats.windows import windows
 
 NAMES = ("A1", "A2", "lambda_A2", "D")

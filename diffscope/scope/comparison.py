@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import xarray as xr
 
-from diffscope import display
-from diffscope.capture import Capture, CaptureBatch
+from diffscope import render as display
+from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.repr import lengths, spans_marked
 from diffscope.errors import Stopped
-from diffscope.portrait import lengths, spans_marked
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import Sample
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from torch import nn
 
-from diffscope.cards import CARD_FILE
-from diffscope.digests import carries_digest, read_proven_json
 from diffscope.errors import ModelNotFound
+from diffscope.models.cards import CARD_FILE
 from diffscope.models.loading import locate
+from diffscope.storage.checksum import carries_digest, read_proven_json
 from diffscope.tasks.retrieval import TEMPLATE
 
 RUN = "run.json"  # the record of a training

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.changes import Change, FixA2, PositionalA2
+from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.attention.parts import Norm
 from diffscope.edits.base import WHOLE_MAPS_UP_TO, Edit, Places, Stage, check_second, field_edit, places, row_edit
 from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
 

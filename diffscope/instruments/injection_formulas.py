@@ -30,7 +30,7 @@ def cmrr_injected(differential: Tensor, common: Tensor) -> Tensor:
 
 
 def cmrr_injected_error(differential: Tensor, common: Tensor) -> Tensor:
-    """Standard error over draws of :func:`cmrr_injected`, by the delta method for a ratio of means of paired draws.
+    """Return the standard error over draws of :func:`cmrr_injected`, by the delta method for a ratio of means of paired draws.
 
     Returns
     -------

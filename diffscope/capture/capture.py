@@ -13,18 +13,18 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope import store
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.workers import Workers
+from diffscope.capture.maps import Pictures
+from diffscope.capture.repr import Portrait
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
-from diffscope.pictures import Pictures
-from diffscope.portrait import Portrait
-from diffscope.prompts import Encoded
+from diffscope.prompts.encoded import Encoded
 from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.backends import Backend
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import Sample
-from diffscope.stats.threads import Workers
+from diffscope.storage import statistics as store
 
 RENAMED = {
     "overview": "pooled_map(…)",

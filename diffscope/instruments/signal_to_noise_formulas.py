@@ -61,7 +61,7 @@ def left_out(values: Tensor, dim: int) -> Tensor:
 
 
 def jackknife_error(estimates: Tensor) -> Tensor:
-    """Standard error by the jackknife, from estimates with each draw left out in turn.
+    """Return the standard error by the jackknife, from estimates with each draw left out in turn.
 
     Parameters
     ----------

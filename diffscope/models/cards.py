@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from diffscope.digests import check_sums
+from diffscope.storage.checksum import check_sums
 
-BUNDLED = Path(__file__).parent / "models" / "bundled"
+BUNDLED = Path(__file__).parent / "bundled"
 CARD_FILE = "card.json"
 
 #: what each family of :mod:`diffscope.families` reads

@@ -29,7 +29,7 @@ def flow_share(d: Tensor, gradient: Tensor, keys: Tensor) -> Tensor:
 
 
 def on_scores(a: Tensor, gradient: Tensor) -> Tensor:
-    """The gradient on the scores of a softmax row, from that on its weights: a·(∂L/∂a − sum a·∂L/∂a).
+    """Return the gradient on the scores of a softmax row, from that on its weights: a·(∂L/∂a − sum a·∂L/∂a).
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def on_scores(a: Tensor, gradient: Tensor) -> Tensor:
 
 
 def rho_gradient(a1: Tensor, a2: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of ρ_X = sum_X |A1 − A2| / sum_X (A1 + A2) on the weights of both branches.
+    """Return the gradient of ρ_X = sum_X |A1 − A2| / sum_X (A1 + A2) on the weights of both branches.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import MissingExtra
-from diffscope.kernels import histogram
+from diffscope.stats.kernels import histogram
 
 #: the moments of each map, as diffscope.stats.formulas.row_sums has them
 MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
@@ -207,7 +207,7 @@ class _Block:
         -------
         Tensor, float64 (slot, unit, query, *rest)
         """
-        from diffscope.kernels import programs
+        from diffscope.stats.kernels import programs
 
         q = self.layer.q
         size = len(self.queries)
@@ -339,7 +339,7 @@ def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Te
     if ask.any("small") and total is None:
         sums["small"] = run({"SMALL"}, (ask.near_zero * sums["total"] / block.n).float())["small"]
     if "HISTOGRAM" in switches:
-        from diffscope.kernels import brackets
+        from diffscope.stats.kernels import histogram_programs as brackets
 
         sums |= brackets.read(inputs["bins"], inputs["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
     return sums

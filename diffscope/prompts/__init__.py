@@ -1,0 +1,6 @@
+"""Prompts as tokens with named spans."""
+
+from diffscope.prompts.encoded import Chars, ChatText, Encoded, encode
+from diffscope.prompts.spans import OfSpans
+
+__all__ = ["Chars", "ChatText", "Encoded", "OfSpans", "encode"]
