@@ -12,7 +12,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.conformance.checks import planned_runs
 from diffscope.conformance.prompts import Prompts
-from diffscope.errors import OutOfMemoryAhead
+from diffscope.errors import InsufficientMemory
 from diffscope.evidence.take import FEW, FEWER
 from diffscope.hypotheses.settings import Settings
 from diffscope.scope import Scope
@@ -143,7 +143,7 @@ def of_tests(speed: Speed, needs: Collection[str], settings: Settings) -> Foreca
 
 
 def refuse_beyond_memory(forecast: Forecast, what: str) -> None:
-    """Raise OutOfMemoryAhead where something will not fit."""
+    """Raise InsufficientMemory where something will not fit."""
     if not forecast.fits:
         free = size_in_words(free_memory(torch.device("cpu")))
-        raise OutOfMemoryAhead(f"{what} needs {size_in_words(forecast.nbytes)} and {free} are free; use a shorter prompt")
+        raise InsufficientMemory(f"{what} needs {size_in_words(forecast.nbytes)} and {free} are free; use a shorter prompt")

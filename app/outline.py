@@ -14,7 +14,7 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from diffscope.attention.memory import free_memory
-from diffscope.errors import ModelNotFound, OutOfMemoryAhead, UnsupportedModel, first_line
+from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, first_line
 from diffscope.models.loading import check_weights, locate
 from diffscope.models.settings import CODE, PACKED, check_asked, check_counts, check_regular
 from diffscope.models.stored import Stored, check_fit, check_size, in_all, on_paper, read_fields, stored_tensors
@@ -91,12 +91,12 @@ def check_memory(model: Outline, device: torch.device | str = "cpu") -> float:
 
     Raises
     ------
-    OutOfMemoryAhead
+    InsufficientMemory
         The model takes more.
     """
     free = free_memory(torch.device(device))
     if model.nbytes > free:
-        raise OutOfMemoryAhead(
+        raise InsufficientMemory(
             f"{model.name} takes {model.nbytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "
             "use a smaller model, or one saved in half precision"
         )

@@ -32,7 +32,7 @@ import diffscope
 from benchmarks import results
 from benchmarks.meter import memory
 from benchmarks.results import Section, table
-from diffscope.errors import DiffscopeError, NoDigest
+from diffscope.errors import DiffscopeError, MissingChecksum
 from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.storage.checksum import END, KEY, MARK, SUMS, write_sums
@@ -174,7 +174,7 @@ def content(path: Path) -> str:
         words = opened.tokenizer and (opened.tokenizer.backend_tokenizer.to_str(), opened.tokenizer.special_tokens_map)
         settings = opened.model.generation_config.to_dict()
         return _digest(opened.model.state_dict(), [opened.model.config.to_dict(), settings, words])
-    layers = [layer.dismantle() for layer in opened.layers]
+    layers = [layer.to_tensors() for layer in opened.layers]
     tensors = {f"{number}.{name}": tensor for number, (held, _) in enumerate(layers) for name, tensor in held.items()}
     tensors["outliers"] = torch.from_numpy(opened.layer_output_outliers)
     plain = [[asdict(prompt) for prompt in opened.prompts], [record for _, record in layers], opened.facts, opened.next]
@@ -207,7 +207,7 @@ def outcome(path: Path, before: str) -> str:
             return "traceback"
     if same:
         return "unchanged"
-    return "warned" if any(isinstance(warning.message, NoDigest) for warning in caught) else "silent"
+    return "warned" if any(isinstance(warning.message, MissingChecksum) for warning in caught) else "silent"
 
 
 def damage(kept: dict[str, Path], count: int, rng: random.Random) -> Counter[tuple[str, str, str]]:
@@ -265,7 +265,7 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (taken + MEMORY, taken + MEMORY))
     rng, count = random.Random(options.seed), 21 if options.quick else options.count
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoDigest)
+        warnings.simplefilter("ignore", MissingChecksum)
         kept = keep_all(Path(folder))
         counts = [damage(kept, count, rng)]
         without_digests(kept)

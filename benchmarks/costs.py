@@ -101,7 +101,7 @@ def big(options: Namespace) -> Section:
         model(tokens, use_cache=False, logits_to_keep=1)
         plain = meter.measure(lambda: model(tokens, use_cache=False, logits_to_keep=1))
     taken = meter.measure(lambda: diffscope.load(model).capture(ids))
-    held = sum(x.untyped_storage().nbytes() for layer in taken.result.layers for x in layer.dismantle()[0].values())
+    held = sum(x.untyped_storage().nbytes() for layer in taken.result.layers for x in layer.to_tensors()[0].values())
     cells = [["plain forward", duration(plain.seconds), size(plain.peak)]]
     cells += [["capture with its proof", duration(taken.seconds), size(taken.peak)], ["what the capture holds", None, size(held)]]
     worst = float(taken.result.fidelity.error.max())

@@ -23,7 +23,7 @@ from benchmarks import results
 from benchmarks.results import Section, table
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, FidelityError
-from diffscope.families import Passage
+from diffscope.families import AttentionPass
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.proof.fidelity import TOLERANCE, Fidelity, fidelities
 from tests.layouts import axolotl, gated, gdla, grouped, motif, phi4flash, unilm
@@ -169,7 +169,7 @@ def read(model: nn.Module, ids: list[int]) -> Read:
     seen: list[tuple[LayerAttention, Tensor]] = []
 
     class Recorded(type(scope.family)):
-        def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+        def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
             for layer in super().readings(passage):
                 seen.append((layer, passage.observed))
                 yield layer

@@ -24,8 +24,8 @@ _NAMES = {
     "CaptureBatch": "capture",
     "Chars": "prompts",
     "Comparison": "scope.comparison",
-    "OfSpans": "prompts",
-    "Sample": "stats.sampling",
+    "SpanExpr": "prompts",
+    "QuerySample": "stats.sampling",
     "Scope": "scope",
     "anatomy": "instruments.anatomy",
     "average": "stats.averaging",
@@ -93,10 +93,10 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.instruments.signal_to_noise import signal_to_noise as signal_to_noise
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
-    from diffscope.prompts import OfSpans as OfSpans
+    from diffscope.prompts import SpanExpr as SpanExpr
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
     from diffscope.scope.comparing import compare as compare
     from diffscope.scope.comparison import Comparison as Comparison
     from diffscope.stats.averaging import average as average
-    from diffscope.stats.sampling import Sample as Sample
+    from diffscope.stats.sampling import QuerySample as QuerySample

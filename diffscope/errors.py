@@ -10,13 +10,13 @@ __all__ = [
     "DiffscopeError",
     "DiffscopeWarning",
     "FidelityError",
+    "InsufficientMemory",
+    "MeasurementInterrupted",
+    "MissingChecksum",
     "MissingExtra",
     "ModelNotFound",
-    "NoDigest",
-    "OutOfMemoryAhead",
     "PromptError",
     "SpanError",
-    "Stopped",
     "UnsupportedModel",
 ]
 
@@ -37,7 +37,7 @@ class DiffscopeWarning(UserWarning):
     """Something that a user of a model should know, although its results are right."""
 
 
-class NoDigest(DiffscopeWarning):
+class MissingChecksum(DiffscopeWarning):
     """A file opened well but carries no digest, as those that were written before digests were; saved again it has one."""
 
 
@@ -69,11 +69,11 @@ class MissingExtra(DiffscopeError):
     """An optional package is needed and not installed."""
 
 
-class OutOfMemoryAhead(DiffscopeError):
+class InsufficientMemory(DiffscopeError):
     """A computation would not fit into memory; raised before it begins."""
 
 
-class Stopped(KeyboardInterrupt):
+class MeasurementInterrupted(KeyboardInterrupt):
     """Measuring was interrupted; ``measured`` is the Dataset of the layers that were finished.
 
     It is a KeyboardInterrupt: a script that does not catch it ends, as it does anywhere else.

@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 
 import diffscope
-from diffscope import FidelityError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope import FidelityError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.bundled import Own
@@ -241,7 +241,7 @@ def test_memory_is_linear_in_the_prompt():
 
     def held(n):
         layers = scope.capture(tiny.ids(n)).layers
-        return sum(t.untyped_storage().nbytes() for layer in layers for t in layer.dismantle()[0].values())
+        return sum(t.untyped_storage().nbytes() for layer in layers for t in layer.to_tensors()[0].values())
 
     assert held(200) < 2.2 * held(100)
 
@@ -462,7 +462,7 @@ def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
     from diffscope.scope import runners as module
 
     monkeypatch.setattr(module, "free_memory", lambda device: 10_000)
-    with pytest.raises(OutOfMemoryAhead, match="shorter prompt"):
+    with pytest.raises(InsufficientMemory, match="shorter prompt"):
         diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
 
 
@@ -673,7 +673,7 @@ def test_an_interrupt_at_any_moment_after_the_first_layer_leaves_what_was_said_t
             raise KeyboardInterrupt
 
     measure = capture.measure if asked == "capture" else partial(scope.measure, prompt)
-    with pytest.raises(diffscope.Stopped) as stopped:
+    with pytest.raises(diffscope.MeasurementInterrupted) as stopped:
         measure(statistics=names, progress=stop)
     measured = stopped.value.measured
     finished = measured.sizes["layer"]
@@ -688,7 +688,7 @@ def test_a_comparison_that_is_interrupted_keeps_the_first_model(monkeypatch):
     comparison = diffscope.compare(*scopes, tiny.ids(9))
     second = comparison.captures[1]
     monkeypatch.setattr(type(second), "measure", stopping_at(second, type(second).measure))
-    with pytest.raises(diffscope.Stopped) as stopped:
+    with pytest.raises(diffscope.MeasurementInterrupted) as stopped:
         comparison.measure("gini")
     measured = stopped.value.measured
     assert measured["model"].values.tolist() == list(comparison.names)
@@ -699,7 +699,7 @@ def stopping_at(capture, measure):
     def stopped(self, *arguments, **how):
         measured = measure(self, *arguments, **how)
         if self is capture:
-            raise diffscope.Stopped(measured.isel(layer=[0]))
+            raise diffscope.MeasurementInterrupted(measured.isel(layer=[0]))
         return measured
 
     return stopped
@@ -722,7 +722,7 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
         return stop
 
     monkeypatch.setattr(Measuring, "add", interrupted(2))
-    with pytest.raises(diffscope.Stopped) as stopped:
+    with pytest.raises(diffscope.MeasurementInterrupted) as stopped:
         scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
     measured = stopped.value.measured
     assert isinstance(stopped.value, KeyboardInterrupt) and measured.attrs["stopped"] == "after 2 of 4 layers"
@@ -731,7 +731,7 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
     monkeypatch.setattr(Measuring, "add", interrupted(0))
     with pytest.raises(KeyboardInterrupt) as nothing:
         scope.measure(tiny.ids(20), "entropy")
-    assert not isinstance(nothing.value, diffscope.Stopped)
+    assert not isinstance(nothing.value, diffscope.MeasurementInterrupted)
     monkeypatch.undo()
     assert scope.measure(tiny.ids(20), ["entropy", "logit_outliers"]).identical(whole)
 
@@ -744,7 +744,7 @@ def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(mon
     monkeypatch.setattr(measuring.engine, "measure_layers", lambda *args, **how: taken.append(args) or take(*args, **how))
     room = 40 * 2**20  # blocks fit, and so do entropies, but not masses on 240 spans
     monkeypatch.setattr(measuring, "free_memory", lambda device: room)
-    with pytest.raises(OutOfMemoryAhead, match=r"250 queries.*40 MiB are free.*queries=diffscope.Sample\(512\)"):
+    with pytest.raises(InsufficientMemory, match=r"250 queries.*40 MiB are free.*queries=diffscope.QuerySample\(512\)"):
         scope.measure(tiny.ids(250), "span_mass", spans={str(i): (i, i + 1) for i in range(240)})
     assert not taken
     assert scope.measure(tiny.ids(250), "entropy").sizes["query"] == 250
@@ -832,7 +832,7 @@ def test_the_last_query_has_one_name_everywhere():
 
 def test_a_capture_keeps_spans_that_are_made_of_others(tmp_path):
     scope = diffscope.load(tiny.own("v1"))
-    capture = scope.capture(tiny.ids(9), spans={"answer": (3, 5), "ahead": diffscope.OfSpans("before(answer) - sink")})
+    capture = scope.capture(tiny.ids(9), spans={"answer": (3, 5), "ahead": diffscope.SpanExpr("before(answer) - sink")})
     capture.save(tmp_path / "a.dscope")
     again = diffscope.open(tmp_path / "a.dscope")
     assert again.spans == capture.spans and again.spans["ahead"] == [1, 2]

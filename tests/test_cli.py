@@ -195,7 +195,7 @@ def test_some_queries_by_span_range_and_sample(run, saved):
         assert printed["averaged_over"] == {"query": expected.sizes["query"]}
         np.testing.assert_allclose(printed["statistics"]["gini"]["values"], expected.mean("query"), rtol=1e-6)
     printed = json.loads(run("measure", saved, "--stats", "gini", "--queries", "sample:8", "--json")[1])
-    averaged = diffscope.average(capture.measure("gini", queries=diffscope.Sample(8)))
+    averaged = diffscope.average(capture.measure("gini", queries=diffscope.QuerySample(8)))
     np.testing.assert_allclose(printed["statistics"]["gini"]["standard_error"], averaged["gini_se"], rtol=1e-6)
     assert "stratified" in printed["averaged_over"]["sampled"]
     status, out, err = run("measure", saved, "--stats", "gini", "--queries", "sample:8")

@@ -14,7 +14,7 @@ import xarray as xr
 import diffscope
 from benchmarks.corruption import damage, keep_all, without_digests
 from diffscope.cli import main
-from diffscope.errors import CorruptFile, NoDigest
+from diffscope.errors import CorruptFile, MissingChecksum
 from diffscope.hypotheses.shipped import SHIPPED, shipped
 from diffscope.models.cards import BUNDLED, CARD_FILE
 from diffscope.storage.checksum import END, KEY, MARK, SUMS, check_sums, write_sums
@@ -50,7 +50,7 @@ def test_no_damage_goes_unseen_and_none_ends_in_a_traceback(kept):
     assert {end for _, _, end in counts} <= {"unchanged", "refused"} and counts.total() > 20 * len(kept)
 
 
-@pytest.mark.filterwarnings("ignore::diffscope.NoDigest")
+@pytest.mark.filterwarnings("ignore::diffscope.MissingChecksum")
 def test_without_a_digest_damage_is_warned_of_and_never_a_traceback(kept, tmp_path):
     copies = {kind: tmp_path / path.name for kind, path in kept.items()}
     for kind, path in kept.items():
@@ -95,7 +95,7 @@ def test_a_digest_that_cannot_be_read_is_not_taken_for_none(kept, tmp_path):
 
 
 def test_what_carries_no_digest_says_so_until_it_is_saved_again(old, kept, capsys):
-    with pytest.warns(NoDigest, match="carries no digest.*save it again"):
+    with pytest.warns(MissingChecksum, match="carries no digest.*save it again"):
         capture = diffscope.open(old["capture"])
     assert main(["measure", str(old["capture"]), "--stats", "gini", "--json"]) == 0
     printed = capsys.readouterr()

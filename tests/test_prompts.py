@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts.encoded import Chars, encode
-from diffscope.prompts.spans import OfSpans
+from diffscope.prompts.spans import SpanExpr
 from tests import tiny
 
 TEXT = "The magic number of Paris is 7421. The magic number of Rome is 2174."
@@ -80,12 +80,12 @@ def test_derived_sets_cannot_be_given(tokenizer):
 
 def test_spans_are_made_of_other_spans(tokenizer):
     given = {
-        "rest": OfSpans("~(answer | sink)"),
+        "rest": SpanExpr("~(answer | sink)"),
         "answer": "7421",
-        "ahead": OfSpans("before(answer) - sink"),
-        "behind": OfSpans("after(answer)"),
-        "both": OfSpans("ahead | 'the rest'"),
-        "the rest": OfSpans("rest & ~ahead"),
+        "ahead": SpanExpr("before(answer) - sink"),
+        "behind": SpanExpr("after(answer)"),
+        "both": SpanExpr("ahead | 'the rest'"),
+        "the rest": SpanExpr("rest & ~ahead"),
     }
     encoded = encode(tokenizer, TEXT, given)
     everything = range(len(encoded.ids))
@@ -95,7 +95,7 @@ def test_spans_are_made_of_other_spans(tokenizer):
     assert encoded.spans["rest"] == encoded.spans["both"] == outside
     assert encoded.spans["the rest"] == encoded.spans["behind"]
     assert list(encoded.spans) == ["sink", *given]
-    assert encode(tokenizer, TEXT, {"answer": "7421", "sink": OfSpans("answer")}).spans["sink"] == encoded.spans["answer"]
+    assert encode(tokenizer, TEXT, {"answer": "7421", "sink": SpanExpr("answer")}).spans["sink"] == encoded.spans["answer"]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_spans_are_made_of_other_spans(tokenizer):
 )
 def test_spans_that_others_do_not_make_are_refused(tokenizer, spans, words):
     with pytest.raises(SpanError, match=words):
-        encode(tokenizer, TEXT, {name: OfSpans(text) for name, text in spans.items()})
+        encode(tokenizer, TEXT, {name: SpanExpr(text) for name, text in spans.items()})
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_spans_that_others_do_not_make_are_refused(tokenizer, spans, words):
 )
 def test_what_makes_no_span_is_refused(text):
     with pytest.raises(SpanError, match="it takes names of spans, before"):
-        OfSpans(text)
+        SpanExpr(text)
 
 
 def test_ids_and_text_are_the_same_prompt(tokenizer):

@@ -202,7 +202,7 @@ class Sampled:
 
     def queries(self) -> np.ndarray:
         """Return the positions that are sampled, int64 (query,)."""
-        drawn = diffscope.Sample(self.rows).draw(self.tokens)
+        drawn = diffscope.QuerySample(self.rows).draw(self.tokens)
         return np.arange(self.tokens) if drawn is None else drawn.queries.numpy()
 
 

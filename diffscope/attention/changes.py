@@ -94,7 +94,7 @@ class Change:
         """What enters the output projection, (head, query, width)."""
         return out
 
-    def dismantle(self) -> tuple[dict[str, Tensor], dict]:
+    def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
         """Tensors by name, and the rest ready for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
@@ -107,8 +107,8 @@ class Change:
         return type(self).difference is not Change.difference
 
     @staticmethod
-    def assemble(tensors: dict[str, Tensor], record: dict) -> Change:
-        """The inverse of :meth:`dismantle`.
+    def from_tensors(tensors: dict[str, Tensor], record: dict) -> Change:
+        """The inverse of :meth:`to_tensors`.
 
         Raises
         ------

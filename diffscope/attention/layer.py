@@ -390,14 +390,14 @@ class LayerAttention:
         """What enters the output projection, rebuilt, (head, query, width)."""
         return self.finish(self.head_outputs(queries), queries)
 
-    def dismantle(self) -> tuple[dict[str, Tensor], dict]:
-        """Tensors by name, and everything else ready for JSON; :meth:`assemble` puts them together again."""
+    def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
+        """Tensors by name, and everything else ready for JSON; :meth:`from_tensors` puts them together again."""
         tensors = {name: getattr(self, name) for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
         tensors |= {f"pairing.{name}": value for name, value in vars(self.pairing).items() if value is not None}
         optional = {name: getattr(self, name) for name in ("sink_logit", "correction", "gate")}
         optional |= {"mask.visible": self.mask.visible, "norm.weight": self.norm and self.norm.weight}
         tensors |= {name: x for name, x in optional.items() if x is not None}
-        changes = [change.dismantle() for change in self.changes]
+        changes = [change.to_tensors() for change in self.changes]
         tensors |= {f"changes.{i}.{name}": x for i, (held, _) in enumerate(changes) for name, x in held.items()}
         names = ("layer", "family", "scale", "soft_cap", "lam_init", "post_scale", "lengths")
         record = {name: getattr(self, name) for name in names}
@@ -408,8 +408,8 @@ class LayerAttention:
         return tensors, record
 
     @classmethod
-    def assemble(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
-        """The inverse of :meth:`dismantle`.
+    def from_tensors(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
+        """The inverse of :meth:`to_tensors`.
 
         Raises
         ------
@@ -425,7 +425,7 @@ class LayerAttention:
         def within(prefix: str) -> dict[str, Any]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
-        changes = [Change.assemble(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes", []))]
+        changes = [Change.from_tensors(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes", []))]
         fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
         fields["lengths"] = tuple(fields["lengths"])
         layer = cls(

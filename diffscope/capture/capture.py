@@ -23,7 +23,7 @@ from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.backends import Backend
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.measuring import Measuring
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 from diffscope.storage import statistics as store
 
 RENAMED = {
@@ -69,7 +69,7 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | 
         if name != OUTLIERS and of_layer not in parts:
             raise ValueError(f"the tensor {shown(name)} is of no layer, of which there are {len(parts)}")
         parts.setdefault(of_layer, {})[part] = tensor
-    layers = [LayerAttention.assemble(parts[str(number)], fields) for number, fields in enumerate(record["layers"])]
+    layers = [LayerAttention.from_tensors(parts[str(number)], fields) for number, fields in enumerate(record["layers"])]
     prompts = [Encoded.from_record(fields, f"prompt {number}") for number, fields in enumerate(record["prompts"])]
     proofs = [Fidelity.from_record(fields, f"the proof of layer {n}") for n, fields in enumerate(record["proofs"])]
     following = [[(token, probability) for token, probability in pairs] for pairs in record["ahead"]]
@@ -246,7 +246,7 @@ class Attended(Portrait, Pictures):
         self,
         statistics: Sequence[str] | str | None = None,
         *,
-        queries: str | slice | Sequence[int] | Sample | None = None,
+        queries: str | slice | Sequence[int] | QuerySample | None = None,
         progress: Callable[[float, int], object] | None = None,
         backend: Backend | None = None,
     ) -> xr.Dataset:
@@ -256,9 +256,9 @@ class Attended(Portrait, Pictures):
         ----------
         statistics : str or sequence of str, optional
             Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
-        queries : str, slice, sequence of int or Sample, optional
+        queries : str, slice, sequence of int or QuerySample, optional
             Which query rows to measure: a span's name, "last", token positions (negative ones count from a prompt's end), or
-            a :class:`diffscope.Sample` of them; by default all. In a batch the query axis holds the positions of all prompts,
+            a :class:`diffscope.QuerySample` of them; by default all. In a batch the query axis holds the positions of all prompts,
             with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
@@ -278,9 +278,9 @@ class Attended(Portrait, Pictures):
         ------
         DiffscopeError
             There is no such statistic, span or position.
-        OutOfMemoryAhead
+        InsufficientMemory
             The results would fill the memory that is free.
-        Stopped
+        MeasurementInterrupted
             As of :meth:`diffscope.Scope.measure`.
         """
         measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
@@ -315,7 +315,7 @@ class Attended(Portrait, Pictures):
         tensors = {}
         records = []
         for number, layer in enumerate(self.layers):
-            held, record = layer.dismantle()
+            held, record = layer.to_tensors()
             tensors.update({f"{number}.{name}": tensor for name, tensor in held.items()})
             records.append(record)
         tensors[OUTLIERS] = torch.from_numpy(np.ascontiguousarray(self.layer_output_outliers))

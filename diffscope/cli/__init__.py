@@ -12,7 +12,7 @@ import typer
 
 from diffscope import __version__
 from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, kept_when_stopped, note, ran_out_of_memory
-from diffscope.errors import DiffscopeError, DiffscopeWarning, NoDigest
+from diffscope.errors import DiffscopeError, DiffscopeWarning, MissingChecksum
 
 RENAMED = {"--family": "--cohort"}
 COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "sweep", "test", "study", "app")
@@ -58,7 +58,7 @@ def main(arguments=None):
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DiffscopeWarning)  # commands say these in their own words
-            warnings.simplefilter("always", NoDigest)
+            warnings.simplefilter("always", MissingChecksum)
             warnings.showwarning = _in_one_line(warnings.showwarning)  # put back with the filters
             return cli(args=arguments or ["--help"], prog_name="diffscope", standalone_mode=False) or 0
     except typer.TyperException as error:

@@ -29,7 +29,7 @@ from diffscope.cli.options import (
     read_stats,
 )
 from diffscope.cli.output import STOPPED, counting, note, say, show_json, show_table, working
-from diffscope.errors import DiffscopeError, Stopped
+from diffscope.errors import DiffscopeError, MeasurementInterrupted
 
 EXAMPLE = (
     "diffscope measure --model mini-diff \\",
@@ -156,7 +156,7 @@ def _measure(source, names, queries):
     with counting("measuring") as progress:
         try:
             return source.measure(statistics=names, queries=queries, progress=progress), None
-        except Stopped as interrupt:
+        except MeasurementInterrupted as interrupt:
             return interrupt.measured, interrupt
 
 
@@ -239,14 +239,14 @@ def _heads(scope):
 
 def _queries(query, queries):
     """What --query and --queries say, as ``measure`` takes it."""
-    from diffscope.stats.sampling import Sample
+    from diffscope.stats.sampling import QuerySample
 
     if query is not None and queries is not None:
         raise DiffscopeError("--query and --queries exclude each other; give one of them")
     if queries is None:
         return None if query is None else [query]
     if sample := re.fullmatch(r"sample:(\d+)", queries):
-        return Sample(int(sample[1]))
+        return QuerySample(int(sample[1]))
     if ends := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
         return slice(*(int(end) if end else None for end in ends.groups()))
     return queries

@@ -118,7 +118,7 @@ def read_spans(options):
             raise SpanError(f"--span {name!r} is given twice; give each span its own name")
         tokens = re.fullmatch(r"(\d+):(\d+)", value)
         if of_spans:
-            spans[name] = diffscope.OfSpans(value)
+            spans[name] = diffscope.SpanExpr(value)
         elif tokens:
             spans[name] = (int(tokens[1]), int(tokens[2]))
         else:

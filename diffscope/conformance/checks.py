@@ -18,7 +18,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, declared_window, long_enough
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
 from diffscope.errors import DiffscopeError, FidelityError
-from diffscope.families import Convention, Family, Passage
+from diffscope.families import AttentionPass, Convention, Family
 from diffscope.families.coverage import unread_layers
 from diffscope.families.model_call import CACHES
 from diffscope.models import lambda_init_schedule
@@ -172,7 +172,7 @@ def _look(scope: Scope, batch: list) -> list[_Look]:
     prompts = [scope.runner.encode(scope.tokenizer, each, None) for each in batch]
     looks: list[_Look] = []
 
-    def take(passage: Passage) -> None:
+    def take(passage: AttentionPass) -> None:
         scope.runner.check_tokens(passage)
         scope.runner.check_batch(scope.family.read(passage))
         looks.append(_looked(scope, passage))
@@ -187,7 +187,7 @@ def _look(scope: Scope, batch: list) -> list[_Look]:
     return looks
 
 
-def _looked(scope: Scope, passage: Passage) -> _Look:
+def _looked(scope: Scope, passage: AttentionPass) -> _Look:
     try:
         layer, proof = prove(scope.family, passage)
     except FidelityError as error:
@@ -323,7 +323,7 @@ def _check_order(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
     ids = torch.tensor([prompt, *changed], device=scope.runner.device)
     disordered: dict[int, None] = {}
 
-    def take(passage: Passage) -> None:
+    def take(passage: AttentionPass) -> None:
         layer = scope.family.read(passage)
         if layer.mask.kind in ("causal", "window") and any(map(_changed_before, (layer.q, layer.k))):
             disordered[layer.layer] = None
@@ -414,7 +414,7 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
     rows = []
     cache = None
 
-    def take(passage: Passage) -> None:
+    def take(passage: AttentionPass) -> None:
         causes.update(dict.fromkeys(_wrong_caching(passage)))
         if passage.number in failed:  # why it is, which takes long to find, is known
             return
@@ -460,7 +460,7 @@ def _check_watching(scope: Scope, report: Report, prompts: Prompts, tell: Tell) 
         report.findings.append(Finding("fail", "observation", says))
 
 
-def _wrong_caching(passage: Passage) -> Iterator[str]:
+def _wrong_caching(passage: AttentionPass) -> Iterator[str]:
     """What is known to go wrong between modules and their caches, as seen before an output projection."""
     kind = type(passage.module).__name__
     taken = inspect.signature(type(passage.module).forward).parameters

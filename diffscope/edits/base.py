@@ -11,7 +11,7 @@ from typing import cast
 from diffscope.attention.changes import Change
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel
 
 Places = int | Sequence[int] | None  # an index or several; None stands for all
 Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention]
@@ -90,7 +90,9 @@ class Edit:
                 f"{self.label}: needs to know what is padding; use scope.capture, scope.loss, or prompts of one length"
             )
         if layer.n_keys > WHOLE_MAPS_UP_TO:
-            raise OutOfMemoryAhead(f"{self.label}: needs whole maps, and {layer.n_keys} tokens are more than {WHOLE_MAPS_UP_TO}")
+            raise InsufficientMemory(
+                f"{self.label}: needs whole maps, and {layer.n_keys} tokens are more than {WHOLE_MAPS_UP_TO}"
+            )
 
     def _check_placed(self, layer: LayerAttention) -> None:
         if layer.mask.kind == "given":

@@ -14,7 +14,7 @@ from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.edits.base import WHOLE_MAPS_UP_TO, Edit, Places, Stage, check_second, field_edit, places, row_edit
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 
 Sums = dict[int, tuple[Tensor, Tensor]]  # by layer: sums over prompts, and of how many values
 Opened = Any  # a diffscope.Scope, which is above this room
@@ -97,7 +97,7 @@ def _captured(
         capture = scope.capture(prompt)
         n = capture.n_tokens
         if whole and n > WHOLE_MAPS_UP_TO:
-            raise OutOfMemoryAhead(f"{label} keeps whole maps, and {n} tokens are more than {WHOLE_MAPS_UP_TO}")
+            raise InsufficientMemory(f"{label} keeps whole maps, and {n} tokens are more than {WHOLE_MAPS_UP_TO}")
         if same_length and n != (length or n):
             raise PromptError(f"{label} needs prompts of one length, but has {length} and {n} tokens")
         length = n

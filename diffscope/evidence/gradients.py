@@ -20,7 +20,7 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.evidence.key_sets import KeySets, key_sets
 from diffscope.evidence.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.evidence.untrained import Match, matched
-from diffscope.families import Passage
+from diffscope.families import AttentionPass
 from diffscope.proof.prove import prove
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
@@ -91,7 +91,7 @@ def last_rows(
     layers: list[LayerAttention] = []
     outputs: list[Tensor] = []
 
-    def take(passage: Passage) -> Tensor:
+    def take(passage: AttentionPass) -> Tensor:
         with torch.no_grad():
             layers.append(prove(scope.family, passage)[0])
         outputs.append(passage.observed)

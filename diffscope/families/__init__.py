@@ -8,7 +8,7 @@ from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
-from diffscope.families.base import REGISTER, Call, Convention, Family, Passage, compact, mask_of
+from diffscope.families.base import REGISTER, AttentionPass, Call, Convention, Family, compact, mask_of
 from diffscope.families.bundled import Own
 from diffscope.families.dex import Dex
 from diffscope.families.diffclip import DiffClip
@@ -103,6 +103,7 @@ def _refuse_others(model: nn.Module, family: Family, modules: list[nn.Module]) -
 
 __all__ = [
     "FAMILIES",
+    "AttentionPass",
     "Call",
     "Convention",
     "Family",
@@ -110,7 +111,6 @@ __all__ = [
     "Mask",
     "Norm",
     "Pairing",
-    "Passage",
     "compact",
     "find",
     "mask_of",

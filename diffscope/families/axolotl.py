@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, number_of, parts_of
+from diffscope.families.base import EXPONENTIAL, HALVES, AttentionPass, Convention, Family, ForeignModule, number_of, parts_of
 from diffscope.families.reading import (
     angles_of,
     from_cache,
@@ -55,10 +55,10 @@ class Axolotl(Family):
         exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # it is a parameter, rounded as all of them are
         return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         return next(self.readings(passage))
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         module = passage.module
         d = len(passage.module.lambda_q1)
         angles = angles_of(passage)
@@ -89,7 +89,7 @@ class Axolotl(Family):
             yield layer
             yield replace(layer, post_scale=1 - number_of(module, "lambda_init"))
 
-    def _mask(self, passage: Passage, keys: int) -> Mask:
+    def _mask(self, passage: AttentionPass, keys: int) -> Mask:
         if passage.arguments.get("attention_mask") is None and _eager(passage.module):
             return Mask("full")  # only its SDPA and flash-attn classes are causal by themselves
         return given_mask(passage, keys)

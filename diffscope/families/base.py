@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass
-class Passage:
+class AttentionPass:
     """One passage of a batch through one attention module.
 
     Attributes
@@ -229,18 +229,18 @@ class Family(ABC):
         return [numbers[-1] if numbers else None for numbers in digits]
 
     @abstractmethod
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         """Translate a passage into the contract."""
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         """What this module does by design, where a family's modules differ."""
         return self.convention
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         """Every translation of a passage that this family allows; the first that rebuilds the model's output is taken."""
         yield self.read(passage)
 
-    def suspects(self, passage: Passage) -> Iterator[tuple[str, LayerAttention]]:
+    def suspects(self, passage: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
         """Mistakes of such modules in words, each with the layer as it would be read with it: tried when no reading fits."""
         yield from ()
 
@@ -292,7 +292,7 @@ def compiles_another(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules
 
 
-def expect_calls(passage: Passage, family: str, count: int) -> None:
+def expect_calls(passage: AttentionPass, family: str, count: int) -> None:
     """Raise unless the module called the attention interface exactly `count` times, and each call is understood."""
     kind = type(passage.module).__name__
     unread = next((call.unread for call in passage.calls if call.unread), None)
@@ -357,7 +357,7 @@ def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -
     return Mask("given", visible=visible.clone())
 
 
-def mask_of(call: Call, passage: Passage) -> Mask:
+def mask_of(call: Call, passage: AttentionPass) -> Mask:
     """The compact form of the mask of a call.
 
     Raises

@@ -16,10 +16,10 @@ from diffscope.families.base import (
     ONE_SECOND,
     SIGMOID,
     STRIPES,
+    AttentionPass,
     Convention,
     Family,
     ForeignModule,
-    Passage,
     expect_calls,
     filled,
     mask_of,
@@ -69,7 +69,7 @@ class Own(Family):
             return Convention(STRIPES, SIGMOID, None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
         return None
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         if isinstance(module, DiffV1Attention):
             return self._like_v1(passage)
@@ -84,7 +84,7 @@ class Own(Family):
             return replace(layer, changes=(self._signed_mask(passage),))
         return layer
 
-    def _like_v1(self, passage: Passage) -> LayerAttention:
+    def _like_v1(self, passage: AttentionPass) -> LayerAttention:
         """V1, and the arms that differ from it in one respect."""
         module = passage.module
         lam = module.lam()
@@ -105,7 +105,7 @@ class Own(Family):
             return replace(layer, q=q, k=k, pairing=pairing)
         return layer
 
-    def _one_call(self, passage: Passage) -> LayerAttention:
+    def _one_call(self, passage: AttentionPass) -> LayerAttention:
         """All but V1: one call, keys and values shared by all maps of a group."""
         expect_calls(passage, self.name, 1)
         call = passage.calls[0]
@@ -136,7 +136,7 @@ class Own(Family):
         pairing = Pairing.stripes(maps // 2, groups, shared_keys=True, device=device)
         return replace(layer, pairing=pairing, lam=lam, lam_fp32=lam_fp32)
 
-    def _signed_mask(self, passage: Passage) -> SignedMask:
+    def _signed_mask(self, passage: AttentionPass) -> SignedMask:
         module = passage.module
         cache = passage.cache_layer
         values = module.values(passage.hidden) if cache is None else filled(cache, cache.values)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, ForeignModule, Passage, parts_of
+from diffscope.families.base import REGISTER, AttentionPass, ForeignModule, parts_of
 from diffscope.families.standard import Standard
 
 
@@ -70,7 +70,7 @@ class Dex(Standard):
             )
         return others[0]
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         layer = super().read(passage)
         adapter = adapter_of(passage.module)
         layer = replace(layer, family=self.name)

@@ -6,7 +6,17 @@ from torch import nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
+from diffscope.families.base import (
+    EXPONENTIAL,
+    STRIPES,
+    AttentionPass,
+    Convention,
+    Family,
+    ForeignModule,
+    compact,
+    number_of,
+    parts_of,
+)
 from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of, lambda_of, norm_of
 
@@ -30,7 +40,7 @@ class DiffClip(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         heads = passage.module.effective_heads
         batch, tokens, width = passage.parts["q"].shape

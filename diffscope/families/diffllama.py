@@ -8,11 +8,11 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 
 from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family, ForeignModule, Passage, expect_calls, mask_of
+from diffscope.families.base import EXPONENTIAL, HALVES, AttentionPass, Convention, Family, ForeignModule, expect_calls, mask_of
 
 
 def read_halves(
-    passage: Passage, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
+    passage: AttentionPass, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
 ) -> LayerAttention:
     """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
 
@@ -65,7 +65,7 @@ class DiffLlama(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         norm = Norm("rms", passage.module.groupnorm.eps)
         dtype = passage.calls[0].given_dtype or passage.calls[0].query.dtype
         return read_halves(passage, self.name, norm, *lambda_of(passage.module, dtype))

@@ -22,7 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffscope.errors import DiffscopeWarning, UnsupportedModel
-from diffscope.families.base import Call, Family, ForeignModule, Passage, filled
+from diffscope.families.base import AttentionPass, Call, Family, ForeignModule, filled
 from diffscope.families.flex import FLEX, compiled, compiled_apart
 from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.interface import call_of
@@ -244,10 +244,12 @@ def _of_tokens_so_far(call: Call, cache_layer: Any) -> Call:
 
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-Take = Callable[[Passage], Callable[[], None] | None]
-Change = Callable[[Passage], Tensor | None]
-Again = Callable[..., Passage]  # the same passage through a float32 copy of its module, run within a context if one is given
-Begin = Callable[[Passage, Again], None]
+Take = Callable[[AttentionPass], Callable[[], None] | None]
+Change = Callable[[AttentionPass], Tensor | None]
+Again = Callable[
+    ..., AttentionPass
+]  # the same passage through a float32 copy of its module, run within a context if one is given
+Begin = Callable[[AttentionPass, Again], None]
 
 
 class Hook:
@@ -307,7 +309,7 @@ class _Watch:
         self.turns: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
         self.call: ModelCall | None = None  # what the model was called with; None while it is not running
         self.learning = True  # whether the run of the model was begun with gradients, or only a part of it is run
-        self.open: dict[nn.Module, Passage] = {}
+        self.open: dict[nn.Module, AttentionPass] = {}
         self.then: dict[nn.Module, Callable[[], None] | None] = {}  # what to do when a module is done
 
     def begin(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -343,7 +345,7 @@ class _Watch:
                 turn = self.turns[module]
                 self.turns[module] += 1
             named = _named(module, args, kwargs)
-            passage = Passage(module, index, number + turn * self.layers, (), named, turn=turn, call=self.call)
+            passage = AttentionPass(module, index, number + turn * self.layers, (), named, turn=turn, call=self.call)
             self._check_prompts(passage)
             passage.lengths = self.lengths or (passage.hidden.shape[1],) * len(passage.hidden)
             before = passage.cache_layer  # a cache that keeps a window lets go of some as soon as others come
@@ -370,7 +372,7 @@ class _Watch:
             stack.callback(module.register_forward_hook(Hook(end)).remove)
             yield
 
-    def _check_prompts(self, passage: Passage) -> None:
+    def _check_prompts(self, passage: AttentionPass) -> None:
         """Raise UnsupportedModel where a module is not given all prompts at once: which of them it has is not known."""
         given = (None, None) if passage.call is None else (passage.call.tokens, passage.call.prompts)
         tokens, prompts = given if self.lengths is None else (max(self.lengths), len(self.lengths))
@@ -422,12 +424,14 @@ class _Watch:
 
         return hook
 
-    def _again(self, passage: Passage, args: tuple, kwargs: dict, within: AbstractContextManager[Any] = _NOTHING) -> Passage:
+    def _again(
+        self, passage: AttentionPass, args: tuple, kwargs: dict, within: AbstractContextManager[Any] = _NOTHING
+    ) -> AttentionPass:
         """The passage through a float32 copy of its module, given what the module itself was given."""
         copy = float32_copy(passage.module)
-        taken: list[Passage] = []
+        taken: list[AttentionPass] = []
 
-        def take(passage: Passage) -> None:
+        def take(passage: AttentionPass) -> None:
             taken.append(passage)
             raise _Enough
 

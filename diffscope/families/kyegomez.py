@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import STRIPES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
 from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of
 
@@ -30,7 +30,7 @@ class Kyegomez(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {f"{name}{h}": getattr(head, f"W_{name}") for h, head in enumerate(_heads(module)) for name in ("q", "k", "v")}
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         heads = range(len(_heads(passage.module)))
         q, k, v = (torch.cat([passage.parts[f"{name}{h}"] for h in heads], dim=-1) for name in ("q", "k", "v"))
         d = q.shape[-1] // (2 * len(heads))

@@ -11,10 +11,10 @@ from diffscope.families.base import (
     EXPONENTIAL,
     REGISTER,
     STRIPES,
+    AttentionPass,
     Convention,
     Family,
     ForeignModule,
-    Passage,
     number_of,
     parts_of,
 )
@@ -68,7 +68,7 @@ class Motif(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return projections(module)
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         d = len(passage.module.lambda_q1)
         heads, seconds = heads_and_seconds(module)

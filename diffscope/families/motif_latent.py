@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, SIGMOID, Convention, Family, ForeignModule, Passage, number, parts_of
+from diffscope.families.base import REGISTER, SIGMOID, AttentionPass, Convention, Family, ForeignModule, number, parts_of
 from diffscope.families.reading import (
     angles_of,
     from_cache,
@@ -51,7 +51,7 @@ class MotifLatent(Family):
         names |= {"gate": "wq_b_gate", "rotary": "swa_rotary_emb"}  # absent in some layers
         return {name: part for name, at in names.items() if isinstance(part := getattr(module, at, None), nn.Module)}
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         layer = self.read(passage)
         yield layer
         if layer.n_queries == layer.q.shape[1]:
@@ -60,7 +60,7 @@ class MotifLatent(Family):
                 f"as there are query maps ({layer.n_queries}); give a prompt one token longer or shorter"
             )
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         parts = passage.parts
         maps = setting(module, "num_attention_heads", "num_heads")
@@ -94,7 +94,7 @@ class MotifLatent(Family):
         )
 
     @staticmethod
-    def _projected(passage: Passage, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _projected(passage: AttentionPass, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (batch, map, token, d), and keys and values of this passage's tokens, (batch, group, token, d or width)."""
         module = passage.module
         parts = passage.parts

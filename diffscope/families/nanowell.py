@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, number_of, parts_of
+from diffscope.families.base import EXPONENTIAL, STRIPES, AttentionPass, Convention, Family, ForeignModule, number_of, parts_of
 from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of
 
@@ -37,10 +37,10 @@ class Nanowell(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.W_q, "k": module.W_k, "v": module.W_v}
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         return next(self.readings(passage))
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         module = passage.module
         heads = passage.module.num_heads
         d = passage.parts["q"].shape[-1] // (2 * heads)

@@ -68,7 +68,7 @@ def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None
     """
     if layer.mask.kind == "full" or (layer.mask.visible is not None and not hides_others(layer.mask, lengths)):
         raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
-    if any(change.dismantle()[0] for change in layer.changes):
+    if any(change.to_tensors()[0] for change in layer.changes):
         raise UnsupportedModel(f"layer {layer.layer} cannot be read in a pack; give its sequences as a batch")
 
     def by_token(x: Tensor) -> Tensor:  # (1, head, token or 1, ...)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, REGISTER, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import EXPONENTIAL, REGISTER, STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
 from diffscope.families.reading import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
 
 
@@ -37,10 +37,10 @@ class Phi4Flash(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"qkv": module.Wqkv}
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         return next(self.readings(passage))
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         """Of a layer that looks at shared keys: as the remote code hands them over, then as ports do that have tokens first."""
         d = len(passage.module.inner_cross_attn.lambda_q1)
         wide = passage.module.out_proj.in_features
@@ -59,7 +59,7 @@ class Phi4Flash(Family):
         for keys_and_values in fitting or layouts[:1]:
             yield self._layer(passage, q, *keys_and_values)
 
-    def _layer(self, passage: Passage, q: Tensor, k: Tensor, v: Tensor) -> LayerAttention:
+    def _layer(self, passage: AttentionPass, q: Tensor, k: Tensor, v: Tensor) -> LayerAttention:
         """The layer with keys and values of all tokens so far, all (batch, map, token, d)."""
         module = passage.module
         inner = passage.module.inner_cross_attn

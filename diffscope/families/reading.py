@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask, Norm
 from diffscope.attention.precision import exactly
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, ForeignModule, Passage, compact, filled
+from diffscope.families.base import REGISTER, AttentionPass, ForeignModule, compact, filled
 
 
 def heads_of(x: Tensor, width: int) -> Tensor:
@@ -84,7 +84,7 @@ def wide_linear(projection: ForeignModule, x: Tensor) -> Tensor | None:
 _linear = exactly(nn.functional.linear)
 
 
-def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def from_cache(passage: AttentionPass, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values that the module attended to: with those before them, where it was given a cache.
 
     Parameters
@@ -115,7 +115,7 @@ def from_cache(passage: Passage, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([keys, k], dim=-2), torch.cat([values, v], dim=-2)
 
 
-def given_mask(passage: Passage, keys: int, window: int | None = None) -> Mask:
+def given_mask(passage: AttentionPass, keys: int, window: int | None = None) -> Mask:
     """The mask of a causal module, from its `attention_mask`: one of all scores, or one of padding, or none.
 
     Parameters
@@ -140,7 +140,7 @@ def given_mask(passage: Passage, keys: int, window: int | None = None) -> Mask:
     return Mask("causal") if window is None else Mask("window", window)
 
 
-def angles_of(passage: Passage) -> tuple[Tensor, Tensor]:
+def angles_of(passage: AttentionPass) -> tuple[Tensor, Tensor]:
     """cos and sin of the rotary embedding, (batch or 1, token, d): those of the module's own rotary part, or those it was given.
 
     Raises

@@ -7,7 +7,7 @@ from torch import nn
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, Family, ForeignModule, Passage, expect_calls, mask_of, parts_of
+from diffscope.families.base import REGISTER, AttentionPass, Family, ForeignModule, expect_calls, mask_of, parts_of
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 # Attributes by which differential implementations can be told; read as standard they would give wrong maps.
@@ -45,7 +45,7 @@ class Standard(Family):
             f"{type(module).__name__} has no output projection named {', '.join(OUTPUT_NAMES)}, so its maps cannot be proved"
         )
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         expect_calls(passage, self.name, 1)
         call = passage.calls[0]
         return LayerAttention(

@@ -9,7 +9,17 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family, ForeignModule, Passage, compact, number_of, parts_of
+from diffscope.families.base import (
+    EXPONENTIAL,
+    STRIPES,
+    AttentionPass,
+    Convention,
+    Family,
+    ForeignModule,
+    compact,
+    number_of,
+    parts_of,
+)
 from diffscope.families.reading import heads_of
 
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
@@ -49,7 +59,7 @@ class Timm(Family):
     def convention_of(self, module: ForeignModule) -> Convention:
         return replace(self.convention, lam="exp(a) − exp(b) + λ_init") if module.dual_lambda else self.convention
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         width = 2 * module.head_dim
         projected = passage.parts["projected"]  # (batch, token, [MLP | q | k | v])
@@ -95,7 +105,7 @@ def _lambda(module: ForeignModule) -> Tensor:
     return first.exp() - second.exp() + module.lambda_init
 
 
-def _mask(passage: Passage) -> Mask:
+def _mask(passage: AttentionPass) -> Mask:
     """All tokens see all others, unless the module was told otherwise."""
     mask = passage.arguments.get("attn_mask")
     tokens = passage.hidden.shape[1]

@@ -15,10 +15,10 @@ from diffscope.families.base import (
     EXPONENTIAL,
     SIGMOID,
     STRIPES,
+    AttentionPass,
     Convention,
     Family,
     ForeignModule,
-    Passage,
     compact,
     number_of,
     parts_of,
@@ -30,7 +30,7 @@ V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2"
 NAIVE = "MultiheadDiffAttn"
 
 
-def _check_arguments(passage: Passage, *known: str) -> None:
+def _check_arguments(passage: AttentionPass, *known: str) -> None:
     """Raise UnsupportedModel if the module was given more than the published ones take."""
     for name, value in list(passage.arguments.items())[1:]:
         if name not in known and not isinstance(value, (bool, int, float, str, type(None))):
@@ -40,7 +40,7 @@ def _check_arguments(passage: Passage, *known: str) -> None:
             )
 
 
-def _turned(passage: Passage, x: Tensor) -> Tensor:
+def _turned(passage: AttentionPass, x: Tensor) -> Tensor:
     """Queries or keys (batch, head, token, d) after RoPE by the `rel_pos` that the module was given; without one as they are."""
     rel_pos = passage.arguments.get("rel_pos")
     if rel_pos is None:
@@ -70,10 +70,10 @@ class UnilmV1(Family):
     def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         return next(iter(self.readings(passage)))
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         """As the flash files do it, then as the naive file does, which repeats grouped keys before it pairs them.
 
         The naive file's own class is read its way first: before training the two differ by less than half precision rounds.
@@ -86,7 +86,7 @@ class UnilmV1(Family):
             naive = [replace(flash, pairing=replace(flash.pairing, key_of_map=key_of_map))] if keys < maps else []
             yield from [*naive, flash] if type(passage.module).__name__ == NAIVE else [flash, *naive]
 
-    def _masks(self, passage: Passage) -> list[Mask]:
+    def _masks(self, passage: AttentionPass) -> list[Mask]:
         mask = passage.arguments.get("attn_mask")
         tokens = passage.hidden.shape[1]
         if mask is None:
@@ -100,7 +100,7 @@ class UnilmV1(Family):
         explicit = compact(mask[:, None] if mask.dim() == 3 else mask, passage.lengths)
         return [explicit] if explicit.kind == "causal" else [explicit, Mask("causal")]
 
-    def _flash(self, passage: Passage, mask: Mask) -> LayerAttention:
+    def _flash(self, passage: AttentionPass, mask: Mask) -> LayerAttention:
         """Grouped keys paired first: map c of head h looks at key map 2·(h // repeat) + c."""
         module = passage.module
         _check_arguments(passage, "rel_pos", "attn_mask")
@@ -131,7 +131,7 @@ class UnilmV1(Family):
             score_dtype=rounded,
         )
 
-    def suspects(self, passage: Passage) -> Iterator[tuple[str, LayerAttention]]:
+    def suspects(self, passage: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
         layer = self.read(passage)
         rel_pos = passage.arguments.get("rel_pos")
         if rel_pos is None or layer.score_dtype is not None:
@@ -144,7 +144,7 @@ class UnilmV1(Family):
             turned = replace(layer, q=rotate_half(q, cos, sin), k=rotate_half(k, cos, sin))
             yield "RoPE turns element i with i + d/2 instead of 2i with 2i + 1", turned
 
-    def _sizes(self, passage: Passage) -> tuple[int, int, int]:
+    def _sizes(self, passage: AttentionPass) -> tuple[int, int, int]:
         """Heads, key groups and d, from the sizes of the projections and of λ's vectors."""
         module = passage.module
         (q, k, v) = (passage.parts[name].shape[-1] for name in ("q", "k", "v"))
@@ -194,7 +194,7 @@ class UnilmV2(Family):
     def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.use_diff_v2 else None
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         d = passage.module.head_dim
         _check_arguments(passage, "rel_pos")

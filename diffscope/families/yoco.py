@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, SIGMOID, STRIPES, Convention, Family, ForeignModule, Passage, parts_of
+from diffscope.families.base import REGISTER, SIGMOID, STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
 from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, rotate_half
 from diffscope.families.unilm import pair_on_shared_keys, sigmoid_of
 
@@ -53,14 +53,14 @@ class Yoco(Family):
         lam = GATES if _gates_both(module) else SIGMOID
         return Convention(STRIPES, lam, schedule=None, norm=None, post_scale=False, rope=rope, keys="shared by both maps")
 
-    def readings(self, passage: Passage) -> Iterator[LayerAttention]:
+    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
         """With a window of as many keys as it is called, and with one key more: two public implementations differ in that."""
         layer = self.read(passage)
         yield layer
         if layer.mask.window is not None and layer.n_keys > layer.mask.window:
             yield replace(layer, mask=Mask("window", layer.mask.window + 1))
 
-    def read(self, passage: Passage) -> LayerAttention:
+    def read(self, passage: AttentionPass) -> LayerAttention:
         module = passage.module
         if getattr(module, "universal_loop", 1) != 1:
             raise UnsupportedModel("this model runs its layers several times (universal_loop), where diffscope reads each once")
@@ -83,7 +83,7 @@ class Yoco(Family):
             return layer
         return replace(layer, gain=gates[:, 0::2], lam=gates[:, 1::2], lam_fp32=exact[:, 1::2])
 
-    def _attended(self, passage: Passage) -> tuple[Tensor, Tensor, Tensor, int | None]:
+    def _attended(self, passage: AttentionPass) -> tuple[Tensor, Tensor, Tensor, int | None]:
         """Queries, keys and values, each (batch, head, token, d), and the window."""
         module = passage.module
         d = passage.module.head_dim
@@ -100,12 +100,12 @@ class Yoco(Family):
         k, v = (heads_of(x, d) for x in shared if x is not None)
         return self._normed(passage, "q"), k, v, None
 
-    def _normed(self, passage: Passage, name: str) -> Tensor:
+    def _normed(self, passage: AttentionPass, name: str) -> Tensor:
         """Queries or keys after their norm, where they have one: (batch, head, token, d)."""
         x = passage.parts.get(f"{name}_norm", passage.parts[f"{name}_proj"])  # (batch, token, head, d) or (batch, token, head·d)
         return heads_of(x.flatten(2), passage.module.head_dim)
 
-    def _turned(self, passage: Passage, x: Tensor) -> Tensor:
+    def _turned(self, passage: AttentionPass, x: Tensor) -> Tensor:
         """After RoPE, which is computed as precisely as its angles are given, one or both halves of them."""
         twice = [a if a.shape[-1] == x.shape[-1] else torch.cat([a, a], dim=-1) for a in angles_of(passage)]
         return rotate_half(x, *twice).to(x.dtype)

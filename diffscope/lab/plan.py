@@ -21,7 +21,7 @@ from diffscope.lab.prompt_sets import PromptSet, prompt_sets
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.training_sentence import training_template
 
@@ -231,7 +231,7 @@ def _digest(spec: dict) -> str:
 def rows_of(queries: str):
     """Return a plan's `queries` as ``Scope.measure`` takes them."""
     if sample := re.fullmatch(r"sample:(\d+)", queries):
-        return Sample(int(sample[1]))
+        return QuerySample(int(sample[1]))
     return {"all": None, LAST: [-1]}.get(queries, queries)
 
 

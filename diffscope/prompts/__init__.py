@@ -1,6 +1,6 @@
 """Prompts as tokens with named spans."""
 
 from diffscope.prompts.encoded import Chars, ChatText, Encoded, encode
-from diffscope.prompts.spans import OfSpans
+from diffscope.prompts.spans import SpanExpr
 
-__all__ = ["Chars", "ChatText", "Encoded", "OfSpans", "encode"]
+__all__ = ["Chars", "ChatText", "Encoded", "SpanExpr", "encode"]

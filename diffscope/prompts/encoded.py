@@ -14,12 +14,12 @@ from torch import Tensor
 
 from diffscope.errors import PromptError, SpanError, first_line
 from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
-from diffscope.prompts.spans import OfSpans, resolved
+from diffscope.prompts.spans import SpanExpr, resolved
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = Any  # str, Chars, list of Chars, slice, (start, stop), a sequence of positions, or OfSpans
+Span = Any  # str, Chars, list of Chars, slice, (start, stop), a sequence of positions, or SpanExpr
 Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
@@ -145,7 +145,7 @@ def encode(
         Whatever else ``Scope.capture`` takes goes through :meth:`diffscope.scope.Scope.encode`.
     spans : mapping of str to span, optional
         A span is a text, a token range ``(start, stop)`` or ``slice``, a list of token positions, ``Chars(start, stop)``
-        or a list of ``Chars``; or made of others, ``OfSpans("before(answer)")``.
+        or a list of ``Chars``; or made of others, ``SpanExpr("before(answer)")``.
     vocabulary : int, optional
         How many tokens the model knows; by default any id is taken.
 
@@ -172,7 +172,7 @@ def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     if not isinstance({} if spans is None else spans, Mapping):
         raise SpanError(f"spans are given by name, such as spans={{'answer': '7421'}}, and not as {shown(spans)}")
     given = dict(spans or {})
-    of_others = {name: span for name, span in given.items() if isinstance(span, OfSpans)}
+    of_others = {name: span for name, span in given.items() if isinstance(span, SpanExpr)}
     for name in of_others:
         _refuse_derived(name)
     found = {"sink": (0,)} | {name: find_span(encoded, name, span) for name, span in given.items() if name not in of_others}

@@ -17,8 +17,8 @@ SETS: dict[type, Callable[[frozenset, frozenset], frozenset]] = {
 
 
 @dataclass(frozen=True)
-class OfSpans:
-    """A span given by other spans: ``OfSpans("before(answer) - sink")``.
+class SpanExpr:
+    """A span given by other spans: ``SpanExpr("before(answer) - sink")``.
 
     ``before(x)`` are the tokens before the first one of x, ``after(x)`` those after its last, ``~x`` all tokens but x;
     ``x | y`` are those of either, ``x & y`` of both, ``x - y`` of x alone. A name that is no plain word stands in quotes.
@@ -80,12 +80,12 @@ def _positions(tree: ast.expr, spans: Mapping[str, frozenset[int]], n: int) -> f
     raise ValueError(ast.dump(tree))
 
 
-def resolved(given: Mapping[str, OfSpans], found: Mapping[str, tuple[int, ...]], n: int) -> dict[str, tuple[int, ...]]:
+def resolved(given: Mapping[str, SpanExpr], found: Mapping[str, tuple[int, ...]], n: int) -> dict[str, tuple[int, ...]]:
     """Sorted token positions of spans that are made of others, which may be made of others themselves.
 
     Parameters
     ----------
-    given : mapping of str to OfSpans
+    given : mapping of str to SpanExpr
     found : mapping of str to tuple of int
         The spans of the prompt that are not.
     n : int

@@ -21,7 +21,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.attention.precision import exactly, without_tf32
 from diffscope.errors import DiffscopeError, FidelityError, UnsupportedModel, first_line
-from diffscope.families import Family, Passage
+from diffscope.families import AttentionPass, Family
 from diffscope.families.float32 import HALF, in_half
 from diffscope.families.hooks import own_implementation
 from diffscope.families.packs import ACROSS
@@ -37,7 +37,9 @@ WIDE_PER_SCORE = 4 * 3  # eager attention's scores, their softmax, and one of th
 HEAD = 64  # elements, where it is not known how many heads there are
 _FUSED_UNCOMPILED = ("sdpa", "flash", "paged")  # implementations that write no maps out
 _FUSED = (*_FUSED_UNCOMPILED, "flex")
-Again = Callable[..., Passage]  # the same passage through a float32 copy of its module, run within a context if one is given
+Again = Callable[
+    ..., AttentionPass
+]  # the same passage through a float32 copy of its module, run within a context if one is given
 
 
 @dataclass(frozen=True)
@@ -97,17 +99,17 @@ class Formulas:
     _under_way: WeakKeyDictionary[nn.Module, tuple[Family, Formula]] = field(default_factory=WeakKeyDictionary)
     _steps: WeakKeyDictionary[Any, dict[nn.Module, _Step]] = field(default_factory=WeakKeyDictionary)  # by cache
 
-    def begin(self, passage: Passage) -> None:
+    def begin(self, passage: AttentionPass) -> None:
         """Forget what is known of earlier passages through the module."""
         self._under_way.pop(passage.module, None)
 
-    def prove(self, family: Family, passage: Passage, again: Again, shown: bool) -> None:
+    def prove(self, family: Family, passage: AttentionPass, again: Again, shown: bool) -> None:
         """Set ``passage.formula``, where the passage is in half precision.
 
         Parameters
         ----------
         family : Family
-        passage : Passage
+        passage : AttentionPass
             Whose module has not begun.
         again : callable
             Gives the same passage through a float32 copy of its module, run within a context if it is given one.
@@ -125,7 +127,7 @@ class Formulas:
             passage.formula = _in_float32(family, passage, again)
             self._under_way[passage.module] = family, passage.formula
 
-    def _of_step(self, family: Family, passage: Passage, again: Again) -> Formula:
+    def _of_step(self, family: Family, passage: AttentionPass, again: Again) -> Formula:
         """The formula of a step of a generation."""
         assert passage.cached is not None
         keys = passage.cached[0].shape[-2]
@@ -150,7 +152,7 @@ NO_MEMORY = "there is not the memory to run its module in float32"
 
 @exactly
 @without_tf32
-def _in_float32(family: Family, passage: Passage, again: Again) -> Formula:
+def _in_float32(family: Family, passage: AttentionPass, again: Again) -> Formula:
     """Run the module in float32, and find the reading that rebuilds what it computes."""
     free = free_memory(passage.hidden.device)
     if memory_needed(family, passage) > free:
@@ -196,7 +198,7 @@ def _tried(family: Family, again: Again, within: AbstractContextManager[Any]) ->
     return Formula(failure=not_rebuilt(family, wide, layer, proof))
 
 
-def not_rebuilt(family: Family, passage: Passage, layer: LayerAttention, proof: Fidelity) -> DiffscopeError:
+def not_rebuilt(family: Family, passage: AttentionPass, layer: LayerAttention, proof: Fidelity) -> DiffscopeError:
     """The error to raise of a passage that no reading rebuilds, by its first, with the likely cause if there is one."""
     if passage.pack and attends_across(layer, passage.observed):
         return UnsupportedModel(f"layer {layer.layer} {ACROSS}")
@@ -204,7 +206,7 @@ def not_rebuilt(family: Family, passage: Passage, layer: LayerAttention, proof: 
     return mismatch(layer, passage.observed, proof, passage.module, suspects)
 
 
-def memory_needed(family: Family, passage: Passage, fused: tuple[str, ...] = _FUSED) -> int:
+def memory_needed(family: Family, passage: AttentionPass, fused: tuple[str, ...] = _FUSED) -> int:
     """Bytes that a float32 run of the module takes, roughly: weights, what it makes of its input, and maps that it writes out.
 
     `fused` are how the names of implementations begin that write none out.

@@ -12,7 +12,7 @@ from transformers.cache_utils import Cache
 
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
-from diffscope.families import Family, Passage
+from diffscope.families import AttentionPass, Family
 from diffscope.families.base import number
 from diffscope.families.float32 import tensors_in, tensors_of
 
@@ -21,7 +21,7 @@ _SMALL = ("lam", "gain", "lam_fp32", "sink_logit", "correction")  # beside queri
 _LARGE = ("q", "k", "v", "gate")
 
 
-def readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
+def readings(family: Family, passage: AttentionPass) -> Iterator[LayerAttention]:
     """The readings of a passage, with numbers where the model has tensors of one element.
 
     Raises
@@ -32,7 +32,7 @@ def readings(family: Family, passage: Passage) -> Iterator[LayerAttention]:
     return (_with_numbers(layer, passage) for layer in family.readings(passage))
 
 
-def _with_numbers(layer: LayerAttention, passage: Passage) -> LayerAttention:
+def _with_numbers(layer: LayerAttention, passage: AttentionPass) -> LayerAttention:
     values = {name: getattr(layer, name) for name in _NUMBERS}
     numbers: dict[str, Any] = {
         name: number(value, passage.module, name) for name, value in values.items() if isinstance(value, Tensor)
@@ -40,7 +40,7 @@ def _with_numbers(layer: LayerAttention, passage: Passage) -> LayerAttention:
     return replace(layer, **numbers) if numbers else layer
 
 
-def owned(layer: LayerAttention, passage: Passage) -> LayerAttention:
+def owned(layer: LayerAttention, passage: AttentionPass) -> LayerAttention:
     """A layer with copies of what it shares with its module, or with what that was given, its cache included."""
     foreign = set(_addresses(_held(passage)))
 
@@ -54,12 +54,12 @@ def owned(layer: LayerAttention, passage: Passage) -> LayerAttention:
     if layer.mask.visible is not None:
         fields["mask"] = replace(layer.mask, visible=own(layer.mask.visible))
     if layer.changes:
-        parts = (change.dismantle() for change in layer.changes)
-        fields["changes"] = tuple(Change.assemble({name: own(x) for name, x in held.items()}, plain) for held, plain in parts)
+        parts = (change.to_tensors() for change in layer.changes)
+        fields["changes"] = tuple(Change.from_tensors({name: own(x) for name, x in held.items()}, plain) for held, plain in parts)
     return replace(layer, **fields)
 
 
-def _held(passage: Passage) -> Iterator[Tensor]:
+def _held(passage: AttentionPass) -> Iterator[Tensor]:
     """What the module holds, and what it was given."""
     for part in passage.module.modules():
         yield from tensors_of(part)

@@ -18,7 +18,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stacking import alike_to_the_end
 from diffscope.edits.base import Edit, apply
 from diffscope.errors import FidelityError, PromptError, UnsupportedModel
-from diffscope.families import Family, Passage
+from diffscope.families import AttentionPass, Family
 from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
 from diffscope.proof.diagnosis import mismatch
@@ -33,13 +33,13 @@ OFFLOADED = "the model's weights are offloaded, or on the meta device; use a dev
 class Unproved(NamedTuple):
     """A passage with the first of its family's readings, None where there is none, and those still to come."""
 
-    passage: Passage
+    passage: AttentionPass
     first: LayerAttention | None
     others: Iterator[LayerAttention]
     as_proved: bool  # whether the readings are of the kind that float32 proved; true if none was proved
 
 
-def read_passage(family: Family, passage: Passage) -> Unproved:
+def read_passage(family: Family, passage: AttentionPass) -> Unproved:
     """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place.
 
     Raises
@@ -60,13 +60,13 @@ def read_passage(family: Family, passage: Passage) -> Unproved:
     return Unproved(passage, first, laid_out, as_proved)
 
 
-def _checked(passage: Passage, layer: LayerAttention) -> LayerAttention:
+def _checked(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
     """A layer whose keys are those of its tokens; of a pack, that of a batch of its sequences."""
     _check_keys(passage, layer)
     return of_sequences(layer, passage)
 
 
-def _check_keys(passage: Passage, layer: LayerAttention) -> None:
+def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
     """Raise UnsupportedModel where a layer's keys are others than those of the prompt's tokens and of the cache it came with.
 
     A cache of a window holds fewer; one that several rounds of a module share holds those of every round.
@@ -104,7 +104,9 @@ def _laid_out(layer: LayerAttention) -> LayerAttention:
     return layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
 
 
-def prove(family: Family, passage: Passage, edits: Sequence[Edit] = (), decide: bool = True) -> tuple[LayerAttention, Fidelity]:
+def prove(
+    family: Family, passage: AttentionPass, edits: Sequence[Edit] = (), decide: bool = True
+) -> tuple[LayerAttention, Fidelity]:
     """:func:`prove_all` of one passage."""
     return next(prove_all(family, [read_passage(family, passage)], edits, decide))
 
@@ -174,7 +176,7 @@ def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], 
     raise not_rebuilt(family, passage, layer, reason) if not edits else mismatch(layer, passage.observed, reason, passage.module)
 
 
-def _of_added_mask(passage: Passage) -> UnsupportedModel | None:
+def _of_added_mask(passage: AttentionPass) -> UnsupportedModel | None:
     """Why a layer cannot be rebuilt whose eager attention was given a mask of true and false, which it adds to its scores."""
     eager = own_implementation(str(getattr(getattr(passage.module, "config", None), "_attn_implementation", ""))) == "eager"
     if not eager or not any(isinstance(call.mask, Tensor) and call.mask.dtype == torch.bool for call in passage.calls):
@@ -185,11 +187,11 @@ def _of_added_mask(passage: Passage) -> UnsupportedModel | None:
     )
 
 
-def _is_judged(passage: Passage) -> bool:
+def _is_judged(passage: AttentionPass) -> bool:
     """Whether float32 says more of a passage than its own output does."""
     formula = passage.formula
     return formula is not None and (formula.proof is not None or passage.observed.dtype in HALF)
 
 
 def _offloaded(layer: LayerAttention) -> bool:
-    return any(tensor.is_meta for tensor in layer.dismantle()[0].values())
+    return any(tensor.is_meta for tensor in layer.to_tensors()[0].values())

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.families import Passage
+from diffscope.families import AttentionPass
 from diffscope.families.packs import apart, together, unpacked
 from diffscope.proof.fidelity import fidelities
 
 _BY_TOKEN = ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit", "gate")
 
 
-def of_sequences(layer: LayerAttention, passage: Passage) -> LayerAttention:
+def of_sequences(layer: LayerAttention, passage: AttentionPass) -> LayerAttention:
     """A reading of a passage; of a pack, that of a batch of its sequences.
 
     Raises
@@ -29,7 +29,7 @@ def of_sequences(layer: LayerAttention, passage: Passage) -> LayerAttention:
     return unpacked(layer, passage.pack, next((call.window for call in passage.calls if call.window), None))
 
 
-def set_apart(passage: Passage) -> None:
+def set_apart(passage: AttentionPass) -> None:
     """Set what was observed of a pack to that of a batch of its sequences."""
     if passage.pack:
         passage.observed = apart(passage.observed, passage.pack, 1)

@@ -14,7 +14,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, figures, listed, percent
@@ -181,7 +181,7 @@ def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
     last = [len(ids) - 1]
     try:
         layers = scope.capture(ids).layers
-    except OutOfMemoryAhead:  # what is measured needs one layer at a time
+    except InsufficientMemory:  # what is measured needs one layer at a time
         return np.zeros((scope.n_layers, len(ids)), dtype=bool)
     return np.stack([layer.prompt(0).visible(last)[0].cpu().numpy() for layer in layers])
 

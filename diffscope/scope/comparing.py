@@ -32,7 +32,7 @@ def compare(
     ------
     DiffscopeError
         The models' tokenizers differ, so that the same prompts would be other tokens.
-    PromptError, SpanError, FidelityError, OutOfMemoryAhead
+    PromptError, SpanError, FidelityError, InsufficientMemory
         As of :meth:`diffscope.scope.Scope.capture`.
     """
     captures = first.capture(prompts, spans), second.capture(prompts, spans)

@@ -10,12 +10,12 @@ import xarray as xr
 from diffscope import render as display
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.capture.repr import lengths, spans_marked
-from diffscope.errors import Stopped
+from diffscope.errors import MeasurementInterrupted
 from diffscope.stats.averaging import average
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 
 Names = Sequence[str] | str | None
-Queries = str | slice | Sequence[int] | Sample | None
+Queries = str | slice | Sequence[int] | QuerySample | None
 MAPS = ("A1", "A2", "lambda_A2", "D")
 
 
@@ -57,15 +57,15 @@ class Comparison:
 
         Raises
         ------
-        Stopped
+        MeasurementInterrupted
             Interrupted after the first layer; ``error.measured`` has what was finished.
         """
         measured: list[xr.Dataset] = []
         try:
             for capture in self.captures:
                 measured.append(capture.measure(statistics, queries=queries))
-        except Stopped as interrupt:
-            raise Stopped(self._along_model([*measured, interrupt.measured])) from None
+        except MeasurementInterrupted as interrupt:
+            raise MeasurementInterrupted(self._along_model([*measured, interrupt.measured])) from None
         return self._along_model(measured)
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:

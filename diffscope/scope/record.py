@@ -10,7 +10,7 @@ import torch
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families import Passage
+from diffscope.families import AttentionPass
 from diffscope.families.base import REGISTER
 from diffscope.proof.fidelity import Fidelity
 from diffscope.scope.layer_outputs import Tails, outliers_at
@@ -51,7 +51,7 @@ class Record:
     attention: str = ""
 
     def note(
-        self, passage: Passage, layer: LayerAttention, proof: Fidelity, before: Fidelity | None, warned: Iterable[str]
+        self, passage: AttentionPass, layer: LayerAttention, proof: Fidelity, before: Fidelity | None, warned: Iterable[str]
     ) -> None:
         """One more layer.
 

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, PromptError, UnsupportedModel
-from diffscope.families import Family, Passage
+from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import implementation_of, own_implementation
 from diffscope.families.packs import together
 from diffscope.prompts.encoded import Encoded, encode, with_spans
@@ -101,7 +101,7 @@ class TokenModel:
             raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.positions}; shorten it")
         return encoded
 
-    def check_tokens(self, passage: Passage) -> None:
+    def check_tokens(self, passage: AttentionPass) -> None:
         """Raise UnsupportedModel where the model's attention sees other tokens than those of the prompt."""
         count = passage.observed.shape[1]
         expected = max(passage.lengths)
@@ -357,7 +357,7 @@ class ImageModel(TokenModel):
     def _has(self, token: str) -> bool:
         return any(getattr(holder, token, None) is not None for holder in (self.model, self.patches))
 
-    def check_tokens(self, passage: Passage) -> None:
+    def check_tokens(self, passage: AttentionPass) -> None:
         count = passage.hidden.shape[1]
         expected = max(passage.lengths)
         if count != expected:
@@ -432,11 +432,11 @@ def evaluating(model: nn.Module):
 
 
 def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
-    """Raise OutOfMemoryAhead where a capture would need more memory than is free, judged by its first layer."""
+    """Raise InsufficientMemory where a capture would need more memory than is free, judged by its first layer."""
     need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
     free = free_memory(layer.q.device)
     if need > free:
-        raise OutOfMemoryAhead(
+        raise InsufficientMemory(
             f"this capture needs {need / 2**30:.1f} GiB for {n_layers} layers and {free / 2**30:.1f} GiB are free; "
             "use a shorter prompt, a smaller batch or bfloat16"
         )

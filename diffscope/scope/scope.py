@@ -24,7 +24,7 @@ from diffscope.attention.workers import Workers
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, UnsupportedModel
-from diffscope.families import Family, Passage
+from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
 from diffscope.families.coverage import unread_layers
 from diffscope.families.hooks import Again, Take, WarnsOtherThreads, passages
@@ -48,7 +48,7 @@ from diffscope.scope.state import state_of
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.backends import Backend
 from diffscope.stats.measuring import Measuring
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -360,7 +360,7 @@ class Scope:
                 warning.remove()
             self._state.close_block(key)
 
-    def _edited(self, passage: Passage) -> Tensor | None:
+    def _edited(self, passage: AttentionPass) -> Tensor | None:
         """What enters an output projection under the edits; None where they change nothing."""
         edits = self._state.edits_by(self.family)
         if not any(edit.concerns(passage.number) for edit in edits):
@@ -392,7 +392,7 @@ class Scope:
                 out[index, queries] = rebuilt.transpose(0, 1).reshape(len(queries), *out.shape[2:]).to(out.dtype)
         return out if passage.pack is None else together(out, passage.pack)
 
-    def _check_positions(self, passage: Passage) -> None:
+    def _check_positions(self, passage: AttentionPass) -> None:
         """Raise UnsupportedModel where an edit that goes by positions would count others than those of the tokens."""
         tokens = None if passage.call is None else passage.call.tokens
         placed = any(edit.placed and edit.concerns(passage.number) for edit in self._state.edits_by(self.family))
@@ -402,7 +402,7 @@ class Scope:
                 f"{tokens} tokens, so an edit that goes by positions does not know them; use one that does not"
             )
 
-    def _pack_of(self, passage: Passage) -> tuple[int, ...] | None:
+    def _pack_of(self, passage: AttentionPass) -> tuple[int, ...] | None:
         """Tokens of each sequence, where somebody called the model with a pack and it keeps the sequences apart."""
         positions = None if passage.call is None else passage.call.positions
         if positions is None or len(positions) > 1 or passage.call.cached:
@@ -445,7 +445,7 @@ class Scope:
             A span cannot be found, or can be read in more than one way.
         FidelityError
             What was captured does not rebuild what the model computed.
-        OutOfMemoryAhead
+        InsufficientMemory
             The capture will not fit the memory that is free.
         """
         prompts, inputs, batch = self._prompts(prompt, spans, embedded=True)
@@ -462,7 +462,7 @@ class Scope:
         statistics: Sequence[str] | str | None = None,
         *,
         spans: Spans = None,
-        queries: str | slice | Sequence[int] | Sample | None = None,
+        queries: str | slice | Sequence[int] | QuerySample | None = None,
         progress: Callable[[float, int], object] | None = None,
         announce: Callable[[str], object] | None = None,
         backend: Backend | None = None,
@@ -486,9 +486,9 @@ class Scope:
 
         Raises
         ------
-        PromptError, SpanError, FidelityError, OutOfMemoryAhead
-            As :meth:`capture`; OutOfMemoryAhead also where the results themselves would fill the memory.
-        Stopped
+        PromptError, SpanError, FidelityError, InsufficientMemory
+            As :meth:`capture`; InsufficientMemory also where the results themselves would fill the memory.
+        MeasurementInterrupted
             Interrupted (Ctrl-C) at any moment after the first layer; ``error.measured`` is the Dataset of the layers that were
             finished.
         """
@@ -556,14 +556,14 @@ class Scope:
         self,
         lengths: tuple[int, ...] | None,
         take: Take | None = None,
-        change: Callable[[Passage], Tensor | None] | None = None,
+        change: Callable[[AttentionPass], Tensor | None] | None = None,
     ) -> AbstractContextManager[None]:
         """:func:`diffscope.families.hooks.passages` of this model, whose formulas are proved in float32 if it is in half."""
         seen = self._state.layers_run.setdefault(self.family.name, set())
         formulas = self._state.formulas
         edits = change == self._edited
 
-        def begin(passage: Passage, again: Again) -> None:
+        def begin(passage: AttentionPass, again: Again) -> None:
             seen.add(passage.number)
             passage.pack = self._state.pack
             made = self._state.edits_by(self.family)
@@ -597,7 +597,7 @@ class Scope:
         waiting: list[Unproved] = []
         at_once = edits or type(self.family).readings is not Family.readings  # a second reading would come too late
 
-        def take(passage: Passage) -> Callable[[], None] | None:
+        def take(passage: AttentionPass) -> Callable[[], None] | None:
             waiting.append(self._read(passage))
             full = sum(step.passage.observed.nbytes for step in waiting) >= WAIT_FOR
             return hand_over if at_once or full else None
@@ -630,7 +630,7 @@ class Scope:
             warnings.warn(f"{self.name}: {line}", DiffscopeWarning, stacklevel=3)
         return record
 
-    def _read(self, passage: Passage) -> Unproved:
+    def _read(self, passage: AttentionPass) -> Unproved:
         """A passage as its family reads it, of the tokens of the prompts."""
         if self._state.lengths is not None:  # else nobody said how many tokens there are
             self.runner.check_tokens(passage)

@@ -14,20 +14,20 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.attention.workers import Workers
-from diffscope.errors import DiffscopeError, OutOfMemoryAhead, Stopped
+from diffscope.errors import DiffscopeError, InsufficientMemory, MeasurementInterrupted
 from diffscope.prompts.encoded import Encoded
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
 from diffscope.stats.datasets import Measured, batch_dataset, dataset, united
 from diffscope.stats.forecast import size_in_words, time_in_words
 from diffscope.stats.formulas.outliers import LABELS
-from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, Sample
+from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, QuerySample
 
 WORTH_SAYING = 10.0  # seconds
 AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
 LAST = "last"  # the last token of each prompt, where no span has this name
 
-Queries = str | slice | Sequence[int] | Tensor | Sample | None
+Queries = str | slice | Sequence[int] | Tensor | QuerySample | None
 
 
 class Measuring:
@@ -47,7 +47,7 @@ class Measuring:
 
     Raises
     ------
-    OutOfMemoryAhead
+    InsufficientMemory
         From the first layer on: the results would fill the memory that is free.
     """
 
@@ -75,7 +75,7 @@ class Measuring:
         self._reached = 0.0  # layers of a prompt that are done
         self._told = 0.0  # of them, as far as anybody was told
         self.total = n_layers * len(prompts)
-        if isinstance(queries, Sample) and len({len(prompt.ids) for prompt in prompts}) > 1:
+        if isinstance(queries, QuerySample) and len({len(prompt.ids) for prompt in prompts}) > 1:
             raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
 
     @property
@@ -126,7 +126,7 @@ class Measuring:
             self.finish(workers)  # what had been read already
         if not self.layers:
             return interrupt
-        return Stopped(result(stopped=f"after {len(self.layers)} of {self.total // len(self.prompts)} layers"))
+        return MeasurementInterrupted(result(stopped=f"after {len(self.layers)} of {self.total // len(self.prompts)} layers"))
 
     def _measure_all(self, waiting: list[LayerAttention], workers: Workers) -> None:
         """Measure some layers of every prompt; they count when all of it is done."""
@@ -191,9 +191,9 @@ class Measuring:
         need = 2 * results + forecast.bytes_at_work(self.chosen, layer, rows, workers.count)  # stacked, results are there twice
         free = free_memory(torch.device("cpu"))
         if need > free:
-            raise OutOfMemoryAhead(
+            raise InsufficientMemory(
                 f"the statistics of {rows} queries, {layer.n_heads} heads and {self.total} layers need {size_in_words(need)} and "
-                f"{size_in_words(free)} are free; ask for fewer, or for a sample of queries: queries=diffscope.Sample(512)"
+                f"{size_in_words(free)} are free; ask for fewer, or for a sample of queries: queries=diffscope.QuerySample(512)"
             )
         if self.announce:
             seconds = self.total * forecast.seconds(layer, names, key_sets, queries, workers, self.backend)
@@ -205,7 +205,7 @@ class Measuring:
 
     def _queries(self, layer: LayerAttention, key_sets: Mapping[str, Tensor]) -> tuple[Tensor | None, Drawn | None]:
         """The queries to measure, None for all of them, and the sample that they are."""
-        if isinstance(self.queries, Sample):
+        if isinstance(self.queries, QuerySample):
             drawn = self.queries.draw(layer.n_queries)
             return (None if drawn is None else drawn.queries), drawn
         if self.queries is None:
@@ -232,8 +232,8 @@ class Measuring:
         if outliers is not None:
             joined = _with_outliers(joined, np.moveaxis(outliers[:complete], 1, 0) if batch else outliers[:complete, 0])
         n = len(self.prompts[0].ids)
-        drawn = self.queries.draw(n) if isinstance(self.queries, Sample) else None
-        if drawn is not None and isinstance(self.queries, Sample):
+        drawn = self.queries.draw(n) if isinstance(self.queries, QuerySample) else None
+        if drawn is not None and isinstance(self.queries, QuerySample):
             facts = {**facts, "sampled": f"{len(drawn.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
             labels = {STRATUM: ("query", drawn.stratum.numpy()), WEIGHT: ("query", drawn.weight.numpy())}
             joined = joined.assign_coords(labels if "query" in joined.dims else {})

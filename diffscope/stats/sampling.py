@@ -25,7 +25,7 @@ class Drawn(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sample:
+class QuerySample:
     """A stratified sample of a prompt's queries, in place of a choice of them.
 
     The prompt is cut into stretches of equal length, and two queries (three in the last if the number is odd) are drawn from

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from diffscope.errors import CorruptFile, NoDigest, first_line
+from diffscope.errors import CorruptFile, MissingChecksum, first_line
 from diffscope.storage.atomic import is_pickle, replacing, to_json, write_text
 
 T = TypeVar("T")
@@ -84,7 +84,9 @@ def read_proven(path: Path, read: Callable[[Path], T], remedy: str) -> T:
         reason = first_line(error) or type(error).__name__
         raise CorruptFile(f"{path} is damaged or was not written by diffscope ({reason}); {remedy}") from error
     if not carried:
-        warnings.warn(f"{path} carries no digest, so damage to it goes unseen; save it again to add one", NoDigest, stacklevel=3)
+        warnings.warn(
+            f"{path} carries no digest, so damage to it goes unseen; save it again to add one", MissingChecksum, stacklevel=3
+        )
     return content
 
 

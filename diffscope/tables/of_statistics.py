@@ -20,7 +20,7 @@ from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
@@ -37,7 +37,7 @@ def statistics(
     subject: Subject,
     names: Sequence[str] | str | None = None,
     *,
-    queries: str | slice | Sequence[int] | Sample | None = None,
+    queries: str | slice | Sequence[int] | QuerySample | None = None,
     by_layer: bool = False,
     **labels: str | Sequence[str],
 ) -> Table:

@@ -143,12 +143,12 @@ def test_gradients_flow_through_caps_and_sinks():
 
 def test_what_was_kept_comes_back_and_older_files_open():
     layer = _layer()
-    tensors, record = layer.dismantle()
-    again = LayerAttention.assemble(tensors, record)
+    tensors, record = layer.to_tensors()
+    again = LayerAttention.from_tensors(tensors, record)
     assert torch.equal(again.rows().d, layer.rows().d) and again.soft_cap == 1.5
     del record["soft_cap"]
     del tensors["sink_logit"]
-    older = LayerAttention.assemble(tensors, record)
+    older = LayerAttention.from_tensors(tensors, record)
     assert torch.equal(older.rows().d, _layer(cap=None, sinks=False).rows().d)
 
 

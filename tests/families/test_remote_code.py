@@ -10,7 +10,7 @@ from transformers import DynamicCache
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits, families
-from diffscope.families import Passage
+from diffscope.families import AttentionPass
 from tests import tiny
 from tests.families import same
 from tests.layouts import gdla, grouped, motif, phi4flash
@@ -235,4 +235,4 @@ def test_what_a_version_lacks_is_said():
     for name in ("num_heads", "num_attention_heads"):
         setattr(other.model.layers[0].self_attn if name == "num_heads" else other.config, name, None)
     with pytest.raises(UnsupportedModel, match="num_attention_heads or num_heads"):
-        diffscope.load(other).family.read(Passage(other.model.layers[0].self_attn, 0, 0, (33,)))
+        diffscope.load(other).family.read(AttentionPass(other.model.layers[0].self_attn, 0, 0, (33,)))

@@ -256,7 +256,7 @@ def refused(model, words, cache=None, rel_pos=None, attn_mask=None, **widths):
     arguments = {"x": torch.zeros(1, 5, 64), "rel_pos": rel_pos, "attn_mask": attn_mask, "cache": cache}
     parts = {name: torch.zeros(1, 5, width) for name, width in widths.items()}
     with pytest.raises(UnsupportedModel, match=words):
-        families.find(model).read(families.Passage(model.layers[0], 0, 0, (5,), arguments, parts))
+        families.find(model).read(families.AttentionPass(model.layers[0], 0, 0, (5,), arguments, parts))
 
 
 # edits and mistakes

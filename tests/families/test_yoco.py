@@ -132,7 +132,7 @@ def test_what_a_version_lacks_or_does_besides_is_said():
     arguments = {"hidden_states": torch.zeros(1, 5, 64)}
     with pytest.raises(UnsupportedModel, match="was not given yoco_key and yoco_value"):
         family = families.find(gated.tiny())
-        family.read(families.Passage(cross, 2, 2, (5,), arguments, {"q_proj": q, "q_norm": q, "lambda_proj": logits}))
+        family.read(families.AttentionPass(cross, 2, 2, (5,), arguments, {"q_proj": q, "q_norm": q, "lambda_proj": logits}))
 
 
 def test_what_is_kept_outlives_the_weights():

@@ -23,7 +23,7 @@ from diffscope.lab.prompt_sets import TASKS, prompt_sets
 from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
-from diffscope.stats.sampling import Sample
+from diffscope.stats.sampling import QuerySample
 from diffscope.storage import statistics as store
 from diffscope.storage.statistics import NAMES, open_statistics, provenance
 from diffscope.tasks import Backcopy, Retrieval
@@ -191,7 +191,7 @@ def test_models_of_other_layers_and_heads_stand_side_by_side(tmp_path, tiny_diff
     assert dataset["prompt_name"].values[1] == "second"
 
 
-@pytest.mark.parametrize("queries, rows", [("all", None), ("query", "query"), ("sample:8", Sample(8))])
+@pytest.mark.parametrize("queries, rows", [("all", None), ("query", "query"), ("sample:8", QuerySample(8))])
 def test_means_over_queries(tmp_path, queries, rows):
     plan = small(statistics=["gini", "kl_12", "argmax", "cmrr", "column_sink_position"], queries=queries)
     assert plan.left_out == ["argmax", "cmrr"]

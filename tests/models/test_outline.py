@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import diffscope
 from app import outline as outlines
 from app.outline import check_memory, outline
-from diffscope import CorruptFile, ModelNotFound, OutOfMemoryAhead, UnsupportedModel
+from diffscope import CorruptFile, InsufficientMemory, ModelNotFound, UnsupportedModel
 from diffscope.models.settings import Weights, check_counts
 from tests.tiny import SHAPE
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_is_outlined_by_its_own_weights():
 def test_a_model_larger_than_the_memory_is_refused_before_it_is_made(folder, monkeypatch):
     known = outline(str(folder))
     monkeypatch.setattr(outlines, "free_memory", lambda device: known.nbytes - 1)
-    with pytest.raises(OutOfMemoryAhead, match="GiB are free"):
+    with pytest.raises(InsufficientMemory, match="GiB are free"):
         check_memory(known)
     monkeypatch.setattr(outlines, "free_memory", lambda device: known.nbytes)
     assert check_memory(known) == known.nbytes

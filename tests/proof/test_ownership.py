@@ -78,11 +78,11 @@ def test_a_capture_does_not_move_when_what_the_model_learns_does(scope):
     scope = scope()
     capture = scope.capture(IDS)
     before = [maps_of(layer) for layer in capture.layers]
-    saved = [layer.dismantle()[1] for layer in capture.layers]
+    saved = [layer.to_tensors()[1] for layer in capture.layers]
     overwrite(scope.model.parameters())
     for layer, maps in zip(capture.layers, before, strict=True):
         assert all(map(torch.equal, maps_of(layer), maps))
-    assert [layer.dismantle()[1] for layer in capture.layers] == saved
+    assert [layer.to_tensors()[1] for layer in capture.layers] == saved
     assert all(isinstance(record["scale"], float) for record in saved)
 
 
@@ -117,9 +117,9 @@ def test_nothing_is_shared_with_weights_or_a_cache_that_is_written_on(name):
         for ids in (IDS[:15], IDS[15:16]):
             with scope.passages(None, lambda passage: layers.append(prove(scope.family, passage)[0])):
                 model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
-    before = [[x.clone() for x in layer.dismantle()[0].values()] for layer in layers]
+    before = [[x.clone() for x in layer.to_tensors()[0].values()] for layer in layers]
     overwrite(model.parameters())
     overwrite(x for x in model.buffers() if x.is_floating_point())
     overwrite(x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None)
     for layer, tensors in zip(layers, before, strict=True):
-        assert all(map(torch.equal, layer.dismantle()[0].values(), tensors))
+        assert all(map(torch.equal, layer.to_tensors()[0].values(), tensors))

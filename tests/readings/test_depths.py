@@ -147,11 +147,11 @@ def test_what_cannot_be_read_is_one_line(awake):
 
 
 def test_without_memory_for_a_capture_there_is_no_uniform_attention(awake, monkeypatch):
-    from diffscope.errors import OutOfMemoryAhead
+    from diffscope.errors import InsufficientMemory
     from diffscope.scope import Scope
 
     def full(*_):
-        raise OutOfMemoryAhead("it does not fit")
+        raise InsufficientMemory("it does not fit")
 
     monkeypatch.setattr(Scope, "capture", full)
     reading = depths(awake, (160,), prompts=1)

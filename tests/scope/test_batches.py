@@ -25,7 +25,7 @@ PROMPTS = [tiny.ids(33, seed=seed) for seed in range(3)]
 
 SAME = {"answer": (3, 5)}
 OWN = [{"answer": (3, 5)}, {"a": (6, 8)}, {"answer": (1, 9)}]
-SAMPLE = diffscope.Sample(8, seed=1)
+SAMPLE = diffscope.QuerySample(8, seed=1)
 #: every kind, with all queries and spans of each prompt; every choice of spans and queries, with two kinds
 CHOICES = [(kind, OWN, None) for kind in KINDS]
 CHOICES += [(kind, spans, queries) for kind in ("v2", "window") for spans in (SAME, OWN) for queries in ([-1], SAMPLE)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import DiffscopeWarning, Stopped, UnsupportedModel, edits
+from diffscope import DiffscopeWarning, MeasurementInterrupted, UnsupportedModel, edits
 from diffscope.families.compilation import as_compiled, as_written
 from diffscope.families.hooks import Hook
 from tests import tiny
@@ -228,7 +228,7 @@ def test_a_look_that_fails_leaves_the_model_as_it_was(stage, error, edited):
             if stage is in_its_float32_copy and isinstance(error, RuntimeError):  # which says no more than that it cannot be run
                 assert scope.capture(IDS).undecided == {"its module cannot be run in float32: of somebody's code": [1]}
             else:
-                with pytest.raises((type(error), Stopped)):
+                with pytest.raises((type(error), MeasurementInterrupted)):
                     scope.measure(IDS, ["entropy"])
     finally:
         patches.undo()

@@ -17,7 +17,7 @@ from diffscope.figures import figure
 from diffscope.lab.sweep import _measured, _of_prompt
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import average, averaged
-from diffscope.stats.sampling import STRATUM, WEIGHT, Sample
+from diffscope.stats.sampling import STRATUM, WEIGHT, QuerySample
 from diffscope.tasks import TextPrompt
 
 
@@ -81,7 +81,7 @@ def test_estimates_are_unbiased_and_their_errors_are_honest():
     n, position = 230, np.arange(230)
     truth = np.stack([np.sin(position / 40) + 0.2 * random.normal(size=n), random.exponential(size=n) * (1 + position / n)])
     truth[1, random.random(n) < 0.3] = np.nan
-    samples = [_array(truth[:, drawn.queries], drawn) for drawn in (Sample(20, seed).draw(n) for seed in range(600))]
+    samples = [_array(truth[:, drawn.queries], drawn) for drawn in (QuerySample(20, seed).draw(n) for seed in range(600))]
     for by, exact in (("mean", np.nanmean(truth, 1)), ("median", np.nanmedian(truth, 1))):
         estimates = [averaged(sample, ["query"], by) for sample in samples]
         middles, errors = (np.stack([getattr(each, part).values for each in estimates]) for part in ("values", "error"))
@@ -94,7 +94,7 @@ def test_estimates_are_unbiased_and_their_errors_are_honest():
 
 
 def test_the_standard_error_by_hand():
-    drawn = Sample(4).draw(10)  # two stretches of five, two queries from each
+    drawn = QuerySample(4).draw(10)  # two stretches of five, two queries from each
     mean, error, words = averaged(_array(np.array([[1.0, 3.0, 10.0, 14.0]]), drawn), ["query"])
     assert mean.item() == 7.0 and words == ["a sample of 4 queries"]
     assert error.item() == pytest.approx(np.sqrt((5**2 * (1 - 2 / 5) / 2 * 2 + 5**2 * (1 - 2 / 5) / 2 * 8) / 10**2))
@@ -102,7 +102,7 @@ def test_the_standard_error_by_hand():
 
 
 def test_heads_share_the_queries_of_a_sample():
-    drawn = Sample(4).draw(10)
+    drawn = QuerySample(4).draw(10)
     values = np.array([[1.0, 3.0, 10.0, 14.0], [3.0, 1.0, 14.0, 10.0]])  # what one head has more the other has less
     assert averaged(_array(values, drawn)).error.item() == 0.0
 

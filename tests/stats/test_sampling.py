@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.stats.sampling import WEIGHT, Sample
+from diffscope.stats.sampling import WEIGHT, QuerySample
 from tests import tiny
 
 
 @given(st.integers(3, 400), st.integers(2, 60), st.integers(0, 5))
 def test_every_stretch_is_drawn_from_and_the_sample_stands_for_all_queries(n, rows, seed):
-    drawn = Sample(rows, seed).draw(n)
+    drawn = QuerySample(rows, seed).draw(n)
     if n <= rows:
         assert drawn is None
         return
@@ -27,7 +27,7 @@ def test_every_stretch_is_drawn_from_and_the_sample_stands_for_all_queries(n, ro
 
 def test_a_sample_of_one_is_refused():
     with pytest.raises(DiffscopeError, match="no standard error"):
-        Sample(1)
+        QuerySample(1)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def scope():
 
 
 def test_a_sample_holds_rows_of_the_whole_and_says_so(scope):
-    whole, sample = scope.measure(tiny.ids(40), "row"), scope.measure(tiny.ids(40), "row", queries=Sample(12, seed=3))
+    whole, sample = scope.measure(tiny.ids(40), "row"), scope.measure(tiny.ids(40), "row", queries=QuerySample(12, seed=3))
     assert sample.sizes["query"] == 12 and "12 of 40 queries" in sample.attrs["sampled"]
     for name in whole:
         np.testing.assert_allclose(sample[name], whole[name].sel(query=sample["query"]), rtol=1e-5, atol=1e-6, err_msg=name)
@@ -47,13 +47,13 @@ def test_a_sample_holds_rows_of_the_whole_and_says_so(scope):
 
 
 def test_a_prompt_no_longer_than_the_sample_is_measured_whole(scope):
-    assert scope.measure(tiny.ids(12), "gini", queries=Sample(12)).identical(scope.measure(tiny.ids(12), "gini"))
+    assert scope.measure(tiny.ids(12), "gini", queries=QuerySample(12)).identical(scope.measure(tiny.ids(12), "gini"))
 
 
 def test_means_inside_a_definition_weigh_the_queries(scope):
     """A sample of all queries but one, whose stretches are of unequal length."""
     capture = scope.capture(tiny.ids(7))
-    sampled = capture.measure(["column_sink", "row_sum"], queries=Sample(6))
+    sampled = capture.measure(["column_sink", "row_sum"], queries=QuerySample(6))
     weights = sampled[WEIGHT].values
     assert set(weights) == {1.0, 1.5}
     rows = np.stack([capture.map("A1", 1, 0).values[int(q)] for q in sampled["query"]])  # (query, key)
@@ -65,21 +65,21 @@ def test_means_inside_a_definition_weigh_the_queries(scope):
 
 def test_a_batch_of_several_lengths_is_not_sampled(scope):
     with pytest.raises(DiffscopeError, match="one length"):
-        scope.measure([tiny.ids(20), tiny.ids(21)], "gini", queries=Sample(6))
-    both = scope.measure([tiny.ids(20), tiny.ids(20)], "gini", queries=Sample(6))
+        scope.measure([tiny.ids(20), tiny.ids(21)], "gini", queries=QuerySample(6))
+    both = scope.measure([tiny.ids(20), tiny.ids(20)], "gini", queries=QuerySample(6))
     assert (both.sizes["prompt"], both.sizes["query"]) == (2, 6) and both[WEIGHT].dims == ("query",)
 
 
 def test_what_has_no_queries_of_its_own_says_that_it_was_sampled_too(scope):
-    assert "8 of 40" in scope.measure(tiny.ids(40), ["column_sink"], queries=Sample(8)).attrs["sampled"]
-    averaged = diffscope.average(scope.measure(tiny.ids(40), ["argmax", "gini"], queries=Sample(8)))
+    assert "8 of 40" in scope.measure(tiny.ids(40), ["column_sink"], queries=QuerySample(8)).attrs["sampled"]
+    averaged = diffscope.average(scope.measure(tiny.ids(40), ["argmax", "gini"], queries=QuerySample(8)))
     assert set(averaged) == {"gini", "gini_se"}
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 12.5}, {"rows": "12"}, {"seed": -1}, {"seed": 0.5}])
 def test_a_sample_is_made_of_whole_numbers(wrong):
     with pytest.raises(DiffscopeError, match="whole numbers"):
-        Sample(**wrong)
+        QuerySample(**wrong)
 
 
 @pytest.mark.parametrize("wrong", [[True, False], [1.9], [[1, 2], [3, 4]], [[1], [2, 3]], ["a"], np.ones(40, bool)])
