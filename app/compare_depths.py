@@ -94,7 +94,7 @@ def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
 
 def _choose_settings(scopes: list) -> dict:
     """Lengths, prompts of each cell and distractors, as :func:`depths` takes them."""
-    room = min((scope.positions - ROOM for scope in scopes if scope.positions is not None), default=max(LENGTHS))
+    room = min((scope.max_length - ROOM for scope in scopes if scope.max_length is not None), default=max(LENGTHS))
     options = [str(length) for length in LENGTHS if length <= room]
     fit = set.intersection(*(set(usual_lengths(scope)) for scope in scopes))
     usual = [option for option in options if int(option) in fit]

@@ -369,7 +369,7 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 def text_length(scope, cap) -> int:
     """Tokens of the texts that edits are made from: those of the prompt, with room for what the model says next."""
     length = cap.n_tokens + ROOM
-    return length if scope.positions is None else min(length, scope.positions)
+    return length if scope.max_length is None else min(length, scope.max_length)
 
 
 def plain_texts(scope, count: int, length: int) -> list[list[int]]:

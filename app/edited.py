@@ -85,9 +85,9 @@ def _continued(key: tuple, edits: Texts, tokens: int, _subject, _made) -> str:
 
 def new_tokens(subject, cap) -> int:
     """How many tokens are generated: a few, as far as the model has positions."""
-    positions = subject.scope().positions
+    longest = subject.scope().max_length
     count = NEW_TOKENS if cap.n_tokens <= LONG else FEW
-    return count if positions is None else max(1, min(count, positions - cap.n_tokens + 1))
+    return count if longest is None else max(1, min(count, longest - cap.n_tokens + 1))
 
 
 def changes(subject, cap, written: tuple[Written, ...]) -> Reading:

@@ -96,8 +96,8 @@ def measured_speed(scope: Scope, seed: int = 0) -> Speed:
         As of :meth:`~diffscope.scope.Scope.capture`.
     """
     prompts = Prompts(scope, seed, SHORTEST)
-    shortest = min(SHORTEST, scope.positions or SHORTEST)
-    longest = min(LONGEST, scope.positions or LONGEST)
+    shortest = min(SHORTEST, scope.max_length or SHORTEST)
+    longest = min(LONGEST, scope.max_length or LONGEST)
     scope.capture(prompts.of_length(shortest))  # whatever is done once is done now
     times: dict[int, float] = {}
     n = shortest

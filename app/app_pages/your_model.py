@@ -155,7 +155,7 @@ def show_checked(label: str, model: Own, checked: Checked) -> None:
 def show_forecast(loaded, speed: forecast.Speed) -> None:
     """Time and memory of what can be done, before it is."""
     st.markdown("#### What it takes")
-    most = min(rules().tokens, loaded.positions or rules().tokens)
+    most = min(rules().tokens, loaded.max_length or rules().tokens)
     key = "your_model-tokens"
     if (state.get(key) or 0) > most:  # of a model with more positions
         state[key] = most

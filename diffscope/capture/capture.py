@@ -367,7 +367,7 @@ class Capture(Attended):
     @property
     def spans(self) -> dict[str, list[int]]:
         """Token positions by name: the spans given, ``sink``, and ``context`` and ``irrelevant``, which follow from them."""
-        return self.prompts[0].positions()
+        return self.prompts[0].span_positions()
 
     @property
     def next(self) -> list[tuple[str, float]]:
@@ -413,7 +413,7 @@ class CaptureBatch(Attended):
     @property
     def spans(self) -> list[dict[str, list[int]]]:
         """Token positions by name, of each prompt."""
-        return [prompt.positions() for prompt in self.prompts]
+        return [prompt.span_positions() for prompt in self.prompts]
 
     @property
     def next(self) -> list[list[tuple[str, float]]]:

@@ -128,7 +128,7 @@ class Pictures:
         """
         attention, heads, names = self._chosen(layer, heads, prompt, names)
         device = attention.q.device
-        spans = self.prompts[prompt].positions()
+        spans = self.prompts[prompt].span_positions()
         rows = chosen_positions(queries, spans, attention.n_queries)
         columns = chosen_positions(keys, spans, attention.n_keys, "keys")
         with Workers() as workers:
@@ -282,7 +282,7 @@ class Pictures:
         if count < 1:
             raise DiffscopeError(f"of a query at least one key is asked for, not {count}")
         attention, heads, (name,) = self._chosen(layer, heads, prompt, [name])
-        rows = chosen_positions(queries, self.prompts[prompt].positions(), attention.n_queries)
+        rows = chosen_positions(queries, self.prompts[prompt].span_positions(), attention.n_queries)
         with Workers() as workers:
             keys, weights, mass = strongest(attention, name, heads, rows.to(attention.q.device), count, workers)
         dims = ("head", "query", "rank")

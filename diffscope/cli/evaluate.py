@@ -191,7 +191,7 @@ def _usual_length(model, scope):
     """What a bundled model was trained on, 256 for others, or what a model has positions for."""
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     usual = trained.get(model.partition("@")[0], 256)
-    return usual if scope.positions is None or model in trained else min(usual, scope.positions - ROOM)
+    return usual if scope.max_length is None or model in trained else min(usual, scope.max_length - ROOM)
 
 
 def _draw(task, prompts, facts):

@@ -132,7 +132,7 @@ def _of_model(scope, content, spans, layer, head, backend):
     if head is not None:
         check_index("head", head, _heads(scope))
     measure = partial(scope.measure, content, spans=spans, announce=note, backend=backend)
-    return _Source(measure, len(encoded.ids), encoded.positions())
+    return _Source(measure, len(encoded.ids), encoded.span_positions())
 
 
 def _names(names):

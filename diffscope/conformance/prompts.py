@@ -51,10 +51,10 @@ def check_length(scope: Scope, length: int) -> None:
     """
     if length == LENGTH or isinstance(scope.runner, ImageModel):
         return
-    if scope.positions is not None and length > scope.positions:
+    if scope.max_length is not None and length > scope.max_length:
         raise DiffscopeError(
-            f"{scope.name} has positions for {scope.positions:,} tokens, and prompts of {length:,} were asked for; "
-            f"give a length of at most {min(scope.positions, LONGEST):,}"
+            f"{scope.name} has positions for {scope.max_length:,} tokens, and prompts of {length:,} were asked for; "
+            f"give a length of at most {min(scope.max_length, LONGEST):,}"
         )
     if length > LONGEST:
         raise DiffscopeError(f"prompts of {length:,} tokens were asked for, and at most {LONGEST:,} are checked; give less")
@@ -63,4 +63,4 @@ def check_length(scope: Scope, length: int) -> None:
 def long_enough(scope: Scope, length: int, window: int | None) -> int:
     """Tokens of the long prompt: beyond the window, within what the model takes."""
     wanted = max(length, SHORT + 1, (window or 0) + 16)
-    return min(wanted, LONGEST, scope.positions or LONGEST)
+    return min(wanted, LONGEST, scope.max_length or LONGEST)

@@ -322,7 +322,7 @@ def log_odds_under_noise(
     if not others or answer in others:
         raise PromptError("log-odds are of an answer's token against other tokens; give at least one, and not the answer's own")
     encoded = scope.encode(prompt, spans)
-    sets = encoded.positions()
+    sets = encoded.span_positions()
     if span not in sets:
         raise SpanError(f"there is no span {span!r}; spans are {', '.join(sets)}")
     draws = whole_number(draws, 1, 2**16, "draws are a whole number from 1")

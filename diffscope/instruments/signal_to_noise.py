@@ -173,7 +173,7 @@ def crossed(
     """Put every answer into every filler; parameters as of :func:`signal_to_noise`."""
     rng = np.random.default_rng(whole_number(seed, 0, 2**32, "the seed is a whole number from 0"))
     encoded = scope.encode(prompt, spans)
-    at = chosen_positions(queries, encoded.positions(), len(encoded.ids)).tolist()
+    at = chosen_positions(queries, encoded.span_positions(), len(encoded.ids)).tolist()
     if not at:
         raise DiffscopeError("no query was chosen; give at least one position")
     special = [] if scope.tokenizer is None else scope.tokenizer.all_special_ids

@@ -107,7 +107,7 @@ class Encoded:
         named["irrelevant"] = set(range(len(self.ids))) - relevant
         return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
 
-    def positions(self) -> dict[str, list[int]]:
+    def span_positions(self) -> dict[str, list[int]]:
         """The same sets as sorted lists."""
         return {name: at.tolist() for name, at in self.key_sets().items()}
 

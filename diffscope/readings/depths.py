@@ -39,9 +39,9 @@ Progress = Callable[[int, int], object]
 
 def usual_lengths(scope: Scope) -> tuple[int, ...]:
     """Lengths of prompts that a model has positions for, of 128, 256 and 512 tokens; or the longest that it has."""
-    if scope.positions is None:
+    if scope.max_length is None:
         return LENGTHS
-    longest = scope.positions - ROOM
+    longest = scope.max_length - ROOM
     return tuple(length for length in LENGTHS if length <= longest) or (max(longest, 1),)
 
 
@@ -106,8 +106,8 @@ def depths(
     lengths = tuple(usual_lengths(scope) if lengths is None else lengths)
     if not lengths or prompts < 1 or distractors < 1:
         raise DiffscopeError("choose one length, one prompt and one distractor at least")
-    if scope.positions is not None and max(lengths) > scope.positions:
-        raise PromptError(f"{scope.name} has positions for {scope.positions} tokens; choose no length above that")
+    if scope.max_length is not None and max(lengths) > scope.max_length:
+        raise PromptError(f"{scope.name} has positions for {scope.max_length} tokens; choose no length above that")
     if task is None:
         task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # without one it says so
     cells = {
@@ -192,7 +192,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
     answered = answers(logits_of(scope), [prompt])
-    encoded = scope.encode(prompt.ids, spans).positions()
+    encoded = scope.encode(prompt.ids, spans).span_positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
     counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)
     share = counts / np.maximum(seen.sum(1, keepdims=True), 1)

@@ -123,7 +123,7 @@ def other_prompts(scope: Scope, cap: Capture, count: int) -> CaptureBatch:
     """
     if scope.tokenizer is None:
         raise PromptError("other prompts to compare with are texts, and this model has no tokenizer")
-    most = scope.positions or np.inf
+    most = scope.max_length or np.inf
     known = [scope.tokenize(example.text) for example in tasks.examples()]
     chosen = [ids for ids in known if cap.n_tokens <= len(ids) <= most and ids != cap.ids][:count]
     try:

@@ -52,7 +52,7 @@ def encode_question(scope: Scope, encoded: Encoded, answer: str, distractors: Se
         raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")
     if not answer.strip() or not all(text.strip() for text in distractors):
         raise PromptError("an answer or distractor is empty; give the text that may come next")
-    positions = encoded.positions()
+    positions = encoded.span_positions()
     if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:
         texts = [text.strip() for text in (answer, *distractors)]
         candidates = [list(scope.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
@@ -63,8 +63,8 @@ def encode_question(scope: Scope, encoded: Encoded, answer: str, distractors: Se
             scope, TextPrompt("", encoded.text, spans, answer, tuple(text.strip() for text in distractors))
         )
     length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
-    if scope.positions is not None and length > scope.positions:
-        raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} has positions for {scope.positions}")
+    if scope.max_length is not None and length > scope.max_length:
+        raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} takes {scope.max_length}")
     return question
 
 
@@ -127,8 +127,8 @@ def logits_of(model: Scope | nn.Module) -> Logits:
 def _check_fit(scope: Scope, ids: Tensor) -> None:
     """Raise PromptError unless the model has positions for ids (prompt, token), and a vocabulary that holds them."""
     length, largest, vocabulary = ids.shape[1], int(ids.max()), scope.runner.vocabulary
-    if scope.positions is not None and length > scope.positions:
-        raise PromptError(f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.positions}")
+    if scope.max_length is not None and length > scope.max_length:
+        raise PromptError(f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.max_length}")
     if vocabulary is not None and largest >= vocabulary:
         raise PromptError(f"token id {largest} is outside the vocabulary of {scope.name}, {vocabulary}; use its tokenizer")
 

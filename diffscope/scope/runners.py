@@ -41,7 +41,7 @@ class TokenModel:
                 "itself, such as diffscope.load(model.visual)"
             )
 
-    positions: int | None = None  # the longest prompt, in tokens; None for any
+    max_length: int | None = None  # the longest prompt, in tokens; None for any
     predicts = True  # whether `logits` are those of tokens or classes, which have names
 
     @property
@@ -97,8 +97,8 @@ class TokenModel:
 
     def _fitting(self, encoded: Encoded) -> Encoded:
         n = len(encoded.ids)
-        if self.positions is not None and n > self.positions:
-            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.positions}; shorten it")
+        if self.max_length is not None and n > self.max_length:
+            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.max_length}; shorten it")
         return encoded
 
     def check_tokens(self, passage: AttentionPass) -> None:
@@ -179,7 +179,7 @@ class LanguageModel(TokenModel):
             raise UnsupportedModel(f"{type(model).__name__} has no language-model head; open the model with its head")
 
     @property
-    def positions(self) -> int | None:
+    def max_length(self) -> int | None:
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @property
@@ -269,7 +269,7 @@ class ImageModel(TokenModel):
     """A vision transformer of timm: a prompt is an image (channel, height, width), its tokens are patches."""
 
     vocabulary = None
-    positions = None
+    max_length = None
 
     def __init__(self, model: nn.Module, name: str):
         super().__init__(model, name)

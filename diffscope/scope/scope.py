@@ -157,7 +157,7 @@ class Scope:
             "model": f"{type(self.model).__name__}, {parameters:,} parameters, {self.runner.dtype}, on {self.runner.device}",
             "family": self.family.name,
             "layers": f"{self.n_layers} with attention",
-            "positions": "any number" if self.positions is None else f"{self.positions:,} tokens",
+            "positions": "any number" if self.max_length is None else f"{self.max_length:,} tokens",
             "tokenizer": "none: prompts are token ids" if self.tokenizer is None else f"{len(self.tokenizer):,} tokens",
             "edits": "; ".join(map(str, self._state.edits)),
         }
@@ -183,9 +183,9 @@ class Scope:
         return [*numbers, *sorted(self._state.layers_run.get(self.family.name, set()).difference(numbers))]
 
     @property
-    def positions(self) -> int | None:
+    def max_length(self) -> int | None:
         """The longest prompt, in tokens, that the model has positions for; None where nothing limits it."""
-        return self.runner.positions
+        return self.runner.max_length
 
     @property
     def checkpoints(self) -> tuple[int, ...]:

@@ -234,7 +234,7 @@ def test_lost_log_odds_are_those_of_edited_runs_one_by_one(attention):
             logits = scope.model(torch.tensor([IDS])).logits[0, -1]
         return float(logits[7] - torch.log(torch.exp(logits[8]) + torch.exp(logits[9])))
 
-    keys = scope.encode(IDS, SPANS).positions()["irrelevant"]
+    keys = scope.encode(IDS, SPANS).span_positions()["irrelevant"]
     for mode in ("common", "differential"):
         each = np.array([log_odds() - log_odds(edits.inject_noise(0.5, mode, keys, seed)) for seed in (2, 3, 4)])
         measured = lost.sel(mode=mode, sigma=0.5)

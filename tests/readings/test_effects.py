@@ -185,7 +185,7 @@ def test_what_cannot_be_asked_is_refused_in_a_line(mini, example):
     for answer, distractors, words in (("  ", (), "empty"), (own, ("",), "empty"), (own, (own,), "own number")):
         with pytest.raises(PromptError, match=words):
             predict(mini, cap, asked(mini, cap, answer, distractors))
-    full = mini.capture(np.resize(cap.ids[1:], mini.positions).tolist())
+    full = mini.capture(np.resize(cap.ids[1:], mini.max_length).tolist())
     with pytest.raises(PromptError, match="with its answer"):
         asked(mini, full, " 7421 and more")
     other = diffscope.load(mini.model)
