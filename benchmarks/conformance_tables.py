@@ -143,7 +143,7 @@ def families(options: Namespace) -> list[Table]:
         "“Opened”: diffscope check passes on a prompt longer than any window, on two prompts of different length and on "
         "steps from the cache. “Edits”: λ set, A2 uniform, |D| and a head ablated, each held against a slow recomputation "
         "in float64 from the captured q, k, v and λ; relative to the largest value. “Fidelity”: the largest error over "
-        "prompts, layers, heads and rows (diffscope.proof.fidelity.Fidelity). “Decided in half precision”: the same check "
+        "prompts, layers, heads and rows (diffscope.attention.fidelity.Fidelity). “Decided in half precision”: the same check "
         "in bfloat16 and in float16, where a float32 run of each layer's own module proves how it is read."
     )
     found = (

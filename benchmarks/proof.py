@@ -21,11 +21,12 @@ from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, LlamaConfig, Lla
 import diffscope
 from benchmarks import results
 from benchmarks.results import Section, table
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import AttentionPass
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.proof.fidelity import TOLERANCE, Fidelity, fidelities
+from diffscope.proof.fidelity import TOLERANCE, fidelities
 from tests.layouts import axolotl, gated, gdla, grouped, motif, phi4flash, unilm
 from tests.tiny import awake
 

@@ -11,9 +11,9 @@ import xarray as xr
 
 import diffscope
 from diffscope import CorruptFile, DiffscopeError, edits
+from diffscope.attention.fidelity import Fidelity
 from diffscope.capture.capture import open_capture
 from diffscope.hypotheses.study import Study
-from diffscope.proof.fidelity import Fidelity
 from diffscope.scope.record import Record
 from diffscope.storage import statistics as store
 from diffscope.storage.atomic import UNFINISHED

@@ -20,10 +20,10 @@ from transformers import (
 )
 
 from diffscope.attention import LayerAttention, Pairing
+from diffscope.attention.fidelity import Fidelity
 from diffscope.capture.capture import Capture
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.tokenizer import train_tokenizer
 
 VOCABULARY = 900

@@ -13,13 +13,13 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.workers import Workers
 from diffscope.capture.maps import Pictures
 from diffscope.capture.repr import Portrait
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.backends import Backend
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.measuring import Measuring
@@ -183,7 +183,7 @@ class Attended(Portrait, Pictures):
     def fidelity(self) -> xr.Dataset:
         """How well each layer's attention output was rebuilt from what was captured, by ``layer``.
 
-        ``error`` and ``tolerance`` are in units of what rounding does (:class:`diffscope.proof.fidelity.Fidelity`), ``rows``
+        ``error`` and ``tolerance`` are in units of what rounding does (:class:`diffscope.attention.fidelity.Fidelity`), ``rows``
         counts the query rows compared, ``decided`` is whether the comparison rules out every other pairing of the maps, and
         ``reason`` says why where it does not. ``lam_within`` is the half-width within which the comparison pins λ. Of a model in
         half precision, ``error_float32`` is the error in a run of each layer's own module in float32, which decides; NaN where

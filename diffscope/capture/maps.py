@@ -10,13 +10,13 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map, present
 from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 from diffscope.stats.measuring import chosen_positions
 from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
 from diffscope.stats.strongest import strongest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from diffscope import render as display
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.prompts.encoded import DERIVED_SETS, Encoded
-from diffscope.proof.fidelity import Fidelity
 
 MANY = 4  # prompts of which each length is told
 SHOWN = 12  # prompts of a batch that a notebook has a row for

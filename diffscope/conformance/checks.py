@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from diffscope import edits
+from diffscope.attention.fidelity import UNDECIDED
 from diffscope.attention.layer import LayerAttention
 from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, declared_window, long_enough
 from diffscope.conformance.report import VERDICTS, Finding, Report, differences, facts, in_words, schedule_offset, shares_keys
@@ -22,7 +23,7 @@ from diffscope.families import AttentionPass, Convention, Family
 from diffscope.families.coverage import unread_layers
 from diffscope.families.model_call import CACHES
 from diffscope.models import lambda_init_schedule
-from diffscope.proof.fidelity import UNDECIDED, tolerated
+from diffscope.proof.fidelity import tolerated
 from diffscope.proof.prove import prove
 from diffscope.scope import Scope, load
 from diffscope.scope.runners import ImageModel, LanguageModel

@@ -12,10 +12,11 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 
 from diffscope.attention.components import Mask
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly, tf32_allowed
 from diffscope.errors import FidelityError
-from diffscope.proof.fidelity import ROWS_TO_DECIDE, Fidelity, compared, deviation, other_pairings, tolerated
+from diffscope.proof.fidelity import ROWS_TO_DECIDE, compared, deviation, other_pairings, tolerated
 from diffscope.proof.masks import other_mask
 from diffscope.proof.scores import explained_by_scores
 

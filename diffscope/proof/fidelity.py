@@ -7,7 +7,7 @@ the early rows of a long prompt are held as tightly as a short prompt, and a wro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.components import Pairing
+from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import borrowed
 from diffscope.attention.precision import exactly
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
-from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, WIDTH, check_fields, finite, whole
 
 # In units of what rounding acts on (see `rounding`). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -36,72 +36,6 @@ SAMPLED_ROWS = 512
 STACKED = 2**25  # bytes of queries, keys and values: prompts are rebuilt together up to that
 ROWS_TO_DECIDE = 128
 ROWS_TO_TRY = 16  # before those that decide: one of them is mostly enough
-UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
-
-
-FIELDS = {
-    "error": finite(0),
-    "tolerance": finite(0),
-    "rows": whole(),
-    "decided": FLAG,
-    "reason": TEXT,
-    "error_float32": NUMBER_OR_NAN,
-    "lam_within": WIDTH,
-}
-
-
-@dataclass(frozen=True)
-class Fidelity:
-    """How well one layer was rebuilt.
-
-    Attributes
-    ----------
-    error : float
-        max over prompts, heads, rows and width of |rebuilt − observed| over the unit of what rounding does to that row:
-        |gain|·:func:`rounding` of A1·V + |λ|·that of A2·V, times the factor by which the norm scales the row. A model rounds both
-        terms before it subtracts them, so this is rounding's own unit, however much of them cancels.
-    tolerance : float
-        What rounding in the model's dtype explains; where scores are large, and only if it is needed, more.
-    rows : int
-        Query rows compared, over all prompts.
-    decided : bool
-        Whether the same comparison refuses every other pairing of the maps. It cannot where λ is 0 or where a prompt is one token
-        long. Of a model in half precision it is what a run of the layer's own module in float32 decides.
-    reason : str
-        Why it is not decided; empty where it is.
-    error_float32 : float
-        Of a model in half precision, the error of the reading in a run of the layer's own module in float32, where float32's
-        tolerance holds; NaN where that could not be run, and of models that are in float32 or wider themselves.
-    lam_within : float
-        The half-width within which λ is pinned: a λ that is off by more, by as much in all rows, is refused. Of λ that heads have
-        of their own, the widest. Infinite where λ cannot be seen, as in a prompt of one token; NaN without a second map, and
-        where an edit changes rows. Of a model in half precision that of the float32 run, where there is one.
-    """
-
-    error: float
-    tolerance: float
-    rows: int
-    decided: bool
-    reason: str = ""
-    error_float32: float = np.nan
-    lam_within: float = np.nan
-
-    @classmethod
-    def from_record(cls, record: dict, what: str) -> Fidelity:
-        """What a file holds of a layer's proof; `what` says of which, for messages.
-
-        Raises
-        ------
-        ValueError
-            It is none.
-        """
-        check_fields(
-            what, record, FIELDS, optional=("reason", "error_float32", "lam_within")
-        )  # which the first files do not have
-        proof = cls(**record)
-        if proof.error > proof.tolerance:
-            raise ValueError(f"{what} has an error of {proof.error:.3g}, above its tolerance {proof.tolerance:.3g}")
-        return proof if proof.decided or proof.reason else replace(proof, reason=UNDECIDED)
 
 
 def rows_to_check(n: int, device: torch.device) -> Tensor:

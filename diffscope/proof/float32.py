@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.attention.precision import exactly, without_tf32
@@ -26,7 +27,7 @@ from diffscope.families.float32 import HALF, in_half
 from diffscope.families.hooks import own_implementation
 from diffscope.families.packs import ACROSS
 from diffscope.proof.diagnosis import mismatch
-from diffscope.proof.fidelity import Fidelity, fidelities
+from diffscope.proof.fidelity import fidelities
 from diffscope.proof.ownership import readings
 from diffscope.proof.sequences import attends_across, of_sequences, set_apart
 

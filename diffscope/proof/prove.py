@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stacking import alike_to_the_end
 from diffscope.edits.base import Edit, apply
@@ -22,7 +23,7 @@ from diffscope.families import AttentionPass, Family
 from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
 from diffscope.proof.diagnosis import mismatch
-from diffscope.proof.fidelity import Fidelity, fidelities
+from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32 import Formula, kind_of, not_rebuilt
 from diffscope.proof.ownership import owned, readings
 from diffscope.proof.sequences import of_sequences, set_apart

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families import AttentionPass
 from diffscope.families.base import REGISTER
-from diffscope.proof.fidelity import Fidelity
 from diffscope.scope.layer_outputs import Tails, outliers_at
 
 

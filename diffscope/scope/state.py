@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from diffscope.attention.fidelity import Fidelity
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
 from diffscope.families.hooks import this_thread
-from diffscope.proof.fidelity import Fidelity
 from diffscope.proof.float32 import Formulas
 
 

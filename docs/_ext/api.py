@@ -43,7 +43,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.hypotheses": None,
     "diffscope.tasks": None,
     "diffscope.prompts": None,
-    "diffscope.proof.fidelity": ("Fidelity",),
+    "diffscope.attention.fidelity": ("Fidelity",),
     "diffscope.families": None,
     "diffscope.conformance": None,
     "diffscope.attention": None,
@@ -98,7 +98,7 @@ pair.measure(["entropy", "span_mass"])
     "diffscope.conformance.Report": """
 report = diffscope.check("mini-diff")
 """,
-    "diffscope.proof.fidelity.Fidelity": """
+    "diffscope.attention.fidelity.Fidelity": """
 cap = diffscope.load("mini-diff").capture("Magic numbers. Paris 7421. Rome 2174. Paris")
 cap.fidelity[0]  # of layer 0
 """,

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from diffscope.attention.components import Pairing
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 
 
 def layer_of(scores, lam=0.5, second=True, **more):

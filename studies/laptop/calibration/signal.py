@@ -22,11 +22,11 @@ import torch
 import xarray as xr
 
 from diffscope.attention.components import Norm, Pairing
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import CaptureBatch
 from diffscope.instruments.signal_to_noise import mean_gain, signal_to_noise
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 
 TRUTHS = ("amplifier", "sparsifier", "signed", "nothing")
 WORDS = ("amplifier", "pedestal", "signed heads", "nothing", "open")

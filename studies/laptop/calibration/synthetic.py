@@ -26,6 +26,7 @@ import torch
 import xarray as xr
 
 from diffscope.attention.components import Pairing
+from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.evidence.branches import rejection
@@ -40,7 +41,6 @@ from diffscope.hypotheses.rules import ANSWER
 from diffscope.hypotheses.subjects import Models
 from diffscope.instruments.injection import DRAWS
 from diffscope.prompts.encoded import Encoded
-from diffscope.proof.fidelity import Fidelity
 from diffscope.tasks.prompt import Prompt
 
 TRUTHS = ("NC", "SP", "both", "own", "number", "neither", "SH", "standard")
