@@ -4,6 +4,8 @@ Whatever else reaches the user as a traceback is a defect of diffscope.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 __all__ = [
     "CorruptFile",
@@ -87,6 +89,43 @@ class MeasurementInterrupted(KeyboardInterrupt):
 def first_line(error: BaseException) -> str:
     """The first line of another library's message, without the advice that follows, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]
+
+
+@contextmanager
+def translated(
+    kind: type[DiffscopeError],
+    problem: str,
+    remedy: str = "",
+    *,
+    errors: type[Exception] | tuple[type[Exception], ...] = Exception,
+) -> Iterator[None]:
+    """Raise errors of another library as an error of diffscope: ``PROBLEM (their first line); REMEDY``.
+
+    Errors of diffscope pass unchanged.
+
+    Parameters
+    ----------
+    kind : type of DiffscopeError
+        The error to raise.
+    problem : str
+        What is wrong, with the value.
+    remedy : str, optional
+        What to do.
+    errors : type of exception, or tuple of them, optional
+        The errors to translate; by default all.
+
+    Raises
+    ------
+    DiffscopeError
+        Of the given kind.
+    """
+    try:
+        yield
+    except DiffscopeError:
+        raise
+    except errors as error:
+        advice = f"; {remedy}" if remedy else ""
+        raise kind(f"{problem} ({first_line(error)}){advice}") from None
 
 
 class Missing(DiffscopeError):

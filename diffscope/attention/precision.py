@@ -10,6 +10,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 DEVICES = ("cpu", "cuda", "mps", "xpu")
+HALF = (torch.float16, torch.bfloat16)
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -6,6 +6,7 @@ from torch import nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.families.base import (
     EXPONENTIAL,
     STRIPES,
@@ -17,7 +18,6 @@ from diffscope.families.base import (
     number_of,
     parts_of,
 )
-from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of, lambda_of, norm_of
 
 PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "diff_norm", "effective_heads", "lambda_q1", "lambda_k1", "lambda_init")

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
-from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.families.base import EXPONENTIAL, STRIPES, AttentionPass, Convention, Family, ForeignModule, number_of, parts_of
-from diffscope.families.float32 import HALF
 from diffscope.families.reading import heads_of
 
 PARTS = ("W_q", "W_k", "W_v", "W_o", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "rms_scale", "num_heads")

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.families.base import (
     EXPONENTIAL,
     STRIPES,
@@ -25,7 +26,6 @@ from diffscope.families.reading import heads_of
 SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
 ALONE = (*SHARED, "qkv", "norm", "proj")
 IN_BLOCK = (*SHARED, "in_proj", "in_split", "out_proj")
-HALF = (torch.float16, torch.bfloat16)
 
 
 def _is_block(module: ForeignModule) -> bool:
