@@ -35,7 +35,7 @@ LIBRARIES = {
     "latex": set(),
     "render": set(),
     "models": CORE | {"huggingface_hub", "timm"},
-    "stats": CORE | {"triton", "numba"},
+    "stats": CORE | {"triton"},
     "storage": CORE | {"pandas", "pyarrow", "zarr"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"filelock", "huggingface_hub", "ray", "tensorboardX"},

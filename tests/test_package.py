@@ -76,7 +76,7 @@ def test_constraints_pin_every_dependency_within_its_range():
 
 def test_the_tools_of_a_checkout_include_the_extras_that_tests_need():
     names = {canonicalize_name(requirement.name) for requirement in requirements("dev")}
-    assert {"ray", "nnsight", "numba", "triton", "datasets", "anywidget", "tensorboardx", "statsmodels"} <= names
+    assert {"ray", "nnsight", "triton", "datasets", "anywidget", "tensorboardx", "statsmodels"} <= names
     assert PROJECT["name"] not in names
 
 

@@ -258,14 +258,13 @@ class Attended(Portrait, Pictures):
             Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
         queries : str, slice, sequence of int or QuerySample, optional
             Which query rows to measure: a span's name, "last", token positions (negative ones count from a prompt's end), or
-            a :class:`diffscope.QuerySample` of them; by default all. In a batch the query axis holds the positions of all prompts,
-            with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
+            a :class:`diffscope.QuerySample` of them; by default all. In a batch the query axis holds the positions of all
+            prompts, with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
-        backend : {"blocks", "compiled", "triton"}, optional
-            What computes row statistics: exact blocks of rows, functions that numba compiles for a CPU, or Triton's kernels on
-            CUDA (``attrs["error_bound"]`` bounds the error of what depends on a row's order). By default triton on CUDA, compiled
-            for long prompts, where they are installed and serve the layer; else blocks.
+        backend : {"blocks", "triton"}, optional
+            What computes row statistics: exact blocks of rows, or Triton's kernels on CUDA (``attrs["error_bound"]`` bounds the
+            error of what depends on a row's order). By default triton on CUDA if it serves the layer, else blocks.
 
         Returns
         -------

@@ -47,9 +47,9 @@ Queries = Annotated[
     ),
 ]
 Backend = Annotated[
-    Literal["blocks", "compiled", "triton"] | None,
+    Literal["blocks", "triton"] | None,
     typer.Option(
-        help="Where row statistics come from; by default the fastest: blocks of rows, for long ones numba's, on CUDA Triton's."
+        help="Where row statistics come from; by default blocks of rows, on CUDA Triton's kernels."
     ),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]

@@ -112,7 +112,7 @@ def measure_layers(
         By default the calling thread alone.
     progress : callable, optional
         Called after every block with the share of them that is done.
-    backend : {"blocks", "compiled", "triton"}, optional
+    backend : {"blocks", "triton"}, optional
         Where row statistics come from: :mod:`diffscope.stats.backends`; by default the fastest for the layer.
         Everything else comes from blocks of rows.
 
@@ -192,7 +192,7 @@ def _way(request: Request, statistics: list[Statistic], backend: Backend | None,
     """Where row statistics of a layer come from; blocks where it is said how large they may be."""
     if (elements and backend is None) or all(statistic.kind != "row" for statistic in statistics):
         return "blocks"
-    return backends.chosen(request.layer, backend, len(request.queries))
+    return backends.chosen(request.layer, backend)
 
 
 def _of_rows(
@@ -208,7 +208,7 @@ def _of_rows(
     if chosen == "blocks" or not from_rows:
         return _Taken(_streamed(request, statistics, elements, workers, progress), {})
     collector = RowStatistics(request, from_rows)
-    moments = backends.row_moments(request.layer, request.queries, from_rows, chosen, workers, progress)
+    moments = backends.row_moments(request.layer, request.queries, from_rows)
     collector.fill(moments.values)
     attrs: dict[str, dict] = {name: {"backend": chosen} for name in from_rows}
     for name in from_rows:

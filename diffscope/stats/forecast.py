@@ -32,7 +32,7 @@ def seconds(
     positions = checked_queries(layer, queries)
     some = positions.sort().values[-PROBED * workers.count :]
     rows = any(STATISTICS[name].collector is RowStatistics for name in names)
-    chosen = backends.chosen(layer, backend, len(positions)) if rows else "blocks"
+    chosen = backends.chosen(layer, backend) if rows else "blocks"
     runs = 1 if chosen == "blocks" else 2  # kernels are compiled the first time
     for _ in range(runs):
         start = time.perf_counter()

@@ -16,7 +16,6 @@ from diffscope.proof.fidelity import deviations
 from diffscope.stats import measure
 from diffscope.stats.engine import measure_layers
 from diffscope.stats.ranks import exact as rank
-from diffscope.stats.ranks.implicit_map import ImplicitMaps
 from diffscope.stats.windows import windows
 from tests import reference as slow
 from tests.reference import Slow
@@ -217,19 +216,6 @@ def test_statistics_are_of_what_rows_put_on_keys(mask):
         assert np.allclose(measured["column_sink"].sel(map="A1", normalisation="share"), received)
     scores = np.abs([Slow(layer).scores(h, b) for h in range(HEADS) for b in (1, 2)])
     assert np.isclose(measured["logit_outliers"].sel(outlier="top_1"), scores[np.isfinite(scores)].max())
-
-
-@pytest.mark.parametrize("cached", [0, 7])
-def test_attention_kernels_multiply_with_maps_that_share_rows_with_sink_logits(cached):
-    layer = _layer(cap=None)
-    layer = replace(layer, q=layer.q[:, :, cached:], lengths=(N - cached,))
-    blocks, attention = (ImplicitMaps(layer, 1, products=products) for products in ("blocks", "attention"))
-    x = {name: torch.randn(N, 3, dtype=torch.float64) for name in ("A1", "A2", "lambda_A2", "D")}
-    for name, (image, gram) in attention.gram(x).items():
-        torch.testing.assert_close((image, gram), blocks.gram(x)[name])
-        torch.testing.assert_close(image, attention.times(x)[name])
-    with pytest.raises(Exception, match="capped at 1.5"):
-        ImplicitMaps(_layer(), 1, products="attention")
 
 
 def test_ranks_without_a_map_are_those_of_the_map():

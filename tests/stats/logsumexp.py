@@ -1,4 +1,4 @@
-"""Row statistics without rows: log-sum-exp identities over torch's own attention, an oracle that shares no code with blocks.
+"""Row statistics without rows: log-sum-exp identities over plain attention, an oracle that shares no code with blocks.
 
 With s the scaled scores of a branch, p its row of A1 or A2 and L(·) a row's log-sum-exp:
 
@@ -13,7 +13,13 @@ sum D²          g²·sum A1² - 2gλ·<A1, A2> + λ²·sum A2²
 
 import torch
 
-from diffscope.stats.ranks.attend import attend
+
+def attend(q, k, v, *, scale, causal, offset):
+    """Return the output (map, query, width) and the log-sum-exp (map, query) of attention; query t sees keys up to t + offset."""
+    scores = scale * q @ k.mT
+    hidden = torch.arange(k.shape[1]) > torch.arange(q.shape[1])[:, None] + offset
+    scores = scores.masked_fill(hidden & causal, -torch.inf)
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
 
 
 class Branch:

@@ -3,7 +3,6 @@
 import itertools
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -49,43 +48,6 @@ def test_products_are_those_of_the_maps(make_layer, kind, monkeypatch):
         assert energy[name] == pytest.approx(float(a.square().sum()))
     assert energy["permuted D"] == energy["D"]
     assert maps.frobenius2(name for name in energy) == energy
-
-
-@pytest.mark.parametrize("kind", ["causal", "full"])
-@pytest.mark.parametrize("cached", [0, 7])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-11), (torch.float32, 2e-5)])
-def test_attention_kernels_multiply_as_blocks_do(make_layer, kind, cached, dtype, tolerance):
-    layer = make_layer(tokens=40, mask=MASKS[kind], lam=_by_token().to(dtype), gain=0.9, dtype=dtype)
-    layer = replace(layer, q=layer.q[:, :, cached:], lam=layer.lam[..., cached:], lengths=(40 - cached,))
-    for item in (layer, replace(layer, pairing=replace(layer.pairing, a2=None))):
-        names = [*MAPS, "permuted D"] if item.differential else ["A1", "D", "uniform"]
-        blocks, attention = (ImplicitMaps(item, 1, products=products) for products in ("blocks", "attention"))
-        x = {name: torch.randn(40, 3 + i, dtype=dtype) for i, name in enumerate(names)}
-        for measured, expected in ((attention.times(x), blocks.times(x)), (attention.gram(x), blocks.gram(x))):
-            assert measured.keys() == expected.keys()
-            for name in names:
-                torch.testing.assert_close(measured[name], expected[name], rtol=tolerance, atol=tolerance, msg=name)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
-def test_attention_kernels_multiply_by_default_on_a_gpu(make_layer):
-    layer = make_layer(tokens=300, dtype=torch.float32)
-    moved = {name: getattr(layer, name).cuda() for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
-    pairing = replace(layer.pairing, **{name: x.cuda() for name, x in vars(layer.pairing).items()})
-    maps = ImplicitMaps(replace(layer, pairing=pairing, **moved), 1)
-    assert maps._products is not None
-    x = {name: torch.randn(300, 64) for name in ("A1", "A2", "lambda_A2", "D")}
-    measured, expected = maps.gram({name: each.cuda() for name, each in x.items()}), ImplicitMaps(layer, 1).gram(x)
-    for name in x:
-        for part, right in zip(measured[name], expected[name]):
-            torch.testing.assert_close(part.cpu(), right, rtol=2e-5, atol=2e-5, msg=name)
-
-
-def test_attention_kernels_serve_no_window(make_layer):
-    layer = make_layer(tokens=40, mask=MASKS["window"])
-    with pytest.raises(DiffscopeError, match="layer 0: its mask is neither causal nor full"):
-        ImplicitMaps(layer, 0, products="attention")
 
 
 @pytest.mark.parametrize("kind", MASKS)

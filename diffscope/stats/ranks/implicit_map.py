@@ -4,9 +4,6 @@ A sweep computes the maps of a head once, block of rows by block of rows, and ev
 way. So a sweep takes a block of vectors for each map by name, and :meth:`ImplicitMaps.gram` takes both A·X and AᵀA·X
 from one: with Y = A_b·X of a block of rows b, AᵀA·X is the sum of A_bᵀ·Y.
 
-On CUDA, products with A1, A2, lambda_A2 and D are attention with X for values, which torch's own kernels compute without
-ever writing a score to memory; AᵀY is attention of the keys over the queries.
-
 ======================= ===============================================================
 A1, A2, D               as the layer has them
 lambda_A2               lambda·A2, lambda by token where the layer has it so
@@ -22,7 +19,6 @@ they are independent from row to row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
 import numpy as np
 import torch
@@ -32,7 +28,6 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import NEED_A2
 from diffscope.attention.precision import tf32_allowed
 from diffscope.errors import DiffscopeError
-from diffscope.stats.ranks.attend import attend, attend_transposed, reason_unsupported
 
 MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
 PERMUTED = "permuted "
@@ -48,9 +43,6 @@ class ImplicitMaps:
     head : int
     seed : int, optional
         Of the permutations; by default the head's index.
-    products : {"blocks", "attention"}, optional
-        What multiplies with A1, A2, lambda_A2 and D in :meth:`times` and :meth:`gram`: blocks of their rows, or torch's attention
-        kernels. By default the kernels on CUDA where they can serve the layer, else blocks. All else comes from blocks.
 
     Attributes
     ----------
@@ -60,16 +52,10 @@ class ImplicitMaps:
     Raises
     ------
     DiffscopeError
-        TF32 products are on, or attention kernels are asked for and cannot serve the layer.
+        TF32 products are on.
     """
 
-    def __init__(
-        self,
-        layer: LayerAttention,
-        head: int,
-        seed: int | None = None,
-        products: Literal["blocks", "attention"] | None = None,
-    ):
+    def __init__(self, layer: LayerAttention, head: int, seed: int | None = None):
         if layer.q.is_cuda and tf32_allowed():
             # the rounding of one product is 1e-3 of the largest singular value, where half of the others may be smaller
             raise DiffscopeError(
@@ -82,11 +68,6 @@ class ImplicitMaps:
         queries = torch.arange(layer.n_queries, device=layer.q.device)
         self._visible = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)  # (query,)
         self._factor, self._shift = self._permutations(head if seed is None else seed)
-        unsupported = reason_unsupported(layer)
-        if products == "attention" and unsupported:
-            raise DiffscopeError(f"attention kernels cannot multiply with the maps of layer {layer.layer}: {unsupported}")
-        attends = not unsupported and (products == "attention" or (products is None and layer.q.is_cuda))
-        self._products = _AttentionProducts(layer, head) if attends else None
 
     def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A·X of several maps in one sweep.
@@ -105,13 +86,10 @@ class ImplicitMaps:
         ValueError
             For a name that is none of a map, or of the second map where there is none.
         """
-        self._check(x)
-        attended = self._attended(x)
-        images = self._products.times(attended)[0] if self._products and attended else {}
-        pieces: dict[str, list[Tensor]] = {name: [] for name in x if name not in images}
-        for name, block, _, keys in self._sweep(pieces):
+        pieces: dict[str, list[Tensor]] = {name: [] for name in x}
+        for name, block, _, keys in self._sweep(x):
             pieces[name].append(block @ x[name][keys])
-        return images | {name: torch.cat(rows) for name, rows in pieces.items()}
+        return {name: torch.cat(rows) for name, rows in pieces.items()}
 
     def transposed(self, y: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
@@ -122,16 +100,12 @@ class ImplicitMaps:
 
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r); raises as :meth:`times`."""
-        self._check(x)
-        attended = self._attended(x)
-        products = self._products.gram(attended) if self._products and attended else {}
-        swept = {name: each for name, each in x.items() if name not in products}
-        images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in swept.items()}
-        out = {name: self._zeros(each) for name, each in swept.items()}
-        for name, block, queries, keys in self._sweep(swept):
+        images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
+        out = {name: self._zeros(each) for name, each in x.items()}
+        for name, block, queries, keys in self._sweep(x):
             images[name][queries] = block @ x[name][keys]
             out[name][keys] += block.T @ images[name][queries]
-        return products | {name: (images[name], out[name]) for name in swept}
+        return {name: (images[name], out[name]) for name in x}
 
     def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
         """The sum of all squared entries of some maps, each square summed in float64; raises as :meth:`times`."""
@@ -144,10 +118,6 @@ class ImplicitMaps:
 
     def _zeros(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.shape[1], like.shape[1])
-
-    def _attended(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those of the vectors that attention kernels multiply with their maps."""
-        return {name: each for name, each in x.items() if name in MAPS and name != "uniform"}
 
     def _sweep(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor, slice, slice]]:
         """Every block of rows of the named maps, (query, key), with its queries and its keys."""
@@ -201,65 +171,6 @@ class ImplicitMaps:
         first = visible.byte().argmax(-1, keepdim=True)  # a row of the other masks sees keys without a gap
         rank = torch.arange(visible.shape[1], device=visible.device) - first
         return rank.mul_(factor).add_(shift).remainder_(n).add_(first)
-
-
-class _AttentionProducts:
-    """Products with the maps of one head by attention kernels: each map is a sum of A1 and A2, their rows times a factor."""
-
-    def __init__(self, layer: LayerAttention, head: int):
-        self.layer = layer
-        self.shape = (layer.n_queries, layer.n_keys)
-        gain, lam = (x[0].expand(layer.n_heads, layer.n_queries)[head, :, None].to(layer.dtype) for x in (layer.gain, layer.lam))
-        first: dict[str, Tensor | float] = {"A1": 1.0, "D": gain}
-        second: dict[str, Tensor | float] = {"A2": 1.0, "lambda_A2": lam, "D": -lam}
-        self.branches = [(*self._inputs(int(layer.pairing.a1[head])), first)]
-        if layer.pairing.a2 is not None:
-            self.branches.append((*self._inputs(int(layer.pairing.a2[head])), second))
-        self.causal = layer.mask.kind == "causal"
-        self.offset = layer.n_keys - layer.n_queries
-
-    def _inputs(self, index: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Queries (1, query, d), keys (1, key, d) and sink logits (1, query) of a map."""
-        layer = self.layer
-        key_index = int(layer.pairing.key_of_map[index])
-        sink = layer.sink_logit
-        if sink is not None:
-            sink = sink[0].expand(layer.q.shape[1], layer.n_queries)[index][None].to(layer.dtype)
-        return layer.q[0, index][None], layer.k[0, key_index][None], sink
-
-    def times(self, x: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor | None]]:
-        """A·X, (query, r) by name, and the log-sum-exp, with a sink logit in it, of each branch that was needed, (1, query)."""
-        images = {name: each.new_zeros(self.shape[0], each.shape[1]) for name, each in x.items()}
-        sums: list[Tensor | None] = []
-        for q, k, sink, factors in self.branches:
-            names = [name for name in x if name in factors]
-            if not names:
-                sums.append(None)
-                continue
-            values = torch.cat([x[name] for name in names], dim=-1)[None]  # (1, key, r of all)
-            image, lse = attend(q, k, values, scale=self.layer.scale, causal=self.causal, offset=self.offset)
-            if sink is not None:
-                whole = torch.logaddexp(lse, sink)  # the sink logit takes its share of every row
-                image = image * (lse - whole).exp()[..., None]
-                lse = whole
-            for name, part in zip(names, image[0].split([x[name].shape[1] for name in names], dim=-1)):
-                images[name] += factors[name] * part
-            sums.append(lse)
-        return images, sums
-
-    def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """A·X (query, r) and AᵀA·X (key, r) by name."""
-        images, sums = self.times(x)
-        out = {name: torch.zeros_like(each) for name, each in x.items()}
-        for (q, k, _, factors), lse in zip(self.branches, sums, strict=True):
-            if lse is None:
-                continue
-            names = [name for name in x if name in factors]
-            y = torch.cat([factors[name] * images[name] for name in names], dim=-1)[None]
-            received = attend_transposed(q, k, y, lse, scale=self.layer.scale, causal=self.causal, offset=self.offset)
-            for name, part in zip(names, received[0].split([x[name].shape[1] for name in names], dim=-1)):
-                out[name] += part
-        return {name: (images[name], out[name]) for name in x}
 
 
 def _primes_above(n: int) -> Tensor:
