@@ -4,7 +4,7 @@ Whatever else reaches the user as a traceback is a defect of diffscope.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 __all__ = [
@@ -130,3 +130,25 @@ def translated(
 
 class Missing(DiffscopeError):
     """A test lacks something; the message says what it needs."""
+
+
+def check_index(what: str, index: int | None, indices: Sequence[int], label: str = "") -> None:
+    """Raise DiffscopeError unless `index` is among `indices`, or None.
+
+    Parameters
+    ----------
+    what : str
+        "layer", "head" or "prompt".
+    index : int or None
+        None if none was chosen.
+    indices : sequence of int
+        The known ones, ascending; a model need not have attention in every layer.
+    label : str
+        Begins the message.
+    """
+    if index is None or index in indices:
+        return
+    consecutive = len(indices) > 2 and list(indices) == list(range(indices[0], indices[-1] + 1))
+    choices = f"{indices[0]} to {indices[-1]}" if consecutive else ", ".join(map(str, indices))
+    begin = f"{label}: " if label else ""
+    raise DiffscopeError(f"{begin}there is no {what} {index}; choose from {choices or 'none'}")

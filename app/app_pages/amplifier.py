@@ -15,7 +15,7 @@ from distractors import choose_distractors
 from place import choose_head, choose_query, follow
 from words import in_words, plain
 
-from diffscope.attention.indexing import check_index
+from diffscope.errors import check_index
 from diffscope.figures.panels import short_name
 
 STANDARD = (

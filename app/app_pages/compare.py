@@ -16,7 +16,7 @@ from words import as_call, in_words, plain
 
 from app.questions import LETTERS
 from diffscope import Comparison, figures, readings
-from diffscope.attention.indexing import check_index
+from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.readings.words import percent
 from diffscope.stats import STATISTICS

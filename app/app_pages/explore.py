@@ -15,7 +15,7 @@ from words import as_call, in_words, plain
 
 from app.questions import LETTERS
 from diffscope import figures, readings
-from diffscope.attention.indexing import check_index
+from diffscope.errors import check_index
 from diffscope.figures import attention_view
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.figures.panels import short_name

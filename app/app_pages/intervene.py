@@ -16,7 +16,7 @@ from script import script
 from words import in_words, plain
 
 from diffscope import figures
-from diffscope.attention.indexing import check_index
+from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name

@@ -19,9 +19,8 @@ from sources import along_training, bundled, capture_once, checkpoints, opener, 
 from words import in_words, plain
 
 from diffscope import figures
-from diffscope.attention.indexing import check_index
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError, SpanError
+from diffscope.errors import DiffscopeError, SpanError, check_index
 from diffscope.figures.panels import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.cohort import open_dataset

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
+
+from diffscope.attention.memory import FRESH, Workspace
 
 Device = torch.device | str | None
 
@@ -265,6 +267,8 @@ class Rows:
         The memory that A1 and A2 share, with room for |D| behind them.
     start : int
         Position of the first key, where keys that no query of the block sees were left out.
+    workspace : Workspace
+        Where temporaries of the same thread may lie until the next block.
     """
 
     a1: Tensor
@@ -277,6 +281,7 @@ class Rows:
     changed: bool = False
     buffer: Tensor | None = None
     start: int = 0
+    workspace: Workspace = field(default=FRESH, repr=False)
 
     def of_heads(self, heads: Tensor) -> Rows:
         """The rows of some heads, int64 (head,), of a block that has the rows of all."""

@@ -17,9 +17,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import Block, gather
 from diffscope.attention.changes import At, Change
 from diffscope.attention.components import Mask, Norm, Pairing, Rows
-from diffscope.attention.indexing import Heads, Queries
 from diffscope.attention.memory import FRESH, Workspace, give_back_memory
 from diffscope.attention.precision import exactly
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
@@ -30,6 +30,9 @@ from diffscope.errors import first_line
 # as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
 BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
 BLOCKS_BETWEEN_TRIMS = 16
+
+Queries = slice | Sequence[int] | Tensor | None  # positions; None stands for all
+Heads = Sequence[int] | Tensor | None  # numbers; None stands for all
 _BY_DEFAULT = cast(Tensor, None)  # a field that only the other fields can tell: see __post_init__
 
 
@@ -188,7 +191,8 @@ class LayerAttention:
             lengths=(n,),
         )
 
-    def _queries(self, queries: Queries) -> Tensor:
+    def query_positions(self, queries: Queries = None) -> Tensor:
+        """Return positions of queries, by default of all, int64 (query,)."""
         positions = torch.arange(self.n_queries, device=self.q.device)
         if queries is None:
             return positions
@@ -196,7 +200,8 @@ class LayerAttention:
             return positions[queries]
         return torch.as_tensor(queries, dtype=torch.int64, device=self.q.device)
 
-    def _heads(self, heads: Heads) -> Tensor:
+    def head_numbers(self, heads: Heads = None) -> Tensor:
+        """Return numbers of heads, by default of all, int64 (head,); IndexError for a head that the layer has not."""
         index = torch.arange(self.n_heads, device=self.q.device)
         return index if heads is None else index[torch.as_tensor(heads, dtype=torch.int64, device=index.device)]
 
@@ -207,7 +212,7 @@ class LayerAttention:
     def visible(self, queries: Queries = None) -> Tensor:
         """Which keys some queries can see, bool (query, key)."""
         self._one_prompt()
-        return self.mask.rows(self._queries(queries), self.n_keys, self.n_keys - self.n_queries)
+        return self.mask.rows(self.query_positions(queries), self.n_keys, self.n_keys - self.n_queries)
 
     def logits(self, queries: Queries = None, maps: Tensor | None = None) -> Tensor:
         """Scaled (and capped) scores of some query maps, −∞ where a key is not visible.
@@ -221,7 +226,7 @@ class LayerAttention:
         -------
         Tensor, (map, query, key)
         """
-        return self._logits(self._queries(queries), maps, FRESH)
+        return self._logits(self.query_positions(queries), maps, FRESH)
 
     def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = FRESH) -> Tensor:
         """Scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
@@ -298,8 +303,8 @@ class LayerAttention:
         """
         self._one_prompt()
         if heads is not None and any(change.of_all_heads for change in self.changes):
-            return self.rows(queries, None, workspace).of_heads(self._heads(heads))
-        at = At(self, self._heads(heads), self._queries(queries))
+            return self.rows(queries, None, workspace).of_heads(self.head_numbers(heads))
+        at = At(self, self.head_numbers(heads), self.query_positions(queries))
 
         def per_row(x: Tensor) -> Tensor:
             return x[0].expand(self.n_heads, self.n_queries)[at.heads[:, None], at.queries].to(self.dtype)
@@ -321,7 +326,7 @@ class LayerAttention:
         d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
         d = self.changed_difference(at, d)
         n = self.mask.counts(at.queries, self.n_keys, self.n_keys - self.n_queries)
-        return Rows(a1, a2, d, lam, gain, n, at.queries, bool(self.changes), buffer)
+        return Rows(a1, a2, d, lam, gain, n, at.queries, bool(self.changes), buffer, workspace=workspace)
 
     def split(self, queries: Queries = None, heads: Heads = None, elements: int | None = None) -> tuple[Tensor, ...]:
         """The queries in blocks, each of at least one query and else of at most `elements` values a (head, query, key) temporary.
@@ -329,10 +334,10 @@ class LayerAttention:
         By default that is what is fastest on the device, ``BLOCK_ELEMENTS``.
         """
         elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
-        size = max(1, elements // (len(self._heads(heads)) * self.n_keys))
-        return self._queries(queries).split(size)
+        size = max(1, elements // (len(self.head_numbers(heads)) * self.n_keys))
+        return self.query_positions(queries).split(size)
 
-    def trimmed(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH, width: int = 1) -> Rows:
+    def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH, width: int = 1) -> Rows:
         """As :meth:`rows`, without the keys before the first and after the last that any of the queries sees.
 
         Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
@@ -340,10 +345,10 @@ class LayerAttention:
         """
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
-        layer, start = self.around(queries, width)
+        layer, start = self.crop_to_visible(queries, width)
         return replace(layer.rows(queries, heads, workspace), start=start)
 
-    def around(self, queries: Tensor, width: int = 1) -> tuple[LayerAttention, int]:
+    def crop_to_visible(self, queries: Tensor, width: int = 1) -> tuple[LayerAttention, int]:
         """The layer without the keys before the first and after the last that any of the queries sees, and that first key.
 
         Only under a causal mask or a window. The first key is a multiple of `width`.
@@ -358,32 +363,35 @@ class LayerAttention:
     def blocks(
         self, queries: Queries = None, heads: Heads = None, elements: int | None = None, trim: bool = False
     ) -> Iterator[Rows]:
-        """As :meth:`rows`, in the blocks of :meth:`split`; with `trim`, each :meth:`trimmed`."""
-        index = self._heads(heads)
+        """As :meth:`rows`, in the blocks of :meth:`split`; with `trim`, each :meth:`visible_rows`."""
+        index = self.head_numbers(heads)
         for number, block in enumerate(self.split(queries, index, elements)):
-            yield self.trimmed(block, index) if trim else self.rows(block, index)
+            yield self.visible_rows(block, index) if trim else self.rows(block, index)
             if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
                 give_back_memory()
 
     @exactly
     def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:
-        """D·V before the norm, (head, query, width), computed in row blocks."""
-        index = self._heads(heads)
-        v = self.v[0][self.pairing.value_of_head[index]].to(self.dtype)  # (head, key, width)
-        blocks = self.blocks(queries, index, trim=True)
-        return torch.cat([torch.matmul(rows.d, v[:, rows.start : rows.start + rows.d.shape[-1]]) for rows in blocks], dim=1)
+        """Return D·V before the norm, (head, query, width)."""
+        values = self.v[0][self.pairing.value_of_head[self.head_numbers(heads)]].to(self.dtype)  # (head, key, width)
+
+        def product(block: Block, rows: Rows) -> Tensor:
+            keys = slice(rows.start, rows.start + rows.d.shape[-1])
+            return torch.matmul(rows.d, values[block.heads.start : block.heads.stop, keys])
+
+        return gather(self, queries, product, heads=heads, all_heads=bool(self.changes))
 
     @exactly
     def finish(self, out: Tensor, queries: Queries = None) -> Tensor:
         """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""
-        queries = self._queries(queries)
+        queries = self.query_positions(queries)
         out = (out if self.norm is None else self.norm(out)) * self.post_scale
         if self.correction is not None:
             out = out - out @ self.correction.to(out.dtype)
         if self.gate is not None:
             out = out * self.gate[0].expand(-1, self.n_queries, -1)[:, queries].to(out.dtype)
         for change in self.changes:
-            out = change.output(At(self, self._heads(None), queries), out)
+            out = change.output(At(self, self.head_numbers(None), queries), out)
         return out
 
     def output(self, queries: Queries = None) -> Tensor:
@@ -445,7 +453,9 @@ class LayerAttention:
         if not self.changes:
             return
         try:
-            self._heads([head for change in self.changes for head in getattr(change, "heads", ())])  # which there have to be
+            self.head_numbers(
+                [head for change in self.changes for head in getattr(change, "heads", ())]
+            )  # which there have to be
             rows = self.rows(queries)
             out = self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype)
             shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}

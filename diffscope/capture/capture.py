@@ -13,9 +13,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import Workers
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.workers import Workers
 from diffscope.capture.maps import Pictures
 from diffscope.capture.repr import Portrait
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown

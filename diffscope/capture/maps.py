@@ -10,14 +10,13 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import Workers
 from diffscope.attention.fidelity import Fidelity
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map, present
-from diffscope.attention.workers import Workers
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.encoded import Encoded
-from diffscope.stats.measuring import chosen_positions
+from diffscope.prompts.selection import token_positions
 from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
 from diffscope.stats.strongest import strongest
 from diffscope.stats.windows import windows
@@ -129,8 +128,8 @@ class Pictures:
         attention, heads, names = self._chosen(layer, heads, prompt, names)
         device = attention.q.device
         spans = self.prompts[prompt].span_positions()
-        rows = chosen_positions(queries, spans, attention.n_queries)
-        columns = chosen_positions(keys, spans, attention.n_keys, "keys")
+        rows = token_positions(queries, spans, attention.n_queries)
+        columns = token_positions(keys, spans, attention.n_keys, "keys")
         with Workers() as workers:
             values = windows(attention, names, heads, rows.to(device), columns.to(device), workers)
         return self._labelled(values, attention, heads, prompt, rows, columns)
@@ -282,7 +281,7 @@ class Pictures:
         if count < 1:
             raise DiffscopeError(f"of a query at least one key is asked for, not {count}")
         attention, heads, (name,) = self._chosen(layer, heads, prompt, [name])
-        rows = chosen_positions(queries, self.prompts[prompt].span_positions(), attention.n_queries)
+        rows = token_positions(queries, self.prompts[prompt].span_positions(), attention.n_queries)
         with Workers() as workers:
             keys, weights, mass = strongest(attention, name, heads, rows.to(attention.q.device), count, workers)
         dims = ("head", "query", "rank")

@@ -117,7 +117,7 @@ class _Source(NamedTuple):
 
 
 def _of_capture(capture, layer, head, backend):
-    from diffscope.attention.indexing import check_index
+    from diffscope.errors import check_index
 
     check_index("layer", layer, capture.layer_numbers)
     check_index("head", head, range(capture.n_heads))
@@ -125,7 +125,7 @@ def _of_capture(capture, layer, head, backend):
 
 
 def _of_model(scope, content, spans, layer, head, backend):
-    from diffscope.attention.indexing import check_index
+    from diffscope.errors import check_index
 
     encoded = scope.encode(content, spans)
     check_index("layer", layer, scope.layers)

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from operator import index
-from typing import cast
 
 from diffscope.attention.changes import Change
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel, check_index
+from diffscope.prompts.selection import Indices, as_indices
 
-Places = int | Sequence[int] | None  # an index or several; None stands for all
 Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention]
 WHOLE_MAPS_UP_TO = 4096  # tokens: beyond, an exact SVD or a stored mean map no longer fits
 
@@ -111,62 +108,17 @@ def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
     return layer
 
 
-def places(choice: Places) -> tuple[int, ...] | None:
-    """Layers, heads or positions as a tuple, of one or several; None stays None."""
-    if choice is None:
-        return None
-    try:
-        return (index(cast(int, choice)),)  # arrays have an index as well, if they hold one number
-    except TypeError:
-        return tuple(index(number) for number in cast(Sequence[int], choice))
-
-
-def whole_number(value: object, least: int, most: float, what: str) -> int:
-    """A whole number within bounds.
-
-    Parameters
-    ----------
-    value : object
-    least, most : float
-    what : str
-        What is taken, to begin the message with.
-
-    Raises
-    ------
-    DiffscopeError
-        It is not a whole number, or out of bounds.
-    """
-    try:
-        number: int | None = index(cast(int, value))
-    except TypeError:
-        number = None
-    if number is None or not least <= number <= most:
-        raise DiffscopeError(f"{what}, and not {value!r}")
-    return number
-
-
-def positions(choice: Places, what: str) -> tuple[int, ...]:
-    """Whole numbers from 0 as a tuple, of one or several; `what` is taken, to begin the message with where they are not."""
-    try:
-        numbers = places(choice)
-    except TypeError:
-        numbers = None
-    if numbers is None or min(numbers, default=0) < 0:
-        raise DiffscopeError(f"{what}, and not {choice!r}")
-    return numbers
-
-
-def field_edit(label: str, make: Make, layers: Places, heads: Places = None) -> Edit:
+def field_edit(label: str, make: Make, layers: Indices, heads: Indices = None) -> Edit:
     """An edit that replaces fields of the layer: `make` as in :class:`Edit`."""
-    return Edit(label, make, places(layers), places(heads), Stage.FIELD)
+    return Edit(label, make, as_indices(layers), as_indices(heads), Stage.FIELD)
 
 
 def row_edit(
     label: str,
     stage: Stage,
     change: Callable[[LayerAttention, tuple[int, ...]], Change],
-    layers: Places,
-    heads: Places,
+    layers: Indices,
+    heads: Indices,
     *,
     second: bool = False,
     whole: bool = False,
@@ -179,7 +131,7 @@ def row_edit(
             check_second(label, layer)
         return with_change(layer, change(layer, heads))
 
-    return Edit(label, make, places(layers), places(heads), stage, whole, placed)
+    return Edit(label, make, as_indices(layers), as_indices(heads), stage, whole, placed)
 
 
 def with_change(layer: LayerAttention, change: Change) -> LayerAttention:

@@ -29,36 +29,34 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.edits.base import (
     Edit,
-    Places,
     Stage,
     check_second,
     field_edit,
-    positions,
     row_edit,
-    whole_number,
     with_change,
 )
 from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.prompts.selection import Indices, from_zero, whole_number
 
 # λ
 
 
-def set_lambda(value: float, layers: Places = None, heads: Places = None) -> Edit:
+def set_lambda(value: float, layers: Indices = None, heads: Indices = None) -> Edit:
     """λ = `value`, instead of what the model computed."""
     return _with_lambda("λ = {:g}", value, torch.full_like, layers, heads)
 
 
-def scale_lambda(factor: float, layers: Places = None, heads: Places = None) -> Edit:
+def scale_lambda(factor: float, layers: Indices = None, heads: Indices = None) -> Edit:
     """λ times `factor`, token by token where it has a value a token."""
     return _with_lambda("λ × {:g}", factor, torch.mul, layers, heads)
 
 
-def plus(layers: Places = None, heads: Places = None) -> Edit:
+def plus(layers: Indices = None, heads: Indices = None) -> Edit:
     """A1 + λ·A2 in place of A1 − λ·A2: λ changes its sign, so that a model ``plus`` subtracts what it adds."""
     return _with_lambda("A1 + λ·A2", -1.0, torch.mul, layers, heads)
 
 
-def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Places, heads: Places) -> Edit:
+def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Indices, heads: Indices) -> Edit:
     number = float(number)
     label = label.format(number)
     if not abs(number) <= torch.finfo(torch.float32).max:
@@ -81,17 +79,17 @@ def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor
 # A2
 
 
-def zero_a2(layers: Places = None, heads: Places = None) -> Edit:
+def zero_a2(layers: Indices = None, heads: Indices = None) -> Edit:
     """No second map: D = gain·A1."""
     return row_edit("A2 = 0", Stage.MAPS, lambda layer, heads: ScaleA2(heads, 0.0), layers, heads, second=True)
 
 
-def uniform_a2(layers: Places = None, heads: Places = None) -> Edit:
+def uniform_a2(layers: Indices = None, heads: Indices = None) -> Edit:
     """The same weight on every key that the query sees; with sink logits, rows sum to what those of A2 sum to."""
     return row_edit("A2 uniform", Stage.MAPS, lambda layer, heads: UniformA2(heads), layers, heads, second=True)
 
 
-def a2_of_head(of: int, layers: Places = None, heads: Places = None) -> Edit:
+def a2_of_head(of: int, layers: Indices = None, heads: Indices = None) -> Edit:
     """The second map that head `of` of the same layer computes from its queries and keys."""
     label = f"A2 of head {of}"
 
@@ -105,7 +103,7 @@ def a2_of_head(of: int, layers: Places = None, heads: Places = None) -> Edit:
     return field_edit(label, make, layers, heads)
 
 
-def share_a2(layers: Places = None, heads: Places = None) -> Edit:
+def share_a2(layers: Indices = None, heads: Indices = None) -> Edit:
     """One second map for the heads: the mean of the second maps of all heads of the layer.
 
     To give them that of one head, use ``a2_of_head``.
@@ -113,7 +111,7 @@ def share_a2(layers: Places = None, heads: Places = None) -> Edit:
     return row_edit("A2 = its mean over heads", Stage.MAPS, lambda layer, heads: SharedA2(heads), layers, heads, second=True)
 
 
-def low_rank_a2(rank: int, layers: Places = None, heads: Places = None, *, normalise: bool = False) -> Edit:
+def low_rank_a2(rank: int, layers: Indices = None, heads: Indices = None, *, normalise: bool = False) -> Edit:
     """What a query can see of a product of two matrices of `rank` columns, the truncated SVD of the whole map.
 
     It is the product that has this rank, and that is the closest to A2 as a square of numbers, those above the diagonal, which
@@ -153,23 +151,23 @@ def low_rank_a2(rank: int, layers: Places = None, heads: Places = None, *, norma
 # A1 and D
 
 
-def top_k_a1(k: int, renormalise: bool = True, layers: Places = None, heads: Places = None) -> Edit:
+def top_k_a1(k: int, renormalise: bool = True, layers: Indices = None, heads: Indices = None) -> Edit:
     """Only the `k` largest weights of each row of A1; with `renormalise` they are made to sum to what the row did, mostly 1."""
     k = whole_number(k, 1, math.inf, "top_k_a1 keeps a whole number of keys from 1; to silence heads use ablate_heads()")
     return row_edit(f"A1 top-{k}", Stage.MAPS, lambda layer, heads: TopKA1(heads, k, renormalise), layers, heads)
 
 
-def absolute_d(layers: Places = None, heads: Places = None) -> Edit:
+def absolute_d(layers: Indices = None, heads: Indices = None) -> Edit:
     """|D|."""
     return _reshaped("|D|", "absolute", layers, heads)
 
 
-def d_plus(layers: Places = None, heads: Places = None) -> Edit:
+def d_plus(layers: Indices = None, heads: Indices = None) -> Edit:
     """D⁺: D with its negative weights set to 0."""
     return _reshaped("D⁺", "positive", layers, heads)
 
 
-def normalise_d(by: str = "sum", layers: Places = None, heads: Places = None) -> Edit:
+def normalise_d(by: str = "sum", layers: Indices = None, heads: Indices = None) -> Edit:
     """D divided by its row's sum (``by="sum"``), or by its row's absolute sum (``by="absolute"``).
 
     A row of zeros stays one. Where another row's sum is below 1e-3 in size, dividing by it means nothing and the edit raises.
@@ -179,14 +177,14 @@ def normalise_d(by: str = "sum", layers: Places = None, heads: Places = None) ->
     return _reshaped({"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], f"by {by}", layers, heads)
 
 
-def _reshaped(label: str, kind: str, layers: Places, heads: Places) -> Edit:
+def _reshaped(label: str, kind: str, layers: Indices, heads: Indices) -> Edit:
     return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: Reshape(heads, kind), layers, heads)
 
 
 # norm and heads; the norm as one number a head is scalar_norm in from_prompts
 
 
-def remove_norm(layers: Places = None) -> Edit:
+def remove_norm(layers: Indices = None) -> Edit:
     """No norm of the heads' outputs; the factor after it, 1 − λ_init, stays."""
 
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
@@ -197,7 +195,7 @@ def remove_norm(layers: Places = None) -> Edit:
     return field_edit("no norm", make, layers)
 
 
-def ablate_heads(layers: Places = None, heads: Places = None, to: Tensor | None = None) -> Edit:
+def ablate_heads(layers: Indices = None, heads: Indices = None, to: Tensor | None = None) -> Edit:
     """The output of heads before the output projection is zero, or `to`, a Tensor (head, width) for all heads of the layers."""
     label = "heads ablated" if to is None else "heads replaced"
 
@@ -215,7 +213,7 @@ def ablate_heads(layers: Places = None, heads: Places = None, to: Tensor | None 
 
 
 def knock_out(
-    keys: Sequence[int], queries: Sequence[int], branch: int | None = None, layers: Places = None, heads: Places = None
+    keys: Sequence[int], queries: Sequence[int], branch: int | None = None, layers: Indices = None, heads: Indices = None
 ) -> Edit:
     """Some queries no longer see some keys: their scores are −∞ and the rest is normalised again.
 
@@ -227,11 +225,11 @@ def knock_out(
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing. A sink logit takes part as before.
     """
     what = "knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)"
-    hidden, blind = positions(keys, what), positions(queries, what)
+    hidden, blind = from_zero(keys, what), from_zero(queries, what)
     return _dropping("knock-out", hidden, blind, branch, "nothing", layers, heads)
 
 
-def drop_sink(keys: int = 1, branch: int | None = None, layers: Places = None, heads: Places = None) -> Edit:
+def drop_sink(keys: int = 1, branch: int | None = None, layers: Indices = None, heads: Indices = None) -> Edit:
     """No query sees the first `keys` keys, except queries that see nothing else; sink logits, which are no keys, stay."""
     keys = whole_number(keys, 1, math.inf, "drop_sink takes a whole number of keys from 1")
     return _dropping("no sink", tuple(range(keys)), None, branch, "kept", layers, heads)
@@ -243,8 +241,8 @@ def _dropping(
     queries: tuple[int, ...] | None,
     branch: int | None,
     lonely: str,
-    layers: Places,
-    heads: Places,
+    layers: Indices,
+    heads: Indices,
 ) -> Edit:
     if branch not in (None, 1, 2):
         raise DiffscopeError(f"branch {branch!r} is unknown; choose 1 for A1, 2 for A2, or leave it out for both")
@@ -261,8 +259,8 @@ def inject_noise(
     mode: str = "common",
     keys: Sequence[int] | None = None,
     seed: int | Sequence[int] = 0,
-    layers: Places = None,
-    heads: Places = None,
+    layers: Indices = None,
+    heads: Indices = None,
 ) -> Edit:
     """Noise n ~ N(0, σ²) added to the scores of both maps, or +n to those of A1 and −n to those of A2.
 
@@ -289,9 +287,9 @@ def inject_noise(
     if not isinstance(sigma, Real) or not 0 <= sigma < math.inf:
         raise DiffscopeError(f"inject_noise takes a standard deviation from 0, and not {sigma!r}")
     noisy = (
-        None if keys is None else positions(keys, "inject_noise takes token positions from 0, such as capture.spans['answer']")
+        None if keys is None else from_zero(keys, "inject_noise takes token positions from 0, such as capture.spans['answer']")
     )
-    seeds = positions(seed, "inject_noise takes whole numbers from 0 as seeds")
+    seeds = from_zero(seed, "inject_noise takes whole numbers from 0 as seeds")
     label = f"{mode} noise of σ = {sigma:g}"
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
@@ -319,7 +317,7 @@ def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> N
         )
 
 
-def quantise_logits(bits: int, per: str = "map", layers: Places = None, heads: Places = None) -> Edit:
+def quantise_logits(bits: int, per: str = "map", layers: Indices = None, heads: Indices = None) -> Edit:
     """Absmax quantisation of the scores to `bits` bits: round(s·L/m)·m/L with L = 2^(bits−1) − 1.
 
     They are the scores as they enter the softmax: scaled, and capped where the model caps them. Sink logits stay as they are.

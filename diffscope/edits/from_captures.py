@@ -13,14 +13,15 @@ from diffscope.attention.changes import Change, FixA2, PositionalA2
 from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.edits.base import WHOLE_MAPS_UP_TO, Edit, Places, Stage, check_second, field_edit, places, row_edit
+from diffscope.edits.base import WHOLE_MAPS_UP_TO, Edit, Stage, check_second, field_edit, row_edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.prompts.selection import Indices, as_indices
 
 Sums = dict[int, tuple[Tensor, Tensor]]  # by layer: sums over prompts, and of how many values
 Opened = Any  # a diffscope.Scope, which is above this room
 
 
-def mean_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
+def mean_a2(scope: Opened, prompts: Sequence, layers: Indices = None, heads: Indices = None) -> Edit:
     """The mean of the second map over prompts of one length: what position alone, whatever the words, says of it.
 
     Parameters
@@ -39,7 +40,7 @@ def mean_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads: Plac
     return _in_place_of_a2(label, sums, FixA2, layers, heads)
 
 
-def positional_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads: Places = None) -> Edit:
+def positional_a2(scope: Opened, prompts: Sequence, layers: Indices = None, heads: Indices = None) -> Edit:
     """The mean of the second map over prompts and queries, by distance; the first key is counted by itself.
 
     A row puts the mean mass of the first key there, and shares the rest over the other keys it sees by the mean weight at their
@@ -60,7 +61,7 @@ def positional_a2(scope: Opened, prompts: Sequence, layers: Places = None, heads
     return _in_place_of_a2(label, sums, PositionalA2, layers, heads)
 
 
-def scalar_norm(scope: Opened, prompts: Sequence, layers: Places = None) -> Edit:
+def scalar_norm(scope: Opened, prompts: Sequence, layers: Indices = None) -> Edit:
     """The norm's division by a token's own size replaced by one number a head: the mean of 1/rms over prompts' tokens.
 
     Its learned weight stays.
@@ -85,13 +86,13 @@ def scalar_norm(scope: Opened, prompts: Sequence, layers: Places = None) -> Edit
 
 
 def _captured(
-    scope: Opened, prompts: Sequence, label: str, layers: Places, whole: bool = False, same_length: bool = False
+    scope: Opened, prompts: Sequence, label: str, layers: Indices, whole: bool = False, same_length: bool = False
 ) -> Iterator[LayerAttention]:
     """The chosen layers of every prompt, one prompt in memory at a time."""
     plain, batch = scope.runner.split(prompts, scope.tokenizer)
     if not batch:
         raise PromptError(f"{label} needs a batch of prompts, such as a list of texts, and not one prompt")
-    chosen = places(layers)
+    chosen = as_indices(layers)
     length: int | None = None
     for prompt in plain:
         capture = scope.capture(prompt)
@@ -131,7 +132,7 @@ def _mean(label: str, sums: Sums, layer: LayerAttention) -> Tensor:
     return (total / count.clamp_min(1)).to(layer.q.device, layer.dtype)
 
 
-def _in_place_of_a2(label: str, sums: Sums, kind: Callable[..., Change], layers: Places, heads: Places) -> Edit:
+def _in_place_of_a2(label: str, sums: Sums, kind: Callable[..., Change], layers: Indices, heads: Indices) -> Edit:
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         return kind(heads, _mean(label, sums, layer)[None])
 

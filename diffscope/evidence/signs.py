@@ -12,11 +12,12 @@ from diffscope import edits
 from diffscope.attention.changes import ScatterNegatives
 from diffscope.attention.layer import LayerAttention
 from diffscope.edits import Edit
-from diffscope.edits.base import Places, Stage, row_edit
+from diffscope.edits.base import Stage, row_edit
 from diffscope.errors import PromptError
 from diffscope.evidence.ablations import answers
 from diffscope.evidence.last_query import BATCH
 from diffscope.evidence.untrained import Match, matched
+from diffscope.prompts.selection import Indices
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
@@ -26,7 +27,7 @@ BLINDED = {"A2": (2, 1), "A1": (1, 1), "A2 elsewhere": (2, 2)}  # the map, and h
 SIGNS = ["negative", "scattered", "plus", "zero"]
 
 
-def scattered_negatives(layers: Places = None, heads: Places = None, seed: int = SEED) -> Edit:
+def scattered_negatives(layers: Indices = None, heads: Indices = None, seed: int = SEED) -> Edit:
     """Return the control of D⁺: what setting negative weights to 0 adds to a row is added at keys drawn at random instead."""
     label = "negative weights of D made up for at random keys"
     return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: ScatterNegatives(heads, seed), layers, heads)

@@ -9,11 +9,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
 from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas

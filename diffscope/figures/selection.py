@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture, CaptureBatch
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures.escaping import readable
-from diffscope.stats.measuring import is_last
+from diffscope.prompts.selection import is_last
 
 
 def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:

@@ -14,8 +14,8 @@ from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
+from diffscope.prompts.selection import is_last
 from diffscope.scope.comparison import Comparison
-from diffscope.stats.measuring import is_last
 
 Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]
 UNDEFINED = " (undefined)"  # behind the name of a series

@@ -5,8 +5,8 @@ from __future__ import annotations
 import anywidget
 import traitlets
 
-from diffscope.attention.indexing import check_index
 from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.errors import check_index
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import framed
 

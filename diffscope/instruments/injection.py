@@ -21,12 +21,11 @@ from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import inject_noise
-from diffscope.edits.base import Places, whole_number
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injected_error
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts.encoded import Encoded
-from diffscope.stats.measuring import chosen_positions
+from diffscope.prompts.selection import Indices, token_positions, whole_number
 
 if TYPE_CHECKING:
     from diffscope.scope import Scope
@@ -154,7 +153,7 @@ def _check_sigmas(sigmas: Sequence[float]) -> None:
 
 def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Tensor:
     """Return the positions of the chosen queries of a prompt, int64 (query,)."""
-    rows = chosen_positions(queries, prompt.key_sets(), len(prompt.ids))
+    rows = token_positions(queries, prompt.key_sets(), len(prompt.ids))
     if not len(rows):
         raise DiffscopeError("no query was chosen; give at least one position")
     return rows
@@ -273,8 +272,8 @@ def log_odds_under_noise(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
     seed: int = 0,
-    layers: Places = None,
-    heads: Places = None,
+    layers: Indices = None,
+    heads: Indices = None,
 ) -> xr.Dataset:
     """Measure what injected noise costs a model: log-odds of its answer against distractors, lost to common and opposite noise.
 

@@ -19,13 +19,12 @@ from diffscope.attention.changes import UniformA2
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture.capture import Capture, CaptureBatch
-from diffscope.edits.base import whole_number
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.instruments.signal_to_noise_formulas import decibels, jackknife_error, left_out, variances
 from diffscope.prompts.encoded import Encoded
-from diffscope.stats.measuring import chosen_positions
+from diffscope.prompts.selection import token_positions, whole_number
 from diffscope.tasks.exchanging import filler_of, other_answers, other_fillers
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def crossed(
     """Put every answer into every filler; parameters as of :func:`signal_to_noise`."""
     rng = np.random.default_rng(whole_number(seed, 0, 2**32, "the seed is a whole number from 0"))
     encoded = scope.encode(prompt, spans)
-    at = chosen_positions(queries, encoded.span_positions(), len(encoded.ids)).tolist()
+    at = token_positions(queries, encoded.span_positions(), len(encoded.ids)).tolist()
     if not at:
         raise DiffscopeError("no query was chosen; give at least one position")
     special = [] if scope.tokenizer is None else scope.tokenizer.all_special_ids

@@ -138,7 +138,7 @@ def _compared_with(
     done = 0
     with borrowed() as workspace:
         for block in every.split(checked):
-            rows = every.trimmed(block, workspace=workspace)
+            rows = every.visible_rows(block, workspace=workspace)
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
             target_of_block = target[:, done : done + len(block)]
             for i, (products, (_, step)) in enumerate(zip(needed, tried)):

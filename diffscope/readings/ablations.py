@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.indexing import check_index
 from diffscope.edits import Edit, ablate_heads, set_lambda
-from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
 from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions

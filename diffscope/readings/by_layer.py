@@ -11,6 +11,7 @@ import xarray as xr
 from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
+from diffscope.prompts.selection import is_last
 from diffscope.readings import over_prompts
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
@@ -21,7 +22,6 @@ from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import averaged, rule
-from diffscope.stats.measuring import is_last
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"

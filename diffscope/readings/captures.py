@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 
-from diffscope.attention.indexing import check_index
 from diffscope.capture.capture import Capture, CaptureBatch
-from diffscope.errors import DiffscopeError
-from diffscope.stats.measuring import chosen_positions
+from diffscope.errors import DiffscopeError, check_index
+from diffscope.prompts.selection import token_positions
 
 Queries = int | str | slice | Sequence[int]
 RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
@@ -46,7 +45,7 @@ def query_positions(cap: Capture, queries: Queries) -> list[int]:
     DiffscopeError
         There is no such token or span.
     """
-    rows = chosen_positions(queries, cap.spans, cap.n_tokens).tolist()
+    rows = token_positions(queries, cap.spans, cap.n_tokens).tolist()
     if not rows:
         raise DiffscopeError("no query was chosen; give at least one position")
     return rows

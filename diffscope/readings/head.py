@@ -6,10 +6,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope.attention.indexing import check_index
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import exactly
 from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.errors import check_index
 from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence

@@ -10,9 +10,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture, CaptureBatch
-from diffscope.edits.base import Places
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
+from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
@@ -164,8 +164,8 @@ def lost(
     sigmas: Sequence[float] = SIGMAS,
     draws: int = DRAWS,
     seed: int = 0,
-    layers: Places = None,
-    heads: Places = None,
+    layers: Indices = None,
+    heads: Indices = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
     """What noise costs the answer's log-odds against its distractors, common and opposite, over its strength.

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from diffscope import families
 from diffscope import render as display
+from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.workers import Workers
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, PromptError, UnsupportedModel

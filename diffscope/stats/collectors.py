@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from diffscope.attention.blocks import Place
+from diffscope.attention.blocks import Block as Place
 from diffscope.attention.layer import LayerAttention, Rows
 from diffscope.attention.memory import FRESH, Workspace
 from diffscope.stats.formulas import branches, distribution, redundancy, sinks, spans
@@ -72,7 +72,7 @@ class Block:
     def __init__(
         self, request: Request, place: Place, wanted: Collection[str] = frozenset(), workspace: Workspace = FRESH
     ) -> None:
-        rows: Rows = request.layer.trimmed(request.queries[place.at], place.heads, workspace)
+        rows: Rows = request.layer.visible_rows(request.queries[place.at], place.heads, workspace)
         self.request = request
         self.place = place
         self.rows = rows

@@ -14,11 +14,11 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention import stacking
-from diffscope.attention.blocks import Place, places_of
+from diffscope.attention.blocks import Block as Place
+from diffscope.attention.blocks import Workers, blocks_of
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
-from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
@@ -236,7 +236,7 @@ def _streamed(
         return {}
     collectors = [make(request, of_collector) for make, of_collector in names.items()]
     all_heads = any(collector.all_heads for collector in collectors)
-    places = list(places_of(request.layer, request.queries, all_heads, elements))
+    places = list(blocks_of(request.layer, request.queries, all_heads=all_heads, elements=elements))
     moments = {moment for collector in collectors for moment in collector.moments}
     layer = request.layer
     tasks = (partial(_pieces, request, collectors, moments, place) for place in places)

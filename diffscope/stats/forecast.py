@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
-from diffscope.attention.blocks import block_size
+from diffscope.attention.blocks import Workers, block_size
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.workers import Workers
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
 from diffscope.stats.collectors import RowStatistics
@@ -56,7 +55,9 @@ def bytes_at_work(statistics: Iterable[Statistic], layer: LayerAttention, rows: 
     A thread holds eight times a block: scores, A1, A2, |D|, D, and a pass over three maps.
     """
     statistics = list(statistics)
-    heads, queries = block_size(layer, any(getattr(statistic.collector, "all_heads", False) for statistic in statistics))
+    heads, queries = block_size(
+        layer, all_heads=any(getattr(statistic.collector, "all_heads", False) for statistic in statistics)
+    )
     blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
     ranks = any(statistic.kind == "map" for statistic in statistics)
     return blocks + (effective_rank.bytes_of_estimates(layer) if ranks else 0)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
-from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, InsufficientMemory, MeasurementInterrupted
 from diffscope.prompts.encoded import Encoded
+from diffscope.prompts.selection import is_last, token_positions
 from diffscope.stats import engine, forecast
 from diffscope.stats.backends import Backend
 from diffscope.stats.datasets import Measured, batch_dataset, dataset, united
@@ -25,7 +25,6 @@ from diffscope.stats.sampling import STRATUM, WEIGHT, Drawn, QuerySample
 
 WORTH_SAYING = 10.0  # seconds
 AT_ONCE = 2**25  # bytes of queries, keys and values: layers are measured together up to that
-LAST = "last"  # the last token of each prompt, where no span has this name
 
 Queries = str | slice | Sequence[int] | Tensor | QuerySample | None
 
@@ -210,7 +209,7 @@ class Measuring:
             return (None if drawn is None else drawn.queries), drawn
         if self.queries is None:
             return None, None
-        rows = chosen_positions(self.queries, key_sets, layer.n_queries)
+        rows = token_positions(self.queries, key_sets, layer.n_queries)
         if len(self.prompts) > 1 and len(rows.unique()) < len(rows):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
         return rows, None
@@ -247,57 +246,3 @@ def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
     dims = ("prompt", "layer", "outlier")[-values.ndim :]
     return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS))
-
-
-def is_last(choice: Any, *spans: Mapping[str, Any]) -> bool:
-    """Whether a choice of queries is the word "last", and no span of these has that name."""
-    return isinstance(choice, str) and choice == LAST and not any(LAST in named for named in spans)
-
-
-def chosen_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "queries") -> Tensor:
-    """Token positions of a prompt of n tokens, int64 (position,), however queries or keys are chosen.
-
-    Parameters
-    ----------
-    choice : str, slice, int, sequence of int, Tensor or None
-        A span's name; "last", the last token, where no span has this name; or as of :func:`positions`.
-    spans : mapping of str to positions
-    n : int
-    what : str
-        What is chosen, for messages.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such span, or as of :func:`positions`.
-    """
-    if not isinstance(choice, str):
-        return positions(choice, n)
-    if is_last(choice, spans):
-        return torch.tensor([n - 1])
-    if choice not in spans:
-        raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {', '.join(spans)}, or say {LAST!r}")
-    return positions(spans[choice], n)
-
-
-def positions(choice: slice | int | Sequence[int] | Tensor | np.ndarray | None, n: int) -> Tensor:
-    """Token positions of a prompt of n tokens, int64 (position,): all of them for None, negative ones counted from the end.
-
-    Raises
-    ------
-    DiffscopeError
-        They are not whole numbers in one row, or outside of the prompt.
-    """
-    if choice is None or isinstance(choice, slice):
-        return torch.arange(n)[choice or slice(None)]
-    try:
-        values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
-    except (ValueError, TypeError):  # rows of several lengths; words
-        values = torch.zeros(0, 0)
-    if values.dim() != 1 or (values.numel() and (values.is_floating_point() or values.dtype == torch.bool)):
-        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {choice!r}")
-    at = values.to(torch.int64)
-    at = torch.where(at < 0, at + n, at)
-    if at.numel() and not 0 <= int(at.min()) <= int(at.max()) < n:
-        raise DiffscopeError(f"positions {choice} are outside the prompt's tokens 0 to {n - 1}")
-    return at

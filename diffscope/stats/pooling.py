@@ -11,13 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Rows
-from diffscope.attention.indexing import Heads
-from diffscope.attention.layer import LayerAttention
+from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
-from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError
 from diffscope.stats.formulas.distribution import entropy
 from diffscope.stats.formulas.row_sums import of_maps
@@ -161,7 +160,7 @@ class _Work:
         shares: bool,
     ) -> None:
         self.layer = layer
-        self.heads = layer._heads(heads)
+        self.heads = layer.head_numbers(heads)
         self.width = width
         self.taken = min(rows or width, width)  # rows of a bin
         self.queries = self._chosen()
@@ -207,7 +206,7 @@ class _Work:
         return [(slice(h, h + heads), block) for block in reversed(blocks) for h in range(0, len(self.heads), heads)]
 
     def piece(self, heads: slice, at: slice, workspace: Workspace) -> _Piece:
-        rows = self.layer.trimmed(self.queries[at], self.heads[heads], workspace, self.width)
+        rows = self.layer.visible_rows(self.queries[at], self.heads[heads], workspace, self.width)
         moments = of_maps(rows, {"logs"} if self.marginals else (), workspace) if self.marginals or self.mass else None
         bins: dict[str, Tensor] = {}
         received: dict[str, Tensor] = {}

@@ -7,12 +7,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffscope.attention.indexing import Heads
-from diffscope.attention.layer import LayerAttention
+from diffscope.attention.blocks import Workers
+from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
-from diffscope.attention.workers import Workers
 from diffscope.stats.pooling import alone
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
@@ -48,7 +47,7 @@ def strongest(
     mass : Tensor, (head, query)
         Σ|x| of the row.
     """
-    index = layer._heads(heads)
+    index = layer.head_numbers(heads)
     places = [(head, block) for head in index.split(1) for block in queries.split(ROWS)]
     tasks = (partial(_piece, layer, name, count, *place) for place in places)
     pieces = list((workers or Workers(1)).run(tasks, alone(layer, len(index) * len(queries))))
@@ -61,7 +60,7 @@ def _piece(
     layer: LayerAttention, name: str, count: int, head: Tensor, queries: Tensor, workspace: Workspace
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Some rows of one head: (query, rank) twice, and (query,)."""
-    rows = layer.trimmed(queries, head, workspace)
+    rows = layer.visible_rows(queries, head, workspace)
     values = map_of(rows, name)[0].nan_to_num(nan=0.0)
     size = values.abs()
     at = size.topk(min(count, size.shape[1])).indices

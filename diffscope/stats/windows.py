@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffscope.attention.indexing import Heads
-from diffscope.attention.layer import LayerAttention
+from diffscope.attention.blocks import Workers
+from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
 from diffscope.attention.precision import exactly
-from diffscope.attention.workers import Workers
 from diffscope.stats.pooling import alone
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
@@ -43,7 +42,7 @@ def windows(
     -------
     dict of str to Tensor, (head, query, key)
     """
-    index = layer._heads(heads)
+    index = layer.head_numbers(heads)
     places = [(head, block) for block in queries.split(ROWS) for head in index.split(1)]
     tasks = (partial(_piece, layer, names, keys, *place) for place in places)
     pieces = (workers or Workers(1)).run(tasks, alone(layer, len(index) * len(queries)))
@@ -59,7 +58,7 @@ def _piece(
     layer: LayerAttention, names: Sequence[str], keys: Tensor, head: Tensor, queries: Tensor, workspace: Workspace
 ) -> dict[str, Tensor]:
     """Some rows of one head, each (query, key)."""
-    rows = layer.trimmed(queries, head, workspace)
+    rows = layer.visible_rows(queries, head, workspace)
     inside = (keys >= rows.start) & (keys < rows.start + rows.a1.shape[-1])
     columns = (keys - rows.start)[inside]
     piece = {}

@@ -12,9 +12,9 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffscope.attention.blocks import Workers
 from diffscope.attention.changes import DropKeys
 from diffscope.attention.layer import LayerAttention, Mask
-from diffscope.attention.workers import Workers
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import STATISTICS, engine, measure
 from diffscope.stats.datasets import agreed
@@ -242,7 +242,7 @@ def test_leaving_out_later_keys_changes_nothing(make_layer, mask, monkeypatch):
     wanted = ["row", "span", "branch", "map_distance", "head_cka", "column_sink", "sink_rate"]
     requested = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
     measured = [measure(layer, wanted, spans=spans, **more) for more in requested]
-    monkeypatch.setattr(LayerAttention, "trimmed", LayerAttention.rows)
+    monkeypatch.setattr(LayerAttention, "visible_rows", LayerAttention.rows)
     for more, trimmed in zip(requested, measured):
         xr.testing.assert_allclose(trimmed, measure(layer, wanted, spans=spans, **more), rtol=1e-12, atol=1e-14)
 

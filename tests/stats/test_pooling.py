@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import edits
+from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.workers import Workers
 from diffscope.capture.maps import Latest
 from diffscope.errors import DiffscopeError
 from diffscope.stats import measure, pooling

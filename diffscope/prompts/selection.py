@@ -1,0 +1,147 @@
+"""Select queries, keys, layers, heads and prompts: turn what a user wrote into positions and numbers, or say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffscope.errors import DiffscopeError, check_index
+
+LAST = "last"  # the last token of a prompt, unless a span has this name
+
+Indices = int | Sequence[int] | None  # a number or several; None stands for all
+
+
+def is_last(choice: Any, *spans: Mapping[str, Any]) -> bool:
+    """Return whether a choice of queries is the word "last", and no span of these has that name."""
+    return isinstance(choice, str) and choice == LAST and not any(LAST in named for named in spans)
+
+
+def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "queries") -> Tensor:
+    """Return token positions of a prompt of n tokens, however queries or keys are chosen.
+
+    Parameters
+    ----------
+    choice : str, slice, int, sequence of int, Tensor or None
+        A span's name; "last", the last token, unless a span has this name; positions, negative ones counted from the end; None
+        for all tokens.
+    spans : mapping of str to positions
+    n : int
+    what : str
+        What is chosen, for messages.
+
+    Returns
+    -------
+    int64 Tensor, (position,)
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such span, or positions are not whole numbers in one row, or are outside of the prompt.
+    """
+    if is_last(choice, spans):
+        return torch.tensor([n - 1])
+    if isinstance(choice, str):
+        if choice not in spans:
+            known = ", ".join(spans)
+            raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {known}, or say {LAST!r}")
+        choice = spans[choice]
+    if choice is None or isinstance(choice, slice):
+        return torch.arange(n)[choice or slice(None)]
+    try:
+        values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
+    except (ValueError, TypeError):  # rows of several lengths; words
+        values = torch.zeros(0, 0)
+    if values.dim() != 1 or (values.numel() and (values.is_floating_point() or values.dtype == torch.bool)):
+        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {choice!r}")
+    positions = values.to(torch.int64)
+    positions = torch.where(positions < 0, positions + n, positions)
+    if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < n:
+        raise DiffscopeError(f"positions {choice} are outside the prompt's tokens 0 to {n - 1}")
+    return positions
+
+
+def as_indices(choice: Indices) -> tuple[int, ...] | None:
+    """Return one number or several as a tuple, and None, which stands for all, as it is; TypeError for anything else."""
+    if choice is None:
+        return None
+    try:
+        return (index(cast(int, choice)),)  # an array that holds one number has an index as well
+    except TypeError:
+        return tuple(index(number) for number in cast(Sequence[int], choice))
+
+
+def indices_among(what: str, choice: Indices, known: Sequence[int], label: str = "") -> tuple[int, ...]:
+    """Return the chosen numbers of layers, heads or prompts, by default all that are known.
+
+    Parameters
+    ----------
+    what : str
+        "layer", "head" or "prompt".
+    choice : int or sequence of int, optional
+    known : sequence of int
+        Ascending.
+    label : str
+        Begins the message.
+
+    Raises
+    ------
+    DiffscopeError
+        One of them is not known.
+    """
+    chosen = as_indices(choice)
+    for number in chosen or ():
+        check_index(what, number, known, label)
+    return tuple(known) if chosen is None else chosen
+
+
+def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
+    """Return whole numbers from 0, such as positions or seeds, as a tuple.
+
+    Parameters
+    ----------
+    choice : int or sequence of int
+    what : str
+        What is taken, to begin the message with.
+
+    Raises
+    ------
+    DiffscopeError
+        They are not whole numbers from 0.
+    """
+    try:
+        numbers = as_indices(choice)
+    except TypeError:
+        numbers = None
+    if numbers is None or min(numbers, default=0) < 0:
+        raise DiffscopeError(f"{what}, and not {choice!r}")
+    return numbers
+
+
+def whole_number(value: object, least: int, most: float, what: str) -> int:
+    """Return a whole number within bounds, both included.
+
+    Parameters
+    ----------
+    value : object
+    least, most : float
+    what : str
+        What is taken, to begin the message with.
+
+    Raises
+    ------
+    DiffscopeError
+        It is not a whole number, or out of bounds.
+    """
+    try:
+        number: int | None = index(cast(int, value))
+    except TypeError:
+        number = None
+    if number is None or not least <= number <= most:
+        raise DiffscopeError(f"{what}, and not {value!r}")
+    return number
