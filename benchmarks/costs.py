@@ -25,7 +25,7 @@ from benchmarks.meter import OK, Child, Limits, Meter
 from benchmarks.results import LOAD, Section, duration, size, table
 from diffscope.attention.layer import LayerAttention, Pairing
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.proof.float32 import Formulas
+from diffscope.proof.float32 import Float32Proofs
 from diffscope.stats.kernels import rows
 from diffscope.stats.ranks import estimated as estimated_rank
 from diffscope.stats.ranks import exact as rank
@@ -128,7 +128,7 @@ def proof(options: Namespace) -> Section:
             alone = Meter(options.device).measure(lambda tokens=tokens: model(tokens))
         scope.capture(ids)
         proven = Meter(options.device).measure(lambda ids=ids: scope.capture(ids))
-        with patch.object(Formulas, "prove"):
+        with patch.object(Float32Proofs, "prove"):
             bare = Meter(options.device).measure(lambda ids=ids: scope.capture(ids))
         for name, cost in (("the model alone", alone), ("capture with its proof", proven), ("capture without it", bare)):
             cells.append([f"{length:,}", name, duration(cost.seconds), duration(cost.processor), size(cost.peak)])

@@ -1,11 +1,12 @@
-"""Record how well one layer of a capture was rebuilt."""
+"""Record how well one layer of a capture was rebuilt, and what a float32 run of its module says of its reading."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from diffscope.errors import DiffscopeError
 from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, WIDTH, check_fields, finite, whole
 
 UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
@@ -77,3 +78,45 @@ class Fidelity:
         if proof.error > proof.tolerance:
             raise ValueError(f"{what} has an error of {proof.error:.3g}, above its tolerance {proof.tolerance:.3g}")
         return proof
+
+
+@dataclass(frozen=True)
+class Float32Proof:
+    """Hold what a float32 run of a layer's module says of its reading.
+
+    Attributes
+    ----------
+    reading : int or None
+        The index of the family's reading that rebuilds what the module computes in float32; None if none does or none was tried.
+    signature : tuple or None
+        The signature of that reading (:func:`diffscope.proof.float32.reading_signature`).
+    fidelity : Fidelity or None
+        How well that reading rebuilds.
+    reason : str
+        Why the formula is not decided, if there is no fidelity.
+    error : DiffscopeError or None
+        The error to raise when the layer's turn comes, if no reading rebuilds.
+    """
+
+    reading: int | None = None
+    signature: tuple | None = None
+    fidelity: Fidelity | None = None
+    reason: str = ""
+    error: DiffscopeError | None = None
+
+    def with_proof(self, rounded: Fidelity, matches: bool) -> Fidelity:
+        """Return the fidelity of a layer in half precision, decided by its float32 run.
+
+        Parameters
+        ----------
+        rounded : Fidelity
+            Of the layer in half precision.
+        matches : bool
+            Whether the layer's reading matches the one proved in float32.
+        """
+        if self.fidelity is None:
+            return replace(rounded, decided=False, reason=self.reason)
+        if not matches:
+            return replace(rounded, decided=False, reason="in float32 another of its readings was proved than fits this prompt")
+        names = ("decided", "reason", "error_float32", "lam_within")
+        return replace(rounded, **{name: getattr(self.fidelity, name) for name in names})

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from diffscope.attention.fidelity import Float32Proof
 from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import UnsupportedModel
 from diffscope.families.model_call import CACHES, ModelCall
@@ -77,8 +78,8 @@ class AttentionPass:
         What the model itself was called with; None where a part of it was called by itself.
     pack : tuple of int, optional
         Tokens of each sequence, where the one prompt is a pack of several.
-    formula : diffscope.proof.float32.Formula, optional
-        What a run of the module in float32 says of how it is read, where the passage is in half precision.
+    float32 : Float32Proof, optional
+        What a run of the module in float32 says of how it is read, if the passage is in half precision.
     """
 
     module: ForeignModule
@@ -93,7 +94,7 @@ class AttentionPass:
     cached: tuple[Tensor, Tensor] | None = None
     call: ModelCall | None = None
     pack: tuple[int, ...] | None = None
-    formula: Any = None  # it is two floors up
+    float32: Float32Proof | None = None
 
     @property
     def hidden(self) -> Tensor:

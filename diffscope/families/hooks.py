@@ -8,11 +8,11 @@ import threading
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from diffscope.errors import DiffscopeWarning, UnsupportedModel
 from diffscope.families.base import AttentionPass, Call, Family, ForeignModule, filled
 from diffscope.families.flex import FLEX, compiled, compiled_apart
-from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.interface import call_of
 from diffscope.families.model_call import ModelCall
 from diffscope.families.offloaded import fetched
@@ -243,13 +242,28 @@ def _of_tokens_so_far(call: Call, cache_layer: Any) -> Call:
     return replace(call, key=key, value=value, mask=call.mask[..., : key.shape[-2]] if by_key else call.mask)
 
 
-_NOTHING: AbstractContextManager[Any] = nullcontext()
 Take = Callable[[AttentionPass], Callable[[], None] | None]
 Change = Callable[[AttentionPass], Tensor | None]
-Again = Callable[
-    ..., AttentionPass
-]  # the same passage through a float32 copy of its module, run within a context if one is given
-Begin = Callable[[AttentionPass, Again], None]
+
+
+class Replay(NamedTuple):
+    """Hold the inputs of an attention module whose pass has not begun, so that another module can be run in its place.
+
+    Attributes
+    ----------
+    args, kwargs : tuple, dict
+        The inputs.
+    run : callable
+        Takes a module, its args and its kwargs, calls the module in place of the other, and returns its pass up to the output
+        projection.
+    """
+
+    args: tuple
+    kwargs: dict
+    run: Callable[[nn.Module, tuple, dict], AttentionPass]
+
+
+Begin = Callable[[AttentionPass, Replay], None]
 
 
 class Hook:
@@ -296,7 +310,7 @@ class WarnsOtherThreads(Hook):
 
 
 class _Enough(BaseException):
-    """Stops the run of a copy once its attention was recorded; no module catches it."""
+    """Stop the run of a module in place of another once its attention was recorded; no module catches it."""
 
 
 class _Watch:
@@ -351,7 +365,7 @@ class _Watch:
             before = passage.cache_layer  # a cache that keeps a window lets go of some as soon as others come
             passage.cached = None if before is None else (before.keys, before.values)
             if begin:  # before the passage is open: a forward that somebody replaced may lead a copy back to this module
-                begin(passage, partial(self._again, passage, args, kwargs))
+                begin(passage, Replay(args, kwargs, partial(self._run_in_place, passage)))
             self.open[module] = passage
 
         def end(module: nn.Module, args: tuple, output: Any) -> None:
@@ -424,27 +438,20 @@ class _Watch:
 
         return hook
 
-    def _again(
-        self, passage: AttentionPass, args: tuple, kwargs: dict, within: AbstractContextManager[Any] = _NOTHING
-    ) -> AttentionPass:
-        """The passage through a float32 copy of its module, given what the module itself was given."""
-        copy = float32_copy(passage.module)
+    def _run_in_place(self, passage: AttentionPass, module: nn.Module, args: tuple, kwargs: dict) -> AttentionPass:
+        """Run another module in place of that of a pass, and return its own pass up to the output projection."""
         taken: list[AttentionPass] = []
 
         def take(passage: AttentionPass) -> None:
             taken.append(passage)
             raise _Enough
 
-        inputs, options = widened((args, kwargs), getattr(passage.module, "layer_idx", None))
-        device = passage.hidden.device
-        random = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with self.follow(copy, passage.index, passage.number, take), torch.no_grad(), random:
-            with torch.autocast(device.type, enabled=False), within, suppress(_Enough):
-                try:
-                    copy(*inputs, **options)
-                finally:  # the layers that follow need its memory
-                    for held in (self.open, self.then, self.turns or {}):
-                        held.pop(copy, None)
+        with self.follow(module, passage.index, passage.number, take), suppress(_Enough):
+            try:
+                module(*args, **kwargs)
+            finally:  # the layers that follow need its memory
+                for held in (self.open, self.then, self.turns or {}):
+                    held.pop(module, None)
         taken[0].lengths, taken[0].pack = passage.lengths, passage.pack
         return taken[0]
 
@@ -472,8 +479,8 @@ def passages(
     change : callable, optional
         Gets a passage before the output projection, and gives what is to enter it instead, or None.
     begin : callable, optional
-        Gets a passage before its module has done anything, and a function that sends what the module was given through a
-        float32 copy of it first and returns that passage.
+        Gets a passage before its module has done anything, and its inputs with a function that runs another module on such inputs
+        first (:class:`Replay`).
     """
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))

@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import exactly, tf32_allowed
-from diffscope.errors import FidelityError
+from diffscope.attention.precision import HALF, exactly, tf32_allowed
+from diffscope.errors import DiffscopeError, FidelityError, UnsupportedModel
+from diffscope.families import AttentionPass, Family
+from diffscope.families.packs import ACROSS
 from diffscope.proof.fidelity import ROWS_TO_DECIDE, compared, deviation, other_pairings, tolerated
 from diffscope.proof.masks import other_mask
 from diffscope.proof.scores import explained_by_scores
+from diffscope.proof.sequences import attends_across, of_sequences
 
 MISTAKES_AT_ONCE = 2
 ROWS_FOR_PAIRS = 32  # there are hundreds of pairs of mistakes
@@ -26,7 +29,6 @@ SURE = 0.25  # of what rounding explains: a mistake that leaves less has no riva
 ROUNDED = 3  # tolerances: code that rounds at every step, as some does in half precision, is off by up to that
 CHANCE = 3  # times: numbers that are fitted lower any deviation a little; one that is lowered by less has another cause
 UNEXPLAINED = "no mistake that is known explains it: remove hooks and changes from the module, or correct its family"
-HALF = (torch.float16, torch.bfloat16)
 
 Candidate = tuple[str, LayerAttention]  # a mistake in words, and the layer as it would be read with it
 Mistakes = Callable[[LayerAttention, nn.Module | None], Iterator[Candidate]]
@@ -61,6 +63,14 @@ def mismatch(
         f"layer {layer.layer}: the maps that family {layer.family!r} reads do not rebuild the model's attention output "
         f"({where}error {result.error:.2g}, tolerance {result.tolerance:.0e}); {explanation}"
     )
+
+
+def not_rebuilt(family: Family, passage: AttentionPass, layer: LayerAttention, proof: Fidelity) -> DiffscopeError:
+    """Return the error to raise of a passage that no reading rebuilds, by its first, with the likely cause if there is one."""
+    if passage.pack and attends_across(layer, passage.observed):
+        return UnsupportedModel(f"layer {layer.layer} {ACROSS}")
+    suspects = [(meaning, of_sequences(suspect, passage)) for meaning, suspect in family.suspects(passage)]
+    return mismatch(layer, passage.observed, proof, passage.module, suspects)
 
 
 def not_finite(layer: LayerAttention, observed: Tensor, module: nn.Module | None = None) -> str:

@@ -14,7 +14,7 @@ from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
 from diffscope.families import AttentionPass, Family
 from diffscope.families.base import number
-from diffscope.families.float32 import tensors_in, tensors_of
+from diffscope.proof.float32_copy import tensors_in, tensors_of
 
 _NUMBERS = ("scale", "post_scale", "lam_init", "soft_cap")
 _SMALL = ("lam", "gain", "lam_fp32", "sink_logit", "correction")  # beside queries, keys and values, so always copied

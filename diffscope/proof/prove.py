@@ -16,15 +16,14 @@ from torch import Tensor
 
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.attention.stacking import alike_to_the_end
 from diffscope.edits.base import Edit, apply
 from diffscope.errors import FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
-from diffscope.families.float32 import HALF
 from diffscope.families.hooks import own_implementation
-from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import fidelities
-from diffscope.proof.float32 import Formula, kind_of, not_rebuilt
+from diffscope.proof.float32 import matching_readings
 from diffscope.proof.ownership import owned, readings
 from diffscope.proof.sequences import of_sequences, set_apart
 
@@ -50,9 +49,9 @@ def read_passage(family: Family, passage: AttentionPass) -> Unproved:
     """
     found = readings(family, passage)
     as_proved = True
-    if passage.formula is not None and passage.formula.reading is not None:  # half precision could take another for it
+    if passage.float32 is not None and passage.float32.reading is not None:  # half precision could take another for it
         every = list(found)
-        proved = _proved(every, passage.formula)
+        proved = matching_readings(passage.float32, every)
         as_proved = bool(proved)
         found = iter(proved or every)
     laid_out = (_laid_out(owned(_checked(passage, layer), passage)) for layer in found)
@@ -84,17 +83,6 @@ def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
             "those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); open the model without what adds or "
             "merges keys"
         )
-
-
-def _proved(readings: list[LayerAttention], formula: Formula) -> list[LayerAttention]:
-    """Those of a passage's readings that are what was proved in float32; another prompt may have others to choose from."""
-    if len(readings) == 1:
-        return readings
-    alike = [kind_of(layer) == formula.kind for layer in readings]
-    number = formula.reading
-    if number is not None and number < len(readings) and alike[number]:
-        return [readings[number]]
-    return [layer for layer, is_alike in zip(readings, alike) if is_alike]
 
 
 def _laid_out(layer: LayerAttention) -> LayerAttention:
@@ -130,11 +118,11 @@ def prove_all(
     """
     proved = {} if edits else dict(_proved_as_one_stack(passages, decide))
     for index, unproved in enumerate(passages):
-        formula = unproved.passage.formula
-        if formula is not None and formula.failure is not None:
-            raise _of_added_mask(unproved.passage) or formula.failure
+        float32 = unproved.passage.float32
+        if float32 is not None and float32.error is not None:
+            raise _of_added_mask(unproved.passage) or float32.error
         layer, proof = proved.get(index) or _first_that_fits(family, unproved, edits, decide)
-        yield layer, formula.judge(proof, unproved.as_proved) if _is_judged(unproved.passage) else proof
+        yield layer, float32.with_proof(proof, unproved.as_proved) if _is_judged(unproved.passage) else proof
 
 
 def _proved_as_one_stack(passages: Sequence[Unproved], decide: bool) -> Iterator[tuple[int, tuple[LayerAttention, Fidelity]]]:
@@ -174,6 +162,8 @@ def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], 
         raise PromptError("this model may see all keys, padding too; give prompts of one length")
     if added := _of_added_mask(passage):
         raise added
+    from diffscope.proof.diagnosis import mismatch, not_rebuilt  # loaded on refusal alone
+
     raise not_rebuilt(family, passage, layer, reason) if not edits else mismatch(layer, passage.observed, reason, passage.module)
 
 
@@ -190,8 +180,8 @@ def _of_added_mask(passage: AttentionPass) -> UnsupportedModel | None:
 
 def _is_judged(passage: AttentionPass) -> bool:
     """Whether float32 says more of a passage than its own output does."""
-    formula = passage.formula
-    return formula is not None and (formula.proof is not None or passage.observed.dtype in HALF)
+    float32 = passage.float32
+    return float32 is not None and (float32.fidelity is not None or passage.observed.dtype in HALF)
 
 
 def _offloaded(layer: LayerAttention) -> bool:

@@ -27,7 +27,7 @@ from diffscope.errors import DiffscopeError, DiffscopeWarning, ModelNotFound, Pr
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
 from diffscope.families.coverage import unread_layers
-from diffscope.families.hooks import Again, Take, WarnsOtherThreads, passages
+from diffscope.families.hooks import Replay, Take, WarnsOtherThreads, passages
 from diffscope.families.packs import apart, hides_others, sequences_in, together
 from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
 from diffscope.prompts.encoded import Encoded
@@ -558,20 +558,20 @@ class Scope:
         take: Take | None = None,
         change: Callable[[AttentionPass], Tensor | None] | None = None,
     ) -> AbstractContextManager[None]:
-        """:func:`diffscope.families.hooks.passages` of this model, whose formulas are proved in float32 if it is in half."""
+        """:func:`diffscope.families.hooks.passages` of this model, whose layers are proved in float32 if it is in half."""
         seen = self._state.layers_run.setdefault(self.family.name, set())
-        formulas = self._state.formulas
+        proofs = self._state.float32
         edits = change == self._edited
 
-        def begin(passage: AttentionPass, again: Again) -> None:
+        def begin(passage: AttentionPass, replay: Replay) -> None:
             seen.add(passage.number)
             passage.pack = self._state.pack
             made = self._state.edits_by(self.family)
             if edits or not made:  # The hooks of edits run first and have called begin already.
-                formulas.begin(passage)
+                proofs.begin(passage)
             concerned = any(edit.concerns(passage.number) for edit in made) if edits else take or change
             if concerned:
-                formulas.prove(self.family, passage, again, shown=not edits)
+                proofs.prove(self.family, passage, replay, shown=not edits)
 
         return passages(self.model, self.family, lengths, take, change, begin)
 

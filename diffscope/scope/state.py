@@ -17,7 +17,7 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
 from diffscope.families.hooks import this_thread
-from diffscope.proof.float32 import Formulas
+from diffscope.proof.float32 import Float32Proofs
 
 
 class Block(NamedTuple):
@@ -38,7 +38,7 @@ class State:
     lengths: tuple[int, ...] | None = None  # tokens of each prompt that is being run, where they are known
     pack: tuple[int, ...] | None = None  # tokens of each sequence, where the one prompt being run is a pack of several
     proofs_before_edits: dict[tuple[str, int], Fidelity] | None = None  # of a capture being made, by family and layer
-    formulas: Formulas = field(default_factory=Formulas)
+    float32: Float32Proofs = field(default_factory=Float32Proofs)
     layers_run: dict[str, set[int]] = field(default_factory=dict)  # by family, the numbers of layers that were seen to be run
 
     @property

@@ -12,8 +12,8 @@ from transformers import DynamicCache
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits
 from diffscope.attention.precision import tf32_allowed, without_tf32
-from diffscope.families.float32 import float32_copy, widened
 from diffscope.families.unilm import UnilmV1
+from diffscope.proof.float32_copy import float32_copy, widened
 from tests import tiny
 from tests.layouts import planted
 from tests.layouts.planted import DifferentialAttention
@@ -125,7 +125,7 @@ def test_one_copy_of_a_layer_is_in_memory_at_a_time(kind, monkeypatch):
         copies.append(ref(duplicate))
         return duplicate
 
-    monkeypatch.setattr("diffscope.families.hooks.float32_copy", counted)
+    monkeypatch.setattr("diffscope.proof.float32_copy.float32_copy", counted)
     diffscope.load(half(kind)).capture(IDS)
     assert held == [0, 0]
 

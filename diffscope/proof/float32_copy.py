@@ -1,10 +1,11 @@
-"""One attention module and what it was given, in float32: what it computes without the rounding of half precision."""
+"""Copy an attention module and its inputs in float32, and run the copy in the module's place."""
 
 from __future__ import annotations
 
 import copy
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
 from itertools import chain
@@ -14,39 +15,102 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from diffscope.attention.precision import HALF
 from diffscope.errors import UnsupportedModel
+from diffscope.families import AttentionPass
 from diffscope.families.base import ForeignModule
+from diffscope.families.hooks import Replay
 
-HALF = (torch.float16, torch.bfloat16)
 _FLOATS = (*HALF, torch.float32, torch.float64)
 _NUMBERS = (type(None), bool, int, float, complex, str, bytes, range, slice)
 _UNCHANGING = (*_NUMBERS, torch.dtype, torch.device, torch.Size, Enum, BlockMask)
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, partial)
 
 
-def in_half(module: nn.Module, given: Any) -> bool:
-    """Whether a module, or what it is given, holds anything in half precision, or autocast computes in it."""
+def run_in_float32(passage: AttentionPass, replay: Replay, within: AbstractContextManager[Any]) -> AttentionPass:
+    """Run a float32 copy of an attention module on float32 copies of its inputs, up to its output projection.
+
+    The copy runs without gradients and autocast, and draws no random numbers from the caller's generators.
+
+    Parameters
+    ----------
+    passage : AttentionPass
+        A pass through the module that has not begun.
+    replay : Replay
+        The inputs of the module, and the function that records the pass of another module in its place.
+    within : context manager
+        A context to run the copy in.
+
+    Returns
+    -------
+    AttentionPass
+
+    Raises
+    ------
+    UnsupportedModel
+        The module or its inputs have no copy in float32.
+    """
+    duplicate = float32_copy(passage.module)
+    args, kwargs = widened((replay.args, replay.kwargs), getattr(passage.module, "layer_idx", None))
+    device = passage.hidden.device
+    random = torch.random.fork_rng([device] if device.type == "cuda" else [])
+    with torch.no_grad(), random, torch.autocast(device.type, enabled=False), within:
+        return replay.run(duplicate, args, kwargs)
+
+
+class Float32Mode(TorchDispatchMode):
+    """Compute in float32 whatever a module computes in half precision, and note whether it did.
+
+    Attributes
+    ----------
+    seen : bool
+        Whether anything was in half precision.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        args, kwargs = tree_map(self._wide, (args, kwargs or {}))
+        return tree_map(self._wide, func(*args, **kwargs))
+
+    def _wide(self, value: Any) -> Any:
+        """Return a dtype or a tensor in half precision in float32; anything else as it is."""
+        dtype = value.dtype if isinstance(value, torch.Tensor) else value
+        if not isinstance(dtype, torch.dtype) or dtype not in HALF:
+            return value
+        self.seen = True
+        return torch.float32 if value is dtype else value.float()
+
+
+def in_half(module: nn.Module, inputs: Any) -> bool:
+    """Return whether a module or its inputs hold anything in half precision, or autocast computes in it."""
     devices = set()
-    for tensor in chain(_held(module), tensors_in(given)):
+    for tensor in chain(_weights(module), tensors_in(inputs)):
         if tensor.dtype in HALF:
             return True
         devices.add(tensor.device.type)
-    return any(map(torch.is_autocast_enabled, devices - {"meta"}))  # where offloaded weights are
+    return any(map(torch.is_autocast_enabled, devices - {"meta"}))  # offloaded weights are on the meta device
 
 
-def _held(module: nn.Module) -> Iterator[Tensor]:
+def _weights(module: nn.Module) -> Iterator[Tensor]:
     return chain.from_iterable(map(tensors_of, module.modules()))
 
 
 def tensors_of(part: ForeignModule) -> list[Tensor]:
-    """The parameters and buffers of a module itself, without those of its parts."""
+    """Return the parameters and buffers of a module itself, without those of its submodules."""
     return [tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """The tensors in nested tuples, lists, dictionaries and Hugging Face caches."""
+    """Yield the tensors in nested tuples, lists, dictionaries and Hugging Face caches."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, dict):
@@ -58,18 +122,18 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def float32_copy(module: nn.Module) -> nn.Module:
-    """A copy of a module with all its numbers in float32 and without hooks; it shares the configuration.
+    """Copy a module with all its numbers in float32 and without hooks; the copy shares the configuration.
 
     Raises
     ------
     UnsupportedModel
         Float32 copies of its weights are not what it computes with: they are quantised, or not in memory.
     """
-    copied: dict[int, Any] = {}  # by identity: what stands in the copy for what
+    copied: dict[int, Any] = {}  # what stands in the copy for each object, by identity
     inside = set(module.modules())
     for part in inside:
         for name, value in vars(part).items():
-            if isinstance(value, (list, tuple)):  # may hold a module that is around this one
+            if isinstance(value, (list, tuple)):  # may hold a module that contains this one
                 copied |= {id(each): each for each in value if isinstance(each, nn.Module) and each not in inside}
             if name.endswith("_hooks") and isinstance(value, OrderedDict):
                 copied[id(value)] = OrderedDict()
@@ -77,7 +141,7 @@ def float32_copy(module: nn.Module) -> nn.Module:
                 copied[id(value)] = value
             elif isinstance(value, Tensor):
                 copied[id(value)] = widened(value)
-    for tensor in _held(module):
+    for tensor in _weights(module):
         copied[id(tensor)] = _wide_weight(tensor)
     return copy.deepcopy(module, copied).eval()
 
@@ -95,7 +159,7 @@ def _wide_weight(weight: Tensor) -> Tensor:
 
 
 def widened(value: Any, layer: int | None = None) -> Any:
-    """A copy of tensors, and of containers and Hugging Face caches of them, in float32 where they are in half precision.
+    """Copy tensors, and containers and Hugging Face caches of them, in float32 if they are in half precision.
 
     A mask that adds half precision's lowest number adds float32's lowest instead.
 
@@ -108,7 +172,7 @@ def widened(value: Any, layer: int | None = None) -> Any:
     Raises
     ------
     UnsupportedModel
-        There is something else in it, which the model itself will go on to use.
+        The value holds something else that the model itself will go on to use.
     """
     if isinstance(value, Tensor):
         tensor = value.detach()
@@ -134,7 +198,7 @@ def widened(value: Any, layer: int | None = None) -> Any:
 
 
 def _widened_cache(cache: Any, layer: int | None) -> Any:
-    """A copy of a Hugging Face cache, or of a layer of one, with its tensors in float32."""
+    """Copy a Hugging Face cache, or a layer of one, with its tensors in float32."""
     duplicate = copy.copy(cache)
     for name, value in vars(cache).items():
         if name == "layers" and layer is not None:  # the others are never touched
