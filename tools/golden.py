@@ -1,22 +1,26 @@
 """Compare the numbers of the library with saved ones: ``python -m tools.golden save|compare FOLDER``.
 
-``save`` writes two files into FOLDER. ``compare`` computes the numbers again and prints what differs from the files in FOLDER.
+``save`` writes three files into FOLDER. ``compare`` computes the numbers again and prints what differs from the files in FOLDER.
 
 ``exact.npz`` is for one machine, before and after a change of the code. It has every statistic of every example prompt on every
 bundled model, the maps of one head, the logits of the next token under every edit, and the report of ``check`` on every layout
 of ``tests/layouts``, all in the precision that models run in. These numbers have to be equal to the bit. On another processor,
 with other threads or another build of torch they differ in their last digits.
 
+``layouts.npz`` is of the same kind. It has the numbers of every layout of ``tests/layouts`` in four precisions: a prompt alone,
+one that is padded on the right and one that is padded on the left, captures under two edits, and what is read from saved files.
+
 ``digits.npz`` is for any machine. Models run in double precision for it, and numbers have to be equal to 1e-6. It has means over
 queries of the same statistics of the first prompts, logits of the likeliest tokens under the same edits, whether each layout
-passes ``check``, and every estimate of the boards of the shipped study. The one in ``tests/golden`` is committed, and
-``tests/test_golden.py`` compares with it.
+passes ``check`` and means of its statistics, and every estimate of the boards of the shipped study. The one in ``tests/golden``
+is committed, and ``tests/test_golden.py`` compares with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,9 +35,10 @@ from diffscope.hypotheses.study import open_study
 from diffscope.scope import Scope
 from diffscope.tasks import examples
 from tests.layouts import published
+from tools import golden_layouts
 
 COMMITTED = Path(__file__).parents[1] / "tests" / "golden"
-EXACT, DIGITS = "exact.npz", "digits.npz"
+EXACT, LAYOUTS, DIGITS = "exact.npz", "layouts.npz", "digits.npz"
 TOLERANCE = 1e-6  # of a number, and of the largest of its array
 LIKELIEST = 32  # tokens whose logits are compared on any machine
 EXAMPLES = 2  # prompts that are compared on any machine
@@ -129,7 +134,8 @@ def exact() -> Numbers:
 
 def digits() -> Numbers:
     """Return what has to be equal to `TOLERANCE` on any machine."""
-    arrays = {f"check {name}": np.array(diffscope.check(make()).passed) for name, make in published.MODELS.items()} | board()
+    arrays = {f"check {name}": np.array(diffscope.check(make()).passed) for name, make in published.MODELS.items()}
+    arrays |= golden_layouts.digits() | board()
     for model in models.bundled():
         scope = diffscope.load(model["name"])
         scope.model.double()
@@ -141,28 +147,29 @@ def digits() -> Numbers:
     return arrays
 
 
-COMPUTED = {EXACT: exact, DIGITS: digits}
+COMPUTED = {EXACT: exact, LAYOUTS: golden_layouts.exact, DIGITS: digits}
 
 
 def write(arrays: Numbers, path: Path) -> None:
-    """Write numbers as one compressed array with an index of names and shapes; those for any machine in single precision."""
-    if path.name == EXACT:
-        np.savez_compressed(path, **arrays)
-        return
-    index = json.dumps({name: array.shape for name, array in arrays.items()})
-    flat = np.concatenate([np.ravel(array).astype(np.float32) for array in arrays.values()])
-    np.savez_compressed(path, index=np.frombuffer(index.encode(), np.uint8), flat=flat)
+    """Write numbers as one compressed array a type, with an index of names and shapes; those for any machine as float32."""
+    if path.name == DIGITS:
+        arrays = {name: array.astype(np.float32) for name, array in arrays.items()}
+    index: dict[str, dict[str, tuple[int, ...]]] = {}
+    for name, array in arrays.items():
+        index.setdefault(array.dtype.str, {})[name] = array.shape
+    flat = {kind: np.concatenate([np.ravel(arrays[name]) for name in shapes]) for kind, shapes in index.items()}
+    np.savez_compressed(path, index=np.frombuffer(json.dumps(index).encode(), np.uint8), **flat)
 
 
 def read(path: Path) -> Numbers:
     """Read what `write` wrote."""
     with np.load(path) as saved:
-        if path.name == EXACT:
-            return dict(saved)
-        index = json.loads(bytes(saved["index"]))
-        ends = np.cumsum([int(np.prod(shape)) for shape in index.values()])
-        parts = np.split(saved["flat"], ends[:-1])
-        return {name: part.reshape(shape) for (name, shape), part in zip(index.items(), parts)}
+        arrays = {}
+        for kind, shapes in json.loads(bytes(saved["index"])).items():
+            ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+            parts = np.split(saved[kind], ends[:-1])
+            arrays |= {name: part.reshape(shape) for (name, shape), part in zip(shapes.items(), parts)}
+        return arrays
 
 
 def differences(before: Numbers, after: Numbers, tolerance: float) -> list[str]:
@@ -193,7 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("save", "compare"))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--only", choices=COMPUTED, help="one of the two files")
+    parser.add_argument("--only", choices=COMPUTED, help="one of the three files")
     arguments = parser.parse_args()
     files = [arguments.folder / name for name in COMPUTED if arguments.only in (None, name)]
     torch.set_num_threads(1)
