@@ -121,11 +121,11 @@ class Watched(Scope):
         self._go_on = go_on
 
     @contextmanager
-    def running(self, lengths: tuple[int, ...] | None, packed: bool = False) -> Iterator[tuple[int, ...] | None]:
+    def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
         """As of Scope."""
         self._go_on()
-        with super().running(lengths, packed) as held:
-            yield held
+        with super().exclusively(lengths, packed):
+            yield
 
 
 class Jobs:

@@ -32,7 +32,7 @@ _NAMES = {
     "branch_attribution": "attribution",
     "check": "conformance",
     "cmrr_by_injection": "instruments.injection",
-    "compare": "scope.comparing",
+    "compare": "scope.comparison",
     "figure": "figures",
     "load": "scope",
     "log_odds_under_noise": "instruments.injection",
@@ -96,7 +96,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.prompts import SpanExpr as SpanExpr
     from diffscope.scope import Scope as Scope
     from diffscope.scope import load as load
-    from diffscope.scope.comparing import compare as compare
     from diffscope.scope.comparison import Comparison as Comparison
+    from diffscope.scope.comparison import compare as compare
     from diffscope.stats.averaging import average as average
     from diffscope.stats.sampling import QuerySample as QuerySample

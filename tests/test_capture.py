@@ -315,7 +315,7 @@ def test_layers_proved_together_are_proved_as_alone(kind, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(prove, "_first_that_fits", alone)
         together = scope.capture(tiny.ids(60)).fidelity
-    monkeypatch.setattr("diffscope.scope.scope.WAIT_FOR", 0)
+    monkeypatch.setattr("diffscope.scope.run.WAIT_FOR", 0)
     alone = scope.capture(tiny.ids(60)).fidelity
     assert together.sizes["layer"] == alone.sizes["layer"] > 1 and together.decided.all()
     assert together.drop_vars("error").equals(alone.drop_vars("error"))
@@ -459,7 +459,7 @@ def test_a_prompt_the_model_cannot_take_is_refused():
 
 
 def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
-    from diffscope.scope import runners as module
+    from diffscope.scope import run as module
 
     monkeypatch.setattr(module, "free_memory", lambda device: 10_000)
     with pytest.raises(InsufficientMemory, match="shorter prompt"):
@@ -650,7 +650,7 @@ def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
         return add(measuring, layer, workers)
 
     monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
-    monkeypatch.setattr("diffscope.scope.scope.WAIT_FOR", 0)
+    monkeypatch.setattr("diffscope.scope.run.WAIT_FOR", 0)
     monkeypatch.setattr(Measuring, "add", watched)
     steps = []
     scope = diffscope.load(tiny.own("v1", num_hidden_layers=5))
@@ -709,7 +709,7 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
     from diffscope.stats.measuring import Measuring
 
     monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
-    monkeypatch.setattr("diffscope.scope.scope.WAIT_FOR", 0)
+    monkeypatch.setattr("diffscope.scope.run.WAIT_FOR", 0)
     scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), Measuring.add
     whole = scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
 

@@ -14,7 +14,7 @@ from diffscope import CorruptFile, DiffscopeError, edits
 from diffscope.attention.fidelity import Fidelity
 from diffscope.capture.capture import open_capture
 from diffscope.hypotheses.study import Study
-from diffscope.scope.record import Record
+from diffscope.scope.run import RunRecord
 from diffscope.storage import statistics as store
 from diffscope.storage.atomic import UNFINISHED
 from diffscope.storage.statistics import FORMATS, open_tensors, save_statistics, save_tensors
@@ -275,7 +275,7 @@ def test_a_pipe_is_not_waited_for(name, tmp_path):
 def test_an_error_under_edits_stands_beside_its_own_tolerance():
     """Large scores after an edit raise its tolerance, and what is recorded has to open again."""
     before, after = Fidelity(1e-5, 2e-5, 9, True), Fidelity(3e-5, 5e-5, 9, True)
-    record = Record("a model")
+    record = RunRecord("a model")
     layer = SimpleNamespace(layer=0, q=torch.zeros(1))
-    record.note(SimpleNamespace(index=0, turn=0), layer, after, before, [])
+    record.add(SimpleNamespace(index=0, turn=0), layer, after, before, [])
     assert (record.proofs[0].error, record.proofs[0].tolerance) == (3e-5, 5e-5)

@@ -108,11 +108,11 @@ def branch_attribution(
     """
     if isinstance(scope.runner, ImageModel):
         raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {UNSUPPORTED}")
-    inputs, several = scope.runner.split(prompts, scope.tokenizer)
-    prompt_ids = [list(scope.runner.encode(scope.tokenizer, prompt, None).ids) for prompt in inputs]
+    encoded, _, several = scope.prepare(prompts)
+    prompt_ids = [list(prompt.ids) for prompt in encoded]
     if not several:
         answers, distractors, places = [answers], [distractors], None if places is None else [places]
-    candidates = _candidates(scope, len(inputs), answers, distractors)
+    candidates = _candidates(scope, len(encoded), answers, distractors)
     queries = [Query(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
     batches = _batches(list(map(len, prompt_ids)), control)
     parts: dict[int, xr.Dataset] = {}
@@ -138,7 +138,7 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
         ``contribution`` and ``through`` (layer, head, branch, candidate), ``other_a2`` and ``other_a2_through`` (layer, head,
         candidate), ``mlp`` and ``bias`` (layer, candidate), ``embedding``, ``constant`` and ``logit`` (candidate,).
     """
-    with scope.lock, record_modules(scope.model, len(queries)) as runs:
+    with scope.exclusively(), record_modules(scope.model, len(queries)) as runs:
         layers = {layer.layer: layer for layer in scope.capture([query.ids for query in queries]).layers}
     every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
     modules = {number: module for number, module in every if module in runs.of}

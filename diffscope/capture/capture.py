@@ -259,7 +259,7 @@ class Attended(Portrait, Pictures):
         queries : str, slice, sequence of int or QuerySample, optional
             Which query rows to measure: a span's name, "last", token positions (negative ones count from a prompt's end), or
             a :class:`diffscope.QuerySample` of them; by default all. In a batch the query axis holds the positions of all
-            prompts, with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means with standard errors.
+            prompts, with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means and errors.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
         backend : {"blocks", "triton"}, optional

@@ -95,8 +95,8 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
     from diffscope.readings.depths import depths_of
     from diffscope.readings.signs import of_depths
-    from diffscope.scope.answers import logits_of
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
+    from diffscope.tasks.log_odds import logits_of
     from diffscope.tasks.sampling import DEPTHS, check_spread
     from diffscope.tasks.scoring import text_losses
     from diffscope.tasks.training_sentence import template_of

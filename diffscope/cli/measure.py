@@ -48,9 +48,7 @@ Queries = Annotated[
 ]
 Backend = Annotated[
     Literal["blocks", "triton"] | None,
-    typer.Option(
-        help="Where row statistics come from; by default blocks of rows, on CUDA Triton's kernels."
-    ),
+    typer.Option(help="Where row statistics come from; by default blocks of rows, on CUDA Triton's kernels."),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[

@@ -170,7 +170,7 @@ def _counted(progress: Callable[[int, int, str], object] | None, total: int) -> 
 
 def _look(scope: Scope, batch: list) -> list[_Look]:
     """Every layer on a batch of prompts, whether what its family reads rebuilds the model's output or not."""
-    prompts = [scope.runner.encode(scope.tokenizer, each, None) for each in batch]
+    inputs = scope.prepare(batch if len(batch) > 1 else batch[0])
     looks: list[_Look] = []
 
     def take(passage: AttentionPass) -> None:
@@ -178,9 +178,8 @@ def _look(scope: Scope, batch: list) -> list[_Look]:
         scope.runner.check_batch(scope.family.read(passage))
         looks.append(_looked(scope, passage))
 
-    with scope.running(tuple(len(prompt.ids) for prompt in prompts)) as lengths:
-        with scope.passages(lengths, take):
-            scope.runner.logits(**scope.runner.inputs(prompts, batch), columns=[0])  # of long prompts they would fill the memory
+    with scope.hooked(take, lengths=inputs.lengths):
+        scope.run(inputs, columns=[0])  # all logits of long prompts would fill the memory
     if not looks:
         raise DiffscopeError(f"{scope.name} ran without calling any of its attention modules")
     if len({look.proof.number for look in looks}) < len(looks):
@@ -321,7 +320,7 @@ def _check_order(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
     prompt = prompts.of_length(min(ORDERED, prompts.long))
     size = scope.runner.vocabulary or 1
     changed = [[*prompt[:at], (token + 1) % size, *prompt[at + 1 :]] for at, token in enumerate(prompt)]
-    ids = torch.tensor([prompt, *changed], device=scope.runner.device)
+    ids = torch.tensor([prompt, *changed])
     disordered: dict[int, None] = {}
 
     def take(passage: AttentionPass) -> None:
@@ -332,8 +331,8 @@ def _check_order(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
     tell("changing one token after the other")
     lengths = (len(prompt),) * len(ids)
     try:
-        with scope.running(lengths), scope.passages(lengths, take):
-            scope.runner.logits(ids, torch.ones_like(ids), columns=[0])
+        with scope.hooked(take, lengths=lengths):
+            scope.logits(ids, 1)
     except DiffscopeError as error:
         report.findings.append(Finding("undecided", "order of tokens", str(error)))
         return
@@ -350,9 +349,7 @@ def _changed_before(x: Tensor) -> bool:
 
 def _logits(scope: Scope, prompt: Any, columns: list[int] | None = None) -> Tensor:
     """Logits of one prompt, (token, vocabulary), of some positions or of all."""
-    encoded = scope.runner.encode(scope.tokenizer, prompt, None)
-    with scope.running((len(encoded.ids),)):
-        return scope.runner.logits(**scope.runner.inputs([encoded], [prompt]), columns=columns)[0].float()
+    return scope.run(scope.prepare(prompt), columns)[0].float()
 
 
 def _check_second_map(scope: Scope, report: Report, prompts: Prompts, looks: list[_Look], tell: Tell) -> None:
@@ -424,16 +421,15 @@ def _check_cache(scope: Scope, report: Report, prompts: Prompts, tell: Tell) -> 
         if proof.cause:
             failed.add(passage.number)
 
-    with scope.running(None):
-        with scope.passages(None, take):
-            for step in steps:
-                tell("decoding step by step")
-                out = scope.model(ids[:, step], past_key_values=cache, use_cache=True)
-                rows.append(out.logits[0, -1:].float())
-                cache = out.past_key_values
-                if cache is None:
-                    report.findings.append(Finding("undecided", "cached decoding", "the model returns no cache"))
-                    return
+    with scope.exclusively(), torch.no_grad(), scope.hooked(take):
+        for step in steps:
+            tell("decoding step by step")
+            out = scope.model(ids[:, step], past_key_values=cache, use_cache=True)
+            rows.append(out.logits[0, -1:].float())
+            cache = out.past_key_values
+            if cache is None:
+                report.findings.append(Finding("undecided", "cached decoding", "the model returns no cache"))
+                return
     off = float((torch.cat(rows) - full).abs().max() / full.std())
     if not off <= ROUNDING[scope.runner.dtype]:
         says = f"step by step the logits differ from those of one pass by {off:.1e} of their spread"
@@ -453,7 +449,7 @@ def _check_watching(scope: Scope, report: Report, prompts: Prompts, tell: Tell) 
     tell("running it unobserved")
     alone = _logits(scope, prompt)
     tell("running it observed")
-    with scope.passages(None):
+    with scope.hooked():
         watched = _logits(scope, prompt)
     off = float((watched - alone).abs().max() / alone.std())
     if not off <= ROUNDING[scope.runner.dtype]:

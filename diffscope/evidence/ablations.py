@@ -12,7 +12,6 @@ from diffscope.edits import Edit
 from diffscope.errors import PromptError
 from diffscope.evidence.key_sets import sized_spans
 from diffscope.scope import Scope
-from diffscope.scope.answers import logits_of
 from diffscope.tasks import scoring
 from diffscope.tasks.prompt import Prompt
 
@@ -23,7 +22,7 @@ BITS = (8, 6, 4)
 def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:
     """Score the answers of a model under `edits`; ``right`` is 1 or 0, so that means and differences can be taken."""
     with scope.edit(*edits):
-        answered = scoring.answers(logits_of(scope), prompts, tokens=None)
+        answered = scoring.answers(scope.logits, prompts, tokens=None)
     return answered._replace(right=answered.right.astype(float))
 
 

@@ -98,10 +98,10 @@ def last_rows(
         return passage.observed  # so that the model goes on with the very tensor that the gradient is asked of
 
     device = scope.runner.device
-    ids = torch.tensor(list(map(list, prompts)), device=device)
+    ids = torch.tensor(list(map(list, prompts)))
     last = lengths[0] - 1
-    with scope.running(lengths), torch.enable_grad(), scope.passages(lengths, change=take):
-        logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[last])[:, 0].float()
+    with scope.exclusively(lengths), torch.enable_grad(), scope.hooked(replace_output=take, lengths=lengths):
+        logits = scope.logits(ids, 1, gradients=True)[:, 0].float()
         if not logits.requires_grad:
             raise UnsupportedModel(f"{scope.name} takes no gradient: all of its weights are frozen")
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(targets), device=device), reduction="sum")

@@ -48,8 +48,8 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.loading import checkpoints
 from diffscope.scope import Scope, load
-from diffscope.scope.answers import logits_of
 from diffscope.storage.statistics import save_statistics
+from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval

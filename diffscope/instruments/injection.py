@@ -341,8 +341,5 @@ def log_odds_under_noise(
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:
     """Return the log-odds of the answer after each of several copies of a prompt that run together, (copy,)."""
-    n = len(prompt.ids)
-    ids = torch.tensor([prompt.ids] * copies, device=scope.runner.device)
-    with scope.running((n,) * copies):
-        logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[n - 1])[:, 0].double()
+    logits = scope.logits(torch.tensor([prompt.ids] * copies), 1)[:, 0].double()
     return (logits[:, answer] - logits[:, others].logsumexp(-1)).cpu().numpy()

@@ -12,7 +12,6 @@ from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope, load
-from diffscope.scope.answers import logits_of
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
@@ -96,7 +95,7 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
         Each with an answer. If some name distractors, only those count.
     """
     prompts = [prompt for prompt in prompts if prompt.distractors] or prompts
-    answered = answers(logits_of(scope), prompts)
+    answered = answers(scope.logits, prompts)
     expected = float(np.mean(chance(prompts)))
     p = blind = math.nan
     if prompts[0].distractors:
@@ -167,7 +166,7 @@ def prompt_by_prompt(scope: Scope, prompts: Sequence[Prompt], progress: Callable
         share of |D| that the last query gives to a span, mean over heads, then layers; ``negative on answer`` and so on, the part
         of |D| that negative weights there have, of differential attention. None for what is not known.
     """
-    logits = logits_of(scope)
+    logits = scope.logits
     rows = []
     for index, prompt in enumerate(prompts):
         row: dict = {"prompt": prompt.city, "exact": None, "loss": None, "log_odds": None}

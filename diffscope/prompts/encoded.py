@@ -167,6 +167,11 @@ def encode(
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
 
 
+def numbered(tokens: Sequence[str], spans: Mapping[str, Span]) -> Encoded:
+    """Return a prompt without a text whose tokens have names, and their number as ids."""
+    return with_spans(Encoded(None, tuple(range(len(tokens))), tuple(tokens), ((0, 0),) * len(tokens), {}), spans)
+
+
 def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     """A prompt with its spans found, and the sink, which is its first token unless given."""
     if not isinstance({} if spans is None else spans, Mapping):

@@ -93,12 +93,19 @@ def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tup
     return prompts, True
 
 
-def one_each(spans: Spans, count: int) -> list[Mapping[str, Any]]:
-    """The spans of each of `count` prompts, which are given for all or one by one."""
-    sets = [each or {} for each in spans] if isinstance(spans, (list, tuple)) else [{} if spans is None else spans] * count
-    if len(sets) != count:
-        raise PromptError(f"{count} prompts but {len(sets)} sets of spans; give one for all or one each")
-    return sets
+def broadcast(values: Any, count: int, what: str) -> list:
+    """Return a value for each of `count` prompts: each its own of a list or tuple, or anything else for all of them.
+
+    Raises
+    ------
+    PromptError
+        A list has another length; `what` it holds begins the message.
+    """
+    if not isinstance(values, (list, tuple)):
+        return [values] * count
+    if len(values) != count:
+        raise PromptError(f"{count} prompts but {len(values)} {what}; give one for all or one each")
+    return list(values)
 
 
 def _opened(prompt: Any) -> str | Sequence | Embedded:

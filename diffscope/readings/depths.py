@@ -19,7 +19,6 @@ from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
-from diffscope.scope.answers import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
@@ -191,7 +190,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
-    answered = answers(logits_of(scope), [prompt])
+    answered = answers(scope.logits, [prompt])
     encoded = scope.encode(prompt.ids, spans).span_positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
     counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)

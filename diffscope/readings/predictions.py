@@ -60,7 +60,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
     question : Prompt, optional
         What :func:`asked` gives, for the answer.
     """
-    following = answering.logits_of(scope)(torch.tensor([cap.ids]), 1)[0, 0].double().log_softmax(-1)
+    following = scope.logits(torch.tensor([cap.ids]), 1)[0, 0].double().log_softmax(-1)
     if question is None:
         return Prediction(following.cpu().numpy())
     answer = answering.score_answers(scope, [question])

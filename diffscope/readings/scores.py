@@ -10,8 +10,6 @@ import xarray as xr
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.scope import Scope
-from diffscope.scope.answers import logits_of
-from diffscope.scope.state import state_of
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
 from diffscope.tasks.scoring import answers, prompt_losses
 
@@ -60,8 +58,8 @@ def against_distractors(prompts: Sequence[Prompt]) -> None:
 
 def check_unedited(scope: Scope) -> None:
     """Raise DiffscopeError where edits are on already, so that what is read without further ones is not the unedited model."""
-    with scope.lock:
-        active = state_of(scope.model).edits
+    with scope.exclusively():
+        active = scope.edits
     if active:
         raise DiffscopeError(
             f"edits are on already ({'; '.join(map(str, active))}), and changes are against the unedited model; "
@@ -87,8 +85,8 @@ def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = 
         ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
     """
     with scope.edit(*edits):
-        answered = answers(logits_of(scope), prompts)
+        answered = answers(scope.logits, prompts)
         values = {"log_odds": answered.log_odds, "exact": answered.right.astype(float)}
         if text:
-            values["loss"] = prompt_losses(logits_of(scope), prompts)
+            values["loss"] = prompt_losses(scope.logits, prompts)
     return xr.Dataset({name: ("prompt", scores) for name, scores in values.items()})

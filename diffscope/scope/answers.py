@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
-from torch import Tensor, nn
 
 from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts.encoded import Chars, Encoded, encode
+from diffscope.prompts.inputs import broadcast
+from diffscope.scope.hooked import HookedModel
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
-from diffscope.tasks.log_odds import Logits, log_odds
+from diffscope.tasks.log_odds import log_odds
 from diffscope.tasks.scoring import TOKENS, batches
-
-if TYPE_CHECKING:
-    from diffscope.scope.scope import Scope
 
 LOGITS = 2**25  # that are held in float64 at once
 #: Values of an answer: name, formula, units.
@@ -36,7 +33,7 @@ DEFINITIONS = {
 }
 
 
-def encode_question(scope: Scope, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
+def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
     """Encode a prompt with its answer and distractors in the tokens of the model, as :func:`diffscope.tasks.encode_prompts` does.
 
     If the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. The answer
@@ -68,9 +65,9 @@ def encode_question(scope: Scope, encoded: Encoded, answer: str, distractors: Se
     return question
 
 
-def encode_questions(scope: Scope, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
+def encode_questions(scope: HookedModel, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
     """Encode every prompt with its answer and distractors, which are given for all or one by one; errors name the prompt."""
-    each = zip(prompts, one_each("answers", answer, len(prompts)), distractors_of_each(distractors, len(prompts)))
+    each = zip(prompts, broadcast(answer, len(prompts), "answers"), distractors_of_each(distractors, len(prompts)))
     questions = []
     for number, (encoded, text, rivals) in enumerate(each):
         try:
@@ -80,7 +77,7 @@ def encode_questions(scope: Scope, prompts: Sequence[Encoded], answer: Any, dist
     return questions
 
 
-def _encode_unnamed(scope: Scope, prompt: TextPrompt) -> Prompt:
+def _encode_unnamed(scope: HookedModel, prompt: TextPrompt) -> Prompt:
     """Encode a prompt that has no name, so that errors give none."""
     try:
         return encode_prompts(scope.tokenizer, [prompt])[0]
@@ -95,67 +92,28 @@ def _characters(encoded: Encoded) -> list[Chars]:
     return [Chars(encoded.offsets[run[0]][0], encoded.offsets[run[-1]][1]) for run in stretches]
 
 
-def logits_of(model: Scope | nn.Module) -> Logits:
-    """Return the function that runs a model on token ids and gives the logits of the last tokens.
-
-    Parameters
-    ----------
-    model : Scope or torch.nn.Module
-        A scope runs under the edits that are on. A module is called as it is, with ``logits_to_keep``, as transformers' models
-        and the bundled ones take it.
-
-    Returns
-    -------
-    callable
-        ``logits(ids, width)``: ids (prompt, token) → logits (prompt, width, vocabulary) of the last `width` tokens. Of a scope it
-        raises PromptError if there are more tokens than the model has positions, or a token outside its vocabulary.
-    """
-    if isinstance(model, nn.Module):
-        device = model.get_input_embeddings().weight.device
-        return lambda ids, width: model(ids.to(device), use_cache=False, logits_to_keep=width).logits
-
-    def logits(ids: Tensor, width: int) -> Tensor:
-        length = ids.shape[1]
-        _check_fit(model, ids)
-        ids = ids.to(model.runner.device)
-        with model.running((length,) * len(ids)):
-            return model.runner.logits(ids, torch.ones_like(ids), columns=range(length - width, length))
-
-    return logits
-
-
-def _check_fit(scope: Scope, ids: Tensor) -> None:
-    """Raise PromptError unless the model has positions for ids (prompt, token), and a vocabulary that holds them."""
-    length, largest, vocabulary = ids.shape[1], int(ids.max()), scope.runner.vocabulary
-    if scope.max_length is not None and length > scope.max_length:
-        raise PromptError(f"a prompt with its answer has {length} tokens, but {scope.name} has positions for {scope.max_length}")
-    if vocabulary is not None and largest >= vocabulary:
-        raise PromptError(f"token id {largest} is outside the vocabulary of {scope.name}, {vocabulary}; use its tokenizer")
-
-
 def odds_against_rest(log_p: float) -> float:
     """Return the log-odds, in nats, of what has this log probability against all else."""
     rest = -math.expm1(log_p)  # 1 − p, exact also where p is nearly 1
     return log_p - math.log(rest) if rest > 0 else math.inf
 
 
-def score_answers(scope: Scope, questions: Sequence[Prompt]) -> xr.Dataset:
+def score_answers(scope: HookedModel, questions: Sequence[Prompt]) -> xr.Dataset:
     """Score prompts with their answers in tokens; :meth:`diffscope.Scope.answer` documents the values."""
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
-    logits = logits_of(scope)
     log_p = np.full(len(questions), np.nan)
     rank = np.zeros(len(questions), dtype=np.int64)
     exact = np.zeros(len(questions), dtype=bool)
     for members, ids, answer in batches(questions, TOKENS, max(1, LOGITS // (scope.runner.vocabulary or LOGITS))):
-        scores = logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
+        scores = scope.logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
         wanted = answer.to(scores.device)[..., None]  # (prompt, width, 1)
         log_p[members] = scores.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
         rank[members] = 1 + (scores[:, 0] > scores[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
         exact[members] = (scores.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
     odds = np.array([odds_against_rest(value) for value in log_p])
     rivalled = [index for index, question in enumerate(questions) if question.distractors]
-    odds[rivalled] = log_odds(logits, [questions[index] for index in rivalled], TOKENS)
+    odds[rivalled] = log_odds(scope.logits, [questions[index] for index in rivalled], TOKENS)
     tokens = np.array([len(question.answer) for question in questions])
     values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
     return xr.Dataset({name: ("prompt", array, _described(name)) for name, array in values.items()})
@@ -166,25 +124,10 @@ def _described(name: str) -> dict[str, str]:
     return {"long_name": long_name, "definition": definition, "units": units}
 
 
-def one_each(what: str, given: Any, count: int) -> list[Any]:
-    """Return a value for each prompt, from one for all or one each.
-
-    Raises
-    ------
-    PromptError
-        There are not as many values as prompts.
-    """
-    several = isinstance(given, (list, tuple))
-    each = list(given) if several else [given] * count
-    if len(each) != count:
-        raise PromptError(f"{count} prompts but {len(each)} {what}; give one for all or one each")
-    return each
-
-
 def distractors_of_each(distractors: Any, count: int) -> list[Sequence[str]]:
     """Return the distractors of each prompt, from texts for all prompts or a list of texts for each."""
     if isinstance(distractors, str) or not isinstance(distractors, Sequence):
         raise PromptError(f"distractors are a list of texts, or one a prompt, and not {distractors!r}")
     if all(isinstance(each, str) for each in distractors):
         return [distractors] * count
-    return one_each("lists of distractors", list(distractors), count)
+    return broadcast(list(distractors), count, "lists of distractors")

@@ -1,37 +1,109 @@
-"""Captures of two models on the same prompts, side by side."""
+"""Compare two models on the same prompts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import xarray as xr
 
 from diffscope import render as display
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.capture.repr import lengths, spans_marked
-from diffscope.errors import MeasurementInterrupted
+from diffscope.errors import DiffscopeError, MeasurementInterrupted
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import QuerySample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Names = Sequence[str] | str | None
 Queries = str | slice | Sequence[int] | QuerySample | None
 MAPS = ("A1", "A2", "lambda_A2", "D")
 
 
+class Captures(Protocol):
+    """Whatever captures prompts as :class:`diffscope.Scope` does."""
+
+    name: str
+    tokenizer: PreTrainedTokenizerBase | None
+
+    def capture(self, prompt: Any, spans: Any = None) -> Capture | CaptureBatch:
+        """Capture a prompt, or a batch."""
+        ...
+
+
+def compare(
+    first: Captures | Capture | CaptureBatch,
+    second: Captures | Capture | CaptureBatch,
+    prompts: Any = None,
+    spans: Mapping | Sequence[Mapping] | None = None,
+) -> Comparison:
+    """Compare two models on the same prompts.
+
+    Parameters
+    ----------
+    first, second : Scope, or Capture
+        Two models that capture the prompts, or two captures of the same tokens that you already have.
+    prompts, spans
+        As for :meth:`diffscope.Scope.capture`; not given with two captures.
+
+    Returns
+    -------
+    Comparison
+
+    Raises
+    ------
+    DiffscopeError
+        The models' tokenizers differ, so that the same prompts would be other tokens, or the captures are of other tokens. Or
+        prompts are missing, or given beside captures.
+    PromptError, SpanError, FidelityError, InsufficientMemory
+        As of :meth:`diffscope.Scope.capture`.
+    """
+    if isinstance(first, (Capture, CaptureBatch)) and isinstance(second, (Capture, CaptureBatch)):
+        if prompts is not None or spans is not None:
+            raise DiffscopeError("captures hold their prompts and spans already; compare them without, or give two scopes")
+        return Comparison(_numbered(first.facts["model"], second.facts["model"]), (first, second))
+    if isinstance(first, (Capture, CaptureBatch)) or isinstance(second, (Capture, CaptureBatch)):
+        raise DiffscopeError("a capture is compared with a capture, and a scope with a scope; give two of one kind")
+    if prompts is None:
+        raise DiffscopeError("two scopes are compared on prompts; give them, such as compare(first, second, text)")
+    vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]
+    if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
+        raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
+    captures = first.capture(prompts, spans), second.capture(prompts, spans)
+    return Comparison(_numbered(first.name, second.name), captures)
+
+
+def _numbered(first: str, second: str) -> tuple[str, str]:
+    """Return the names of two models, with numbers if they are the same."""
+    return (f"{first} (1)", f"{second} (2)") if first == second else (first, second)
+
+
 @dataclass(frozen=True)
 class Comparison:
-    """Captures of two models on the same prompts; what it returns has a dimension ``model``.
+    """Captures of two models on the same prompts; its results have a dimension ``model``. :func:`compare` makes one.
 
     Attributes
     ----------
     names : tuple of str
-        What the two models are called; two of one name are numbered.
+        Names of the two models, which differ.
     captures : tuple of Capture, or of CaptureBatch
     """
 
     names: tuple[str, str]
     captures: tuple[Capture | CaptureBatch, Capture | CaptureBatch]
+
+    def __post_init__(self) -> None:
+        first, second = (capture.prompts for capture in self.captures)
+        # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
+        pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(first, second)]
+        if len(first) != len(second) or any(a != b for a, b in pairs):
+            raise DiffscopeError(
+                f"the captures of {' and '.join(self.names)} are of different tokens; compare models that share a tokenizer, on "
+                "the same prompts"
+            )
 
     def __repr__(self) -> str:
         return f"<Comparison of {' and '.join(self.names)}: {lengths(self.captures[0].prompts)}>"
@@ -43,7 +115,7 @@ class Comparison:
         return display.card(f"Comparison of {' and '.join(self.names)}", display.table(("", *self.names), rows), text)
 
     def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
-        """The same statistics of both models.
+        """Measure the same statistics of both models.
 
         Parameters
         ----------
@@ -53,7 +125,8 @@ class Comparison:
         Returns
         -------
         xarray.Dataset
-            What ``Capture.measure`` gives of each, along ``model``; NaN where a model lacks the layer, head, map or statistic.
+            Results of ``Capture.measure`` of each model along ``model``, with NaN if a model lacks the layer, head, map or
+            statistic.
 
         Raises
         ------
@@ -69,7 +142,7 @@ class Comparison:
         return self._along_model(measured)
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
-        """First model − second model, of averages over heads: head h of one model is not head h of another.
+        """Subtract the second model's averages over heads from the first's: head h of one model is not head h of another.
 
         Averages are those of ``diffscope.average``; statistics of which an average says nothing (positions, decibels) and those
         of pairs of heads are left out, and ``attrs["left_out"]`` names them.
@@ -92,7 +165,7 @@ class Comparison:
         return difference.assign_attrs(measured.attrs, difference=words, left_out=left_out)
 
     def maps(self, layer: int | tuple[int, int], head: int | tuple[int, int], prompt: int = 0) -> xr.Dataset:
-        """The maps of one head of each model.
+        """Return the maps of one head of each model.
 
         Parameters
         ----------

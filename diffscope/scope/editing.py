@@ -1,49 +1,59 @@
-"""Blocks of edits on one model: what each adds while it is open, in whatever order they are closed."""
+"""Edit a model for a while: blocks of edits, each with what it adds while it is open, closed in any order."""
 
 from __future__ import annotations
 
 import atexit
 import warnings
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, suppress
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
-from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError, DiffscopeWarning
+import torch
+from torch import Tensor
+
+from diffscope.attention.components import Mask
+from diffscope.edits import Edit, apply
+from diffscope.errors import DiffscopeError, DiffscopeWarning, UnsupportedModel
+from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
-from diffscope.families.hooks import this_thread
-from diffscope.scope.state import state_of
+from diffscope.families.hooks import Replay, WarnsOtherThreads, passages, this_thread
+from diffscope.families.packs import hides_others, sequences_in, together
+from diffscope.proof.prove import prove_all
+from diffscope.scope.hooked import HookedModel
+from diffscope.scope.run import read_of_prompts
 
-if TYPE_CHECKING:
-    from diffscope.scope.scope import Scope
+Edited = TypeVar("Edited", bound=HookedModel)
 
 
-class EditBlock(ContextDecorator, AbstractContextManager["Scope"]):
-    """What :meth:`Scope.edit` gives: edits that act from its entry to its exit.
+class EditBlock(ContextDecorator, AbstractContextManager[Edited], Generic[Edited]):
+    """Edits that act on a model from the block's entry to its exit; ``Scope.edit`` makes one.
 
     Attributes
     ----------
     edits : tuple of Edit
     """
 
-    def __init__(self, scope: Scope, edits: tuple[Edit, ...]) -> None:
+    def __init__(self, scope: Edited, edits: tuple[Edit, ...]) -> None:
         self.edits = edits
         self._scope = scope
         self._thread: object | None = None  # that entered it; None while it is not open
         self._open = ExitStack()
 
     def _recreate_cm(self) -> EditBlock:
-        """A block of its own for each call of a function that this one decorates."""
+        """Return a block of its own for each call of a function that this one decorates."""
         return EditBlock(self._scope, self.edits)
 
-    def __enter__(self) -> Scope:
+    def __enter__(self) -> Edited:
         if self._thread is not None:
             raise DiffscopeError("this block of edits is open already; close it first, or open another with scope.edit(...)")
-        state_of(self._scope.model).close_dropped()
+        self._scope._state.close_dropped()
         with ExitStack() as entered:
             entered.enter_context(self._scope.lock)
             entered.enter_context(as_written())
-            entered.enter_context(self._scope.editing(self.edits))
+            entered.enter_context(_acting(self._scope, self.edits))
             self._open = entered.pop_all()
         self._thread = this_thread()
         _OPEN.add(self)
@@ -64,11 +74,11 @@ class EditBlock(ContextDecorator, AbstractContextManager["Scope"]):
             self.__exit__()
             end = "which closed it"
         else:
-            state_of(self._scope.model).dropped.append((self._thread, self._open))
+            self._scope._state.dropped.append((self._thread, self._open))
             end = "and stays open until the thread that opened it uses the model again"
-        made = "; ".join(map(str, self.edits))
+        words = "; ".join(map(str, self.edits))
         warnings.warn(
-            f"nobody holds an open block of edits ({made}) any more, {end}; use `with scope.edit(...):`",
+            f"nobody holds an open block of edits ({words}) any more, {end}; use `with scope.edit(...):`",
             DiffscopeWarning,
             stacklevel=2,
         )
@@ -84,3 +94,88 @@ def _close_all() -> None:
         block._thread = None
         with suppress(RuntimeError):  # the model's lock, which another thread holds
             block._open.close()
+
+
+@contextmanager
+def _acting(scope: HookedModel, edits: tuple[Edit, ...]) -> Iterator[None]:
+    """Add edits to those that the model is under, for whoever holds its lock."""
+    state = scope._state
+    if edits:
+        scope.refuse_without_weights()
+        state.check_family(scope.model, scope.family)
+    key = state.open_block(scope.family, edits, partial(_hooks, scope))
+    warning = scope.model.register_forward_pre_hook(WarnsOtherThreads()) if edits else None
+    try:
+        yield
+    finally:
+        if warning:
+            warning.remove()
+        state.close_block(key)
+
+
+def _hooks(scope: HookedModel) -> AbstractContextManager[None]:
+    """Return the context in which the edits of the model's family act, whichever are open."""
+    state, family = scope._state, scope.family
+
+    def begin(passage: AttentionPass, replay: Replay) -> None:
+        state.layers_run.setdefault(family.name, set()).add(passage.number)
+        passage.pack = state.pack
+        state.float32.begin(passage)
+        if any(edit.concerns(passage.number) for edit in state.edits_of(family)):
+            state.float32.prove(family, passage, replay, shown=False)
+
+    return passages(scope.model, family, None, None, partial(_edited_output, scope), begin)
+
+
+def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
+    """Return what enters the output projection under the edits, (batch, query, width); None if they change nothing."""
+    state = scope._state
+    edits = state.edits_of(scope.family)
+    if not any(edit.concerns(passage.number) for edit in edits):
+        return None
+    if state.lengths is not None:
+        passage.lengths = state.lengths
+    elif any(call.may_be_padded for call in passage.calls):
+        raise UnsupportedModel("an edit cannot tell padding from text here; use scope.capture or scope.loss, or SDPA")
+    with torch.no_grad():
+        if state.lengths is None:
+            _check_positions(scope, passage, edits)
+            passage.pack = _pack_of(scope, passage)
+        proofs = state.proofs_before_edits  # while a capture is made
+        layer, proof = next(prove_all(scope.family, [read_of_prompts(scope, passage)], decide=proofs is not None))
+        if proofs is not None:
+            proofs[scope.family.name, layer.layer] = proof
+        window = next((call.window for call in passage.calls if call.window), None)
+        if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
+            layer = replace(layer, mask=Mask("window", window))
+        edited = apply(edits, layer)
+        if edited is layer:
+            return None
+        assert passage.observed is not None
+        out = passage.observed.clone()
+        for index, n in enumerate(edited.lengths):
+            queries = edited.mask.seeing(torch.arange(n, device=out.device), index)
+            rebuilt = edited.prompt(index).output(queries)  # (head, query, width)
+            out[index, queries] = rebuilt.transpose(0, 1).reshape(len(queries), *out.shape[2:]).to(out.dtype)
+    return out if passage.pack is None else together(out, passage.pack)
+
+
+def _check_positions(scope: HookedModel, passage: AttentionPass, edits: tuple[Edit, ...]) -> None:
+    """Raise UnsupportedModel if an edit that goes by positions would count others than those of the tokens."""
+    tokens = None if passage.call is None else passage.call.tokens
+    placed = any(edit.placed and edit.concerns(passage.number) for edit in edits)
+    if placed and tokens not in (None, passage.observed.shape[1]):
+        raise UnsupportedModel(
+            f"layer {passage.number} of {scope.name} attends from {passage.observed.shape[1]} positions where it was given "
+            f"{tokens} tokens, so an edit that goes by positions does not know them; use one that does not"
+        )
+
+
+def _pack_of(scope: HookedModel, passage: AttentionPass) -> tuple[int, ...] | None:
+    """Return the tokens of each sequence if somebody called the model with a pack and it keeps the sequences apart."""
+    positions = None if passage.call is None else passage.call.positions
+    if positions is None or len(positions) > 1 or passage.call.cached:
+        return None
+    lengths = sequences_in(positions[0].tolist())
+    separate = lengths and all(hides_others(layer.mask, lengths) for layer in scope.family.readings(passage))
+    return lengths if separate else None

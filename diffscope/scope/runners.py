@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.memory import free_memory
-from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import implementation_of, own_implementation
 from diffscope.families.packs import together
-from diffscope.prompts.encoded import Encoded, encode, with_spans
-from diffscope.prompts.inputs import EMBEDDINGS, POSITIONS, Embedded, Pack, split_prompts
+from diffscope.prompts.encoded import Encoded, encode, numbered
+from diffscope.prompts.inputs import EMBEDDINGS, POSITIONS, Embedded, Pack, Spans, broadcast, split_prompts
 from diffscope.scope.unwrap import part_to_pass
 
-NEXT_TOKENS = 10
-
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class Inputs(NamedTuple):
+    """Prompts that are ready to be run.
+
+    Attributes
+    ----------
+    prompts : list of Encoded
+    originals : list
+        The same as texts, token ids, embeddings or images; a :class:`~diffscope.prompts.inputs.Pack` if they are run in one row.
+    batch : bool
+        Whether they were given as a batch.
+    """
+
+    prompts: list[Encoded]
+    originals: list
+    batch: bool
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt."""
+        return tuple(len(prompt.ids) for prompt in self.prompts)
+
+    @property
+    def packed(self) -> bool:
+        """Whether the prompts are run in one row."""
+        return isinstance(self.originals, Pack)
 
 
 class TokenModel:
@@ -66,40 +92,39 @@ class TokenModel:
         """The name of the model's attention implementation."""
         return "its own"
 
-    def split(self, prompt, tokenizer) -> tuple[list, bool]:
-        """The prompts of a prompt or batch, and whether it is a batch."""
+    def prepare(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None, spans: Spans, embedded: bool) -> Inputs:
+        """Encode a prompt or batch; see :meth:`diffscope.scope.hooked.HookedModel.prepare`.
+
+        Raises
+        ------
+        PromptError
+            A prompt is longer than the model has positions, has tokens outside its vocabulary, or is embeddings, which have to be
+            allowed.
+        """
+        originals, batch = self.split(prompt, tokenizer)
+        encoded = []
+        for each, named in zip(originals, broadcast(spans or {}, len(originals), "sets of spans")):
+            if isinstance(each, Embedded) and not embedded:
+                raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
+            prompt = self.encode(tokenizer, each, named or {})
+            if self.max_length is not None and len(prompt.ids) > self.max_length:
+                raise PromptError(
+                    f"the prompt has {len(prompt.ids)} tokens, but {self.name} has positions for {self.max_length}; shorten it"
+                )
+            encoded.append(prompt)
+        return Inputs(encoded, originals, batch)
+
+    def split(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list, bool]:
+        """Return the prompts of a prompt or batch, and whether it is a batch."""
         return split_prompts(prompt, tokenizer)
 
-    def encode(self, tokenizer, prompt, spans) -> Encoded:
-        """A prompt of :meth:`split` as tokens.
-
-        Raises
-        ------
-        PromptError
-            It is longer than the model has positions, has tokens outside its vocabulary, or is given as embeddings.
-        """
+    def encode(self, tokenizer: PreTrainedTokenizerBase | None, prompt: Any, spans: Mapping) -> Encoded:
+        """Encode a prompt of :meth:`split`; embeddings have the tokens of their ids, or else numbers."""
         if isinstance(prompt, Embedded):
-            raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
-        return self._fitting(encode(tokenizer, prompt, spans, self.vocabulary))
-
-    def encode_embedded(self, tokenizer, prompt: Embedded, spans) -> Encoded:
-        """A prompt of embeddings as tokens: those of its ids, or by number.
-
-        Raises
-        ------
-        PromptError
-            As of :meth:`encode`.
-        """
-        if prompt.ids is not None:
-            return self._fitting(encode(tokenizer, prompt.ids, spans, self.vocabulary))
-        numbers = tuple(range(len(prompt.embeddings)))
-        return self._fitting(with_spans(Encoded(None, numbers, tuple(map(str, numbers)), ((0, 0),) * len(numbers), {}), spans))
-
-    def _fitting(self, encoded: Encoded) -> Encoded:
-        n = len(encoded.ids)
-        if self.max_length is not None and n > self.max_length:
-            raise PromptError(f"the prompt has {n} tokens, but {self.name} has positions for {self.max_length}; shorten it")
-        return encoded
+            if prompt.ids is None:
+                return numbered([str(number) for number in range(len(prompt.embeddings))], spans)
+            prompt = prompt.ids
+        return encode(tokenizer, prompt, spans, self.vocabulary)
 
     def check_tokens(self, passage: AttentionPass) -> None:
         """Raise UnsupportedModel where the model's attention sees other tokens than those of the prompt."""
@@ -297,7 +322,7 @@ class ImageModel(TokenModel):
         """False of a model without a head or without pooling, which gives features."""
         return bool(getattr(self.model, "num_classes", 1)) and getattr(self.model, "global_pool", "avg") != ""
 
-    def split(self, prompt, tokenizer) -> tuple[list, bool]:
+    def split(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list, bool]:
         images = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and getattr(prompt[0], "ndim", 0) == 3
         batch = images or (getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0)
         return (list(prompt) if batch else [prompt]), batch
@@ -325,9 +350,8 @@ class ImageModel(TokenModel):
             raise PromptError(f"the image has {len(image)} channels, but {self.name} takes {self.channels}")
         return image
 
-    def encode(self, tokenizer, prompt, spans) -> Encoded:
-        names = self.tokens(*self.image(prompt).shape[1:])
-        return with_spans(Encoded(None, tuple(range(len(names))), names, ((0, 0),) * len(names), {}), spans)
+    def encode(self, tokenizer: PreTrainedTokenizerBase | None, prompt: Any, spans: Mapping) -> Encoded:
+        return numbered(self.tokens(*self.image(prompt).shape[1:]), spans)
 
     def tokens(self, height: int, width: int) -> tuple[str, ...]:
         """Names of the tokens of an image: those that the model adds in front, then patches as "row,column".
@@ -413,45 +437,3 @@ def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
             raise UnsupportedModel(f"{type(model).__name__} is not a Hugging Face model itself; {part}")
         implementation_of(model)  # raises
     return TokenModel(model, name) if _patches_of(model) is None else ImageModel(model, name)
-
-
-@contextmanager
-def evaluating(model: nn.Module):
-    """Put a model into evaluation mode, for all threads; on exit every part is back in the mode it was in.
-
-    The flags alone are set: what a part of somebody's own does in ``eval()``, such as merging an adapter, would remain.
-    """
-    training = [part for part in model.modules() if part.training]
-    for part in training:
-        part.training = False
-    try:
-        yield
-    finally:
-        for part in training:
-            part.training = True
-
-
-def refuse_beyond_memory(layer: LayerAttention, n_layers: int) -> None:
-    """Raise InsufficientMemory where a capture would need more memory than is free, judged by its first layer."""
-    need = n_layers * sum(x.numel() * x.element_size() for x in (layer.q, layer.k, layer.v))
-    free = free_memory(layer.q.device)
-    if need > free:
-        raise InsufficientMemory(
-            f"this capture needs {need / 2**30:.1f} GiB for {n_layers} layers and {free / 2**30:.1f} GiB are free; "
-            "use a shorter prompt, a smaller batch or bfloat16"
-        )
-
-
-def most_probable(logits: Tensor, tokenizer) -> list[tuple[str, float]]:
-    """The most probable next tokens and their probabilities, by logits (vocabulary,)."""
-    top = logits.float().softmax(-1).topk(min(NEXT_TOKENS, len(logits)))
-    tokens = top.indices.tolist()
-    names = [str(token) if tokenizer is None else str(tokenizer.decode([token])) for token in tokens]
-    return list(zip(names, top.values.tolist()))
-
-
-def as_losses(logits: Tensor, ids: Tensor) -> Tensor:
-    """Next-token cross-entropy in nats, (token − 1,), of one prompt's logits (token, vocabulary)."""
-    if len(ids) < 2:
-        raise DiffscopeError("a loss needs a text of at least two tokens")
-    return nn.functional.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")

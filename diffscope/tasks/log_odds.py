@@ -11,12 +11,23 @@ from dataclasses import replace
 import numpy as np
 import torch
 from scipy.special import logsumexp
+from torch import nn
 
 from diffscope.errors import PromptError
 from diffscope.tasks.prompt import Prompt
 
 Logits = Callable[[torch.Tensor, int], torch.Tensor]
 Context = tuple[int, tuple[int, ...]]  # which prompt, and the tokens that follow it
+
+
+def logits_of(model: nn.Module) -> Logits:
+    """Return the function ``logits(ids, width)`` of a model that takes ``logits_to_keep``, as those of transformers do.
+
+    It calls the model as it is, and returns the logits (prompt, width, vocabulary) of the last `width` tokens of ids (prompt,
+    token). :meth:`diffscope.Scope.logits` is that function of a scope, under its edits.
+    """
+    device = model.get_input_embeddings().weight.device  # type: ignore[operator, union-attr]
+    return lambda ids, width: model(ids.to(device), use_cache=False, logits_to_keep=width).logits
 
 
 @torch.no_grad()

@@ -88,7 +88,7 @@ def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKE
     Parameters
     ----------
     logits : callable
-        As :func:`diffscope.scope.answers.logits_of` gives it for a model.
+        :meth:`diffscope.Scope.logits`, or that of :func:`diffscope.tasks.log_odds.logits_of` for a module.
     prompts : sequence of Prompt
     tokens : int or None
         About how many tokens run together; None for any number.

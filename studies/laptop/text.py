@@ -23,10 +23,10 @@ from diffscope import readings
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
-from diffscope.scope.answers import logits_of
 from diffscope.stats.averaging import averaged
 from diffscope.storage.atomic import plain
 from diffscope.tasks import scoring
+from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.recall import Recall, earlier
 from diffscope.tasks.template import prefix_tokens
 

@@ -8,8 +8,8 @@ import diffscope
 from diffscope import edits
 from diffscope.evidence.ablations import answers, hidden_answer_losses
 from diffscope.evidence.maps import second_map_ranks
-from diffscope.scope.answers import logits_of
 from diffscope.tasks import scoring
+from diffscope.tasks.log_odds import logits_of
 
 
 def test_answers_are_those_of_the_model_and_of_its_edits(prompts):

@@ -36,9 +36,8 @@ def test_gradients_say_what_a_small_change_of_lambda_does(attention):
     row = last_rows(scope, IDS, TARGETS)[-1]
 
     def losses(factor):
-        with scope.edit(edits.scale_lambda(factor, layers=layer, heads=head)), scope.running((20, 20)):
-            ids = torch.tensor(IDS)
-            logits = scope.runner.logits(ids, torch.ones_like(ids), columns=[19])[:, 0]
+        with scope.edit(edits.scale_lambda(factor, layers=layer, heads=head)):
+            logits = scope.logits(torch.tensor(IDS), 1)[:, 0]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(TARGETS), reduction="none")
 
     kinks = attention == "d_plus"  # weights that reach 0 within the step

@@ -8,8 +8,8 @@ import torch
 
 import diffscope
 from diffscope.errors import PromptError
-from diffscope.scope.answers import logits_of
 from diffscope.tasks import Recall, Retrieval
+from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.scoring import answers, batches, losses, prompt_losses, text_losses
 
@@ -29,7 +29,7 @@ def prompts(scope):
 def test_an_answer_is_exact_if_greedy_decoding_gives_it(scope, prompts):
     wrong = [replace(prompt, answer=prompt.distractors[0], distractors=[prompt.answer]) for prompt in prompts[:2]]
     prompts = [*wrong, *prompts[2:]]
-    right = answers(logits_of(scope), prompts).right
+    right = answers(scope.logits, prompts).right
     generated = [scope.runner.generate(torch.tensor([p.ids]), len(p.answer), True)[0, len(p.ids) :].tolist() for p in prompts]
     assert right.tolist() == [prompt.answer == tokens for prompt, tokens in zip(prompts, generated)]
     assert 0 < right.sum() < len(prompts)
@@ -37,8 +37,8 @@ def test_an_answer_is_exact_if_greedy_decoding_gives_it(scope, prompts):
 
 @pytest.mark.parametrize("tokens", [None, 200, 40])
 def test_scores_do_not_depend_on_what_runs_together(scope, prompts, tokens):
-    one_by_one = [answers(logits_of(scope), [prompt]) for prompt in prompts]
-    together = answers(logits_of(scope), prompts, tokens)
+    one_by_one = [answers(scope.logits, [prompt]) for prompt in prompts]
+    together = answers(scope.logits, prompts, tokens)
     for name in ("loss", "right", "log_odds"):
         expected = np.concatenate([getattr(each, name) for each in one_by_one])
         np.testing.assert_allclose(getattr(together, name), expected, atol=1e-4)
@@ -58,24 +58,24 @@ def test_a_batch_holds_prompts_of_one_shape_and_every_prompt_once(prompts):
 def test_a_scope_and_its_module_give_the_same_logits(scope, prompts):
     ids = torch.tensor([prompt.ids for prompt in prompts[:5]])
     with torch.no_grad():
-        torch.testing.assert_close(logits_of(scope)(ids, 3), logits_of(scope.model)(ids, 3))
-        torch.testing.assert_close(logits_of(scope)(ids, 3), scope.model(ids).logits[:, -3:])
+        torch.testing.assert_close(scope.logits(ids, 3), logits_of(scope.model)(ids, 3))
+        torch.testing.assert_close(scope.logits(ids, 3), scope.model(ids).logits[:, -3:])
 
 
 def test_text_losses_are_means_over_hits_and_others(scope):
     recall = Recall(scope.tokenizer, n=2)
-    means = text_losses(logits_of(scope), recall, 80, seed=3, texts=5, tokens=160)
+    means = text_losses(scope.logits, recall, 80, seed=3, texts=5, tokens=160)
     ids, hits = recall.rows(5, 80, np.random.default_rng(3))
     with torch.no_grad():
         logp = scope.model(torch.tensor(ids)).logits.double().log_softmax(-1)
     loss = -logp[:, :-1].gather(-1, torch.tensor(ids[:, 1:, None]))[..., 0].numpy()
-    np.testing.assert_allclose(losses(logits_of(scope), ids), loss, atol=1e-4)
+    np.testing.assert_allclose(losses(scope.logits, ids), loss, atol=1e-4)
     assert means["hit"] == pytest.approx(loss[hits[:, 1:]].mean(), rel=1e-5)
     assert means["other"] == pytest.approx(loss[~hits[:, 1:]].mean(), rel=1e-5)
 
 
 def test_the_loss_of_a_prompt_is_that_of_its_tokens(scope, prompts):
     expected = [scope.loss(prompt.ids) for prompt in prompts]
-    np.testing.assert_allclose(prompt_losses(logits_of(scope), prompts), expected, rtol=1e-5)
+    np.testing.assert_allclose(prompt_losses(scope.logits, prompts), expected, rtol=1e-5)
     with pytest.raises(PromptError, match="two tokens"):
-        losses(logits_of(scope), np.array([[1]]))
+        losses(scope.logits, np.array([[1]]))

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.lab.training.drawing import filler_of
 from diffscope.lab.training.grid import mixture
 from diffscope.lab.training.recipe import Recipe
-from diffscope.scope.answers import logits_of
 from diffscope.tasks.backcopy import Backcopy
+from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.scoring import answers, losses

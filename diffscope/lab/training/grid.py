@@ -10,8 +10,7 @@ import xarray as xr
 from torch import nn
 
 from diffscope.lab.training.stages import Rule
-from diffscope.scope.answers import logits_of
-from diffscope.tasks.log_odds import against_numbers
+from diffscope.tasks.log_odds import against_numbers, logits_of
 from diffscope.tasks.lookups import GRADES, Seed, seeds_of
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval

@@ -19,7 +19,7 @@ from diffscope.lab.training.runs import NEAR
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import LOG_EVERY
 from diffscope.scope import Scope, load
-from diffscope.scope.answers import logits_of
+from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.scoring import answers, losses, text_losses

@@ -1,0 +1,223 @@
+"""Hold, run and hook one model: all that looks into a model, and all edits of it, is built from this."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from diffscope import families
+from diffscope.edits import Edit
+from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.families import AttentionPass, Family
+from diffscope.families.compilation import as_written
+from diffscope.families.hooks import Replay, Change, Take, passages
+from diffscope.prompts.encoded import Encoded
+from diffscope.prompts.inputs import Spans
+from diffscope.proof.prove import OFFLOADED
+from diffscope.scope.model_state import state_of
+from diffscope.scope.runners import Inputs, runner_of
+from diffscope.scope.unwrap import unwrapped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class HookedModel:
+    """A model with the family that reads its attention.
+
+    Whatever looks into models in a way that diffscope has no method for is written with :meth:`prepare`, :meth:`run` or
+    :meth:`logits`, :meth:`hooked` and :meth:`exclusively`. One thread at a time runs a model through its scopes, others wait.
+
+    Attributes
+    ----------
+    model : torch.nn.Module
+    tokenizer : PreTrainedTokenizerBase or None
+    name : str
+        The name, path or class that the model was loaded by.
+    family : Family
+        Reads the model's attention.
+    runner : TokenModel
+        Calls the model; has its ``device``, ``dtype``, ``vocabulary``, and whether it ``predicts`` tokens.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, name: str, family: Family | None = None
+    ) -> None:
+        self.model = unwrapped(model)
+        self.tokenizer = tokenizer
+        self.name = name
+        self.family = family or families.find(self.model)
+        if not self.family.modules(self.model):
+            raise UnsupportedModel(f"family {self.family.name!r} recognises no attention in this {type(self.model).__name__}")
+        self.runner = runner_of(self.model, self.family, name)
+        self._state = state_of(self.model)
+
+    @property
+    def max_length(self) -> int | None:
+        """Tokens of the longest prompt that the model has positions for; None if nothing limits it."""
+        return self.runner.max_length
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """Edits that the model is under, through whichever scope they were opened."""
+        return self._state.edits
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Lock of the model, which whoever runs it holds; all scopes of one model share it."""
+        return self._state.lock
+
+    def prepare(self, prompt: Any, spans: Spans = None, *, embedded: bool = False) -> Inputs:
+        """Encode a prompt or batch, in any form that ``Scope.capture`` takes, as inputs of :meth:`run`.
+
+        Parameters
+        ----------
+        prompt : as for ``Scope.capture``
+        spans : as for ``Scope.capture``
+        embedded : bool
+            Whether a prompt may be embeddings, from which no token ids can be continued.
+
+        Raises
+        ------
+        PromptError, SpanError
+            As of ``Scope.capture``.
+        """
+        return self.runner.prepare(prompt, self.tokenizer, spans, embedded)
+
+    def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
+        """Encode one prompt, in any form that ``Scope.capture`` takes, as tokens with its spans; errors are the same."""
+        prompts, _, batch = self.prepare(prompt, spans)
+        if batch:
+            raise PromptError(f"one prompt is needed here, and this is a batch of {len(prompts)}; give its prompts one by one")
+        return prompts[0]
+
+    @contextmanager
+    def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
+        """Hold the model, uncompiled and in evaluation mode: other threads that run it through a scope wait.
+
+        Parameters
+        ----------
+        lengths : tuple of int, optional
+            Tokens of each prompt about to be run, so that edits know what is padding; by default this is not known.
+        packed : bool
+            Whether the prompts are run in one row, as a pack.
+
+        Raises
+        ------
+        UnsupportedModel
+            The model's weights are not in memory.
+        """
+        state = self._state
+        self.refuse_without_weights()
+        state.close_dropped()
+        with state.lock, evaluating(self.model), as_written():
+            before = state.lengths, state.pack, state.proofs_before_edits
+            state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
+            try:
+                yield
+            finally:
+                state.lengths, state.pack, state.proofs_before_edits = before
+
+    def run(self, inputs: Inputs, columns: Sequence[int] | None = None) -> Tensor:
+        """Run the model on prepared prompts, under the edits that are on, and return its logits.
+
+        Parameters
+        ----------
+        inputs : Inputs
+            As :meth:`prepare` returns them.
+        columns : sequence of int, optional
+            Positions of tokens whose logits to return; by default all.
+
+        Returns
+        -------
+        Tensor (prompt, token, vocabulary)
+            Prompts are padded on the right. A pack is one row; a model of images has one token, with its classes.
+        """
+        with self.exclusively(inputs.lengths, inputs.packed), torch.no_grad():
+            return self.runner.logits(**self.runner.inputs(*inputs[:2]), columns=columns)
+
+    def logits(self, ids: Tensor, width: int | None = None, *, gradients: bool = False) -> Tensor:
+        """Run the model on token ids of one length, under the edits that are on, and return its logits.
+
+        Parameters
+        ----------
+        ids : Tensor of int (prompt, token)
+            Taken as they are, on any device.
+        width : int, optional
+            Return the logits of the last `width` tokens; by default of all.
+        gradients : bool
+            Whether gradients can be taken of the logits.
+
+        Returns
+        -------
+        Tensor (prompt, width, vocabulary)
+
+        Raises
+        ------
+        PromptError
+            The model has not as many positions, or a token is outside its vocabulary.
+        """
+        count, length = ids.shape
+        if self.max_length is not None and length > self.max_length:
+            raise PromptError(
+                f"{length} tokens cannot be run together: {self.name} has positions for {self.max_length}; give fewer"
+            )
+        largest, vocabulary = int(ids.max()), self.runner.vocabulary
+        if vocabulary is not None and largest >= vocabulary:
+            raise PromptError(f"token id {largest} is outside the vocabulary of {self.name}, {vocabulary}; use its tokenizer")
+        ids = ids.to(self.runner.device)
+        columns = None if width is None else range(length - width, length)
+        with self.exclusively((length,) * count), torch.set_grad_enabled(gradients):
+            return self.runner.logits(ids, torch.ones_like(ids), columns=columns)
+
+    def hooked(
+        self, on_pass: Take | None = None, replace_output: Change | None = None, *, lengths: tuple[int, ...] | None = None
+    ) -> AbstractContextManager[None]:
+        """Hook every pass through an attention module while the context is open, in this thread.
+
+        Parameters
+        ----------
+        on_pass : callable, optional
+            Called with each :class:`~diffscope.families.AttentionPass` before the output projection. What it returns, if
+            anything, is called when the module is done.
+        replace_output : callable, optional
+            Called with each pass likewise; returns what enters the output projection instead, or None to leave it.
+        lengths : tuple of int, optional
+            Tokens of each prompt about to be run, padded on the right; by default every position is a token.
+        """
+
+        def begin(passage: AttentionPass, replay: Replay) -> None:
+            self._state.layers_run.setdefault(self.family.name, set()).add(passage.number)
+            passage.pack = self._state.pack
+            if not self._state.edits_of(self.family):  # otherwise their hooks, which run first, have called it
+                self._state.float32.begin(passage)
+            if on_pass or replace_output:
+                self._state.float32.prove(self.family, passage, replay, shown=True)
+
+        return passages(self.model, self.family, lengths, on_pass, replace_output, begin)
+
+    def refuse_without_weights(self) -> None:
+        """Raise UnsupportedModel if the model's weights are not in memory."""
+        if self.runner.device.type == "meta":
+            raise UnsupportedModel(OFFLOADED)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode, for all threads; on exit every part is back in the mode it was in.
+
+    The flags alone are set: what a part of somebody's own does in ``eval()``, such as merging an adapter, would remain.
+    """
+    training = [part for part in model.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True

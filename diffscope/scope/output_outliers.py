@@ -1,0 +1,86 @@
+"""Collect the outliers of every decoder layer's output while the model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from torch import Tensor, nn
+
+from diffscope.families.hooks import Hook
+from diffscope.families.packs import apart
+from diffscope.stats.formulas.outliers import LABELS, outliers
+
+
+class OutputOutliers:
+    """Outliers of the outputs of decoder layers, (prompt, outlier) for each attention module and each run of the layer around it.
+
+    The decoder layer is the module that holds the attention module. A module that holds the attention of all layers counts as
+    none, and has no outliers.
+    """
+
+    def __init__(self, lengths: tuple[int, ...], packed: bool) -> None:
+        self._lengths = lengths
+        self._packed = packed
+        self._of_module: list[list[np.ndarray]] = []
+
+    @contextmanager
+    def watching(self, model: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
+        """Collect the outliers of the layers around some attention modules while the context is open."""
+        names = {module: name for name, module in model.named_modules()}
+        self._of_module = [[] for _ in modules]
+        holders = [_layer_around(model, names[module]) for module in modules]
+        whole = {model} | {holder for holder in holders if len(modules) > 1 and {*modules} <= {*holder.modules()}}
+        hooks = ((holder, self._hook(values)) for holder, values in zip(holders, self._of_module) if holder not in whole)
+        handles = [holder.register_forward_hook(Hook(hook)) for holder, hook in hooks]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _hook(self, values: list[np.ndarray]) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: object) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+            if self._packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self._lengths):
+                hidden = apart(hidden, self._lengths, 1)
+            if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self._lengths):
+                of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self._lengths)]
+                values.append(np.stack(of_prompts))
+            else:
+                values.append(np.full((len(self._lengths), len(LABELS)), np.nan))
+
+        return hook
+
+    def at(self, runs: Sequence[tuple[int, int]]) -> np.ndarray | None:
+        """Return the outliers at runs of attention modules, (run, prompt, outlier), with NaN where none were collected.
+
+        Parameters
+        ----------
+        runs : sequence of (int, int)
+            Of each the index of the module, and how often it had been run before. A layer that runs its module several times has
+            one output for all of them.
+
+        Returns
+        -------
+        ndarray or None
+            None if no module was watched.
+        """
+        if not self._of_module:
+            return None
+        nothing = [np.full((len(self._lengths), len(LABELS)), np.nan)]
+        values = [(self._of_module[index] or nothing, turn) for index, turn in runs]
+        return np.stack([of_module[min(turn, len(of_module) - 1)] for of_module, turn in values])
+
+
+def _layer_around(model: nn.Module, name: str) -> nn.Module:
+    """Return the decoder layer of a module: the module that holds it, or itself if it is one of a sequence of layers."""
+    above, _, last = name.removesuffix("._orig_mod").rpartition(".")  # which torch.compile puts between
+    holder = model.get_submodule(above)
+    if isinstance(holder, nn.Sequential) and last.isdigit():
+        return holder.get_submodule(last)
+    while above and isinstance(holder, (nn.Sequential, nn.ModuleList)):  # branches of a layer
+        above = above.rpartition(".")[0]
+        holder = model.get_submodule(above)
+    return holder
