@@ -15,7 +15,7 @@ from diffscope.edits import Edit
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
-from diffscope.families.hooks import Replay, Change, Take, passages
+from diffscope.families.hooks import Change, Replay, Take, passages
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.inputs import Spans
 from diffscope.proof.prove import OFFLOADED
