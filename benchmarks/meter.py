@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from diffscope.attention.memory import give_back_memory
+from diffscope.attention.memory import trim_heap
 from diffscope.errors import MissingExtra
 
 OK, WRONG, REFUSED, MEMORY, TIME, ABSENT = "ok", "wrong", "refused", "out of memory", "over time", "not installed"
@@ -35,7 +35,7 @@ class Meter:
 
     def __init__(self, device: str = "cpu"):
         gc.collect()
-        give_back_memory()
+        trim_heap()
         self._cuda = torch.cuda if device.startswith("cuda") else None
         self._before = self._cuda.memory_allocated() if self._cuda else memory("VmRSS")
 
@@ -167,7 +167,7 @@ def _serve(connection: Connection, job: Job, device: str) -> None:
             answer = Answer(OK, "", seconds, peak, None if result is None else pick(result))
             del result
             gc.collect()
-            give_back_memory()  # while others run, nothing is held
+            trim_heap()  # while others run, nothing is held
             connection.send(answer)
     except EOFError:
         return

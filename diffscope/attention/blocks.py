@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.components import Rows
-from diffscope.attention.memory import Workspace, borrowed, give_back_memory
+from diffscope.attention.memory import Workspace, pooled_workspace, trim_heap
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import Heads, LayerAttention, Queries
@@ -167,7 +167,7 @@ def stream(
         if progress is not None and number < len(blocks):
             progress(number / len(blocks))
         if layer.changes and number % BLOCKS_BETWEEN_TRIMS == 0:
-            give_back_memory()
+            trim_heap()
 
 
 def gather(
@@ -245,7 +245,7 @@ class Workers:
             Whether to stay in the calling thread: on a GPU, or if there is too little to do.
         """
         if alone or self.count == 1:
-            with borrowed() as workspace:
+            with pooled_workspace() as workspace:
                 yield from (task(workspace) for task in tasks)
             return
         self._pool = self._pool or self._start()

@@ -6,7 +6,7 @@ Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from torch import Tensor
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, finite, listed, maybe, one_of, shown, whole
+
+if TYPE_CHECKING:
+    from diffscope.attention.layer import LayerAttention
 
 LEAST_SUM = 1e-3
 SCATTERED = 1e4  # so many times a draw around the unit interval
@@ -33,7 +36,7 @@ FIELDS = {  # by the type that a field of a change is declared with
 
 
 @dataclass(frozen=True)
-class At:
+class RowContext:
     """The heads and queries that a change is applied to.
 
     Attributes
@@ -44,7 +47,7 @@ class At:
     queries : int64 Tensor, (query,)
     """
 
-    layer: Any  # LayerAttention is one floor up
+    layer: LayerAttention
     heads: Tensor
     queries: Tensor
 
@@ -75,22 +78,22 @@ class Change:
         super().__init_subclass__(**kwargs)
         Change.kinds[cls.__name__] = cls
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         """Scores of one branch as they enter the softmax, scaled and capped, (head, query, key), −∞ where a key is not visible.
 
         A sink logit is not among them: it has no key, and stays as it is whatever becomes of the scores.
         """
         return logits
 
-    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def maps(self, context: RowContext, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """A1 and A2, (head, query, key)."""
         return a1, a2
 
-    def difference(self, at: At, d: Tensor) -> Tensor:
+    def difference(self, context: RowContext, d: Tensor) -> Tensor:
         """D, (head, query, key)."""
         return d
 
-    def output(self, at: At, out: Tensor) -> Tensor:
+    def output(self, context: RowContext, out: Tensor) -> Tensor:
         """What enters the output projection, (head, query, width)."""
         return out
 
@@ -131,18 +134,18 @@ class Change:
         return type(self)(**values | of_batch) if of_batch else self
 
 
-def mass(at: At, a: Tensor) -> Tensor | float:
+def mass(context: RowContext, a: Tensor) -> Tensor | float:
     """What rows that take the place of rows of A1 or A2 (head, query, key) are to sum to.
 
     It is 1; with sink logits it is what they sum to, (head, query, 1): how much goes to keys at all is then the sink logit's
     matter, and a change that says where attention goes leaves it.
     """
-    return 1.0 if at.layer.sink_logit is None else a.sum(-1, keepdim=True)
+    return 1.0 if context.layer.sink_logit is None else a.sum(-1, keepdim=True)
 
 
-def chosen(heads: tuple[int, ...], at: At) -> Tensor:
+def chosen(heads: tuple[int, ...], context: RowContext) -> Tensor:
     """Which of the heads asked about a change acts on, bool (head, 1, 1)."""
-    return torch.isin(at.heads, torch.tensor(heads, device=at.heads.device))[:, None, None]
+    return torch.isin(context.heads, torch.tensor(heads, device=context.heads.device))[:, None, None]
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,12 @@ class ChangeOfA2(Change):
 
     heads: tuple[int, ...]
 
-    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def maps(self, context: RowContext, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if a2 is None:
-            raise DiffscopeError(f"layer {at.layer.layer} has no second map to change")
-        return a1, torch.where(chosen(self.heads, at), self.second(at, a2), a2)
+            raise DiffscopeError(f"layer {context.layer.layer} has no second map to change")
+        return a1, torch.where(chosen(self.heads, context), self.second(context, a2), a2)
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
         """The changed second map, broadcastable to (head, query, key), of all heads asked about."""
         raise NotImplementedError
 
@@ -167,7 +170,7 @@ class ScaleA2(ChangeOfA2):
 
     factor: float
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
         return a2 * self.factor
 
 
@@ -175,9 +178,9 @@ class ScaleA2(ChangeOfA2):
 class UniformA2(ChangeOfA2):
     """Equal weight on every visible key, in place of A2, with its :func:`mass`."""
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
-        visible = at.visible.to(a2.dtype)
-        return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(at, a2)
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
+        visible = context.visible.to(a2.dtype)
+        return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(context, a2)
 
 
 @dataclass(frozen=True)
@@ -186,7 +189,7 @@ class SharedA2(ChangeOfA2):
 
     of_all_heads = True
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
         return a2.mean(0, keepdim=True)
 
 
@@ -196,12 +199,12 @@ class FixA2(ChangeOfA2):
 
     map: Tensor  # (1, head, position, key)
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
-        keys, size = at.layer.n_keys, self.map.shape[-1]
-        if keys > size or (keys < size and at.layer.mask.kind == "full"):  # where all keys are seen a shorter row is no mean
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
+        keys, size = context.layer.n_keys, self.map.shape[-1]
+        if keys > size or (keys < size and context.layer.mask.kind == "full"):  # where all keys are seen a shorter row is no mean
             raise PromptError(f"the mean map is of {size} tokens and cannot serve {keys}; average prompts of the right length")
-        rows = self.map[0][at.heads[:, None], at.positions, :keys]  # indexed at once: no copy of whole maps
-        return rows * at.visible
+        rows = self.map[0][context.heads[:, None], context.positions, :keys]  # indexed at once: no copy of whole maps
+        return rows * context.visible
 
 
 @dataclass(frozen=True)
@@ -210,22 +213,22 @@ class PositionalA2(ChangeOfA2):
 
     profile: Tensor  # (1, head, 1 + distance): the first key's mass, then the weight at distance 0, 1, ...
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
-        keys = at.layer.n_keys
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
+        keys = context.layer.n_keys
         if keys > self.profile.shape[-1]:
             raise PromptError(f"the positional mean is of {self.profile.shape[-1]} tokens and cannot serve {keys}")
-        profile = self.profile[0][at.heads]  # (head, 1 + distance)
-        distance = at.positions[:, None] - torch.arange(keys, device=profile.device)  # (query, key)
-        if (distance < 0)[at.visible].any():
+        profile = self.profile[0][context.heads]  # (head, 1 + distance)
+        distance = context.positions[:, None] - torch.arange(keys, device=profile.device)  # (query, key)
+        if (distance < 0)[context.visible].any():
             raise DiffscopeError("the positional mean is of causal maps, and this layer sees later keys")
-        others = at.visible & (torch.arange(keys, device=profile.device) > 0)
+        others = context.visible & (torch.arange(keys, device=profile.device) > 0)
         row = profile[:, 1:][:, distance.clamp_min(0).clamp_max(profile.shape[1] - 2)] * others
         total = row.sum(-1, keepdim=True)
-        first = at.visible[:, :1] * profile[:, :1, None]  # (head, query, 1)
+        first = context.visible[:, :1] * profile[:, :1, None]  # (head, query, 1)
         first = torch.where(total > 0, first, 1.0)  # a row that sees the first key alone
         row = row / total.clamp_min(1e-30) * (1 - first)
-        row[..., :1] = first * at.visible[:, :1]
-        return row * mass(at, a2)
+        row[..., :1] = first * context.visible[:, :1]
+        return row * mass(context, a2)
 
 
 @dataclass(frozen=True)
@@ -236,11 +239,12 @@ class LowRankA2(ChangeOfA2):
     right: Tensor  # (batch, head, key, rank)
     normalise: bool = False
 
-    def second(self, at: At, a2: Tensor) -> Tensor:
-        rows = self.left[0][at.heads[:, None], at.queries] @ self.right[0][at.heads, : at.layer.n_keys].transpose(1, 2)
-        rows = rows * at.visible
+    def second(self, context: RowContext, a2: Tensor) -> Tensor:
+        left = self.left[0][context.heads[:, None], context.queries]  # (head, query, rank)
+        right = self.right[0][context.heads, : context.layer.n_keys]  # (head, key, rank)
+        rows = left @ right.transpose(1, 2) * context.visible
         total = rows.sum(-1, keepdim=True)
-        return torch.where(total < LEAST_SUM, rows, rows / total * mass(at, a2)) if self.normalise else rows
+        return torch.where(total < LEAST_SUM, rows, rows / total * mass(context, a2)) if self.normalise else rows
 
 
 @dataclass(frozen=True)
@@ -253,12 +257,12 @@ class TopKA1(Change):
     k: int
     renormalise: bool
 
-    def maps(self, at: At, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def maps(self, context: RowContext, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
         top = a1.topk(min(self.k, a1.shape[-1]), dim=-1)
         sparse = torch.zeros_like(a1).scatter(-1, top.indices, top.values)
         if self.renormalise:
-            sparse = sparse / sparse.sum(-1, keepdim=True).clamp_min(1e-30) * mass(at, a1)
-        return torch.where(chosen(self.heads, at), sparse, a1), a2
+            sparse = sparse / sparse.sum(-1, keepdim=True).clamp_min(1e-30) * mass(context, a1)
+        return torch.where(chosen(self.heads, context), sparse, a1), a2
 
 
 @dataclass(frozen=True)
@@ -270,11 +274,11 @@ class SignedMask(Change):
     right: Tensor  # (batch, head, key, width): w
     bias: Tensor  # (1, head)
 
-    def difference(self, at: At, d: Tensor) -> Tensor:
-        left = self.left[0][at.heads[:, None], at.queries]
-        right = self.right[0][at.heads, : at.layer.n_keys]
-        mask = torch.tanh(left @ right.transpose(1, 2) + self.bias[0][at.heads][:, None, None])
-        return torch.where(chosen(self.heads, at), d * mask.to(d.dtype), d)
+    def difference(self, context: RowContext, d: Tensor) -> Tensor:
+        left = self.left[0][context.heads[:, None], context.queries]
+        right = self.right[0][context.heads, : context.layer.n_keys]
+        mask = torch.tanh(left @ right.transpose(1, 2) + self.bias[0][context.heads][:, None, None])
+        return torch.where(chosen(self.heads, context), d * mask.to(d.dtype), d)
 
 
 @dataclass(frozen=True)
@@ -286,8 +290,8 @@ class Reshape(Change):
     heads: tuple[int, ...]
     kind: str
 
-    def difference(self, at: At, d: Tensor) -> Tensor:
-        acts = chosen(self.heads, at)
+    def difference(self, context: RowContext, d: Tensor) -> Tensor:
+        acts = chosen(self.heads, context)
         if self.kind == "absolute":
             return torch.where(acts, d.abs(), d)
         if self.kind == "positive":
@@ -296,7 +300,7 @@ class Reshape(Change):
         total = d.sum(-1, keepdim=True) if self.kind == "by sum" else size
         if self.kind == "by sum" and ((total.abs() < LEAST_SUM) & (size > 0) & acts).any():
             raise DiffscopeError(
-                f"layer {at.layer.layer}: a row of D sums to less than {LEAST_SUM}, so dividing by it means nothing; "
+                f"layer {context.layer.layer}: a row of D sums to less than {LEAST_SUM}, so dividing by it means nothing; "
                 "choose normalise_d(by='absolute'), or other layers"
             )
         return torch.where(acts, d / torch.where(total == 0, 1.0, total), d)
@@ -314,14 +318,14 @@ class ScatterNegatives(Change):
     heads: tuple[int, ...]
     seed: int
 
-    def difference(self, at: At, d: Tensor) -> Tensor:
-        keys, device = at.layer.n_keys, d.device
-        of_keys, of_queries = (key_noise(self.seed + more, at.layer.layer, keys).abs().to(device) for more in (0, 1))
-        draws = (of_keys * (1 + of_queries[at.positions, None]) * SCATTERED).frac()  # (query, key), as good as independent
-        source = draws.masked_fill(~at.visible, 2.0).argsort(-1)  # visible keys in random order
-        place = (~at.visible).to(torch.int8).argsort(dim=-1, stable=True)  # visible keys as they stand
+    def difference(self, context: RowContext, d: Tensor) -> Tensor:
+        keys, device = context.layer.n_keys, d.device
+        of_keys, of_queries = (key_noise(self.seed + more, context.layer.layer, keys).abs().to(device) for more in (0, 1))
+        draws = (of_keys * (1 + of_queries[context.positions, None]) * SCATTERED).frac()  # (query, key), as good as independent
+        source = draws.masked_fill(~context.visible, 2.0).argsort(-1)  # visible keys in random order
+        place = (~context.visible).to(torch.int8).argsort(dim=-1, stable=True)  # visible keys as they stand
         lacking = (-d).clamp_min(0).gather(-1, source.expand_as(d))  # (head, query, key)
-        return torch.where(chosen(self.heads, at), d + torch.zeros_like(d).scatter(-1, place.expand_as(d), lacking), d)
+        return torch.where(chosen(self.heads, context), d + torch.zeros_like(d).scatter(-1, place.expand_as(d), lacking), d)
 
 
 @dataclass(frozen=True)
@@ -336,15 +340,15 @@ class DropKeys(Change):
     branches: tuple[int, ...]
     lonely: str  # what becomes of a row that sees nothing else: "kept" or "nothing"
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         if branch not in self.branches:
             return logits
         device = logits.device
         keys = torch.isin(torch.arange(logits.shape[-1], device=device), torch.tensor(self.keys, device=device))
-        drop = keys[None].expand(len(at.queries), -1)  # (query, key)
+        drop = keys[None].expand(len(context.queries), -1)  # (query, key)
         if self.queries is not None:
-            drop = drop & torch.isin(at.positions, torch.tensor(self.queries, device=device))[:, None]
-        dropped = logits.masked_fill(drop & chosen(self.heads, at), -torch.inf)
+            drop = drop & torch.isin(context.positions, torch.tensor(self.queries, device=device))[:, None]
+        dropped = logits.masked_fill(drop & chosen(self.heads, context), -torch.inf)
         if self.lonely == "kept":
             alone = (dropped == -torch.inf).all(-1, keepdim=True)
             dropped = torch.where(alone, logits, dropped)
@@ -361,16 +365,16 @@ class Quantise(Change):
     bits: int
     largest: Tensor | None  # (batch, head, branch), or None for each row's own
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         hidden = logits == -torch.inf
         seen = logits.masked_fill(hidden, 0)
         if self.largest is None:
             largest = seen.abs().amax(-1, keepdim=True)  # (head, query, 1)
         else:
-            largest = self.largest[0][at.heads, branch - 1][:, None, None].to(logits.dtype)
+            largest = self.largest[0][context.heads, branch - 1][:, None, None].to(logits.dtype)
         step = largest / (2 ** (self.bits - 1) - 1)
         rounded = (seen / step.clamp_min(1e-30)).round() * step
-        return torch.where(chosen(self.heads, at), rounded.masked_fill(hidden, -torch.inf), logits)
+        return torch.where(chosen(self.heads, context), rounded.masked_fill(hidden, -torch.inf), logits)
 
 
 @dataclass(frozen=True)
@@ -380,16 +384,16 @@ class ShapeOfA1(Change):
     heads: tuple[int, ...]
     keys: tuple[int, ...]
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         if branch == 1:
             return logits
-        before = next(number for number, change in enumerate(at.layer.changes) if change is self)
-        unchanged = replace(at.layer, changes=at.layer.changes[:before])
-        first = unchanged.changed_logits(1, At(unchanged, at.heads, at.queries))
+        before = next(number for number, change in enumerate(context.layer.changes) if change is self)
+        unchanged = replace(context.layer, changes=context.layer.changes[:before])
+        first = unchanged.changed_logits(1, RowContext(unchanged, context.heads, context.queries))
         keys = torch.tensor([key for key in self.keys if key < logits.shape[-1]], device=logits.device, dtype=torch.int64)
         mass = logits[..., keys].logsumexp(-1, keepdim=True) - first[..., keys].logsumexp(-1, keepdim=True)  # (head, query, 1)
         shaped = logits.index_copy(-1, keys, first[..., keys] + mass)
-        return torch.where(chosen(self.heads, at) & mass.isfinite(), shaped, logits)
+        return torch.where(chosen(self.heads, context) & mass.isfinite(), shaped, logits)
 
 
 def key_noise(seed: int, layer: int, keys: int) -> Tensor:
@@ -408,10 +412,10 @@ class AddNoise(Change):
     noise: Tensor  # (batch or 1, row or 1, key), its rows in the order of the queries that are asked about
     opposite: bool
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         noise = self.noise[0, :, : logits.shape[-1]]
         noisy = logits - noise if self.opposite and branch == 2 else logits + noise
-        return torch.where(chosen(self.heads, at), noisy, logits)
+        return torch.where(chosen(self.heads, context), noisy, logits)
 
 
 @dataclass(frozen=True)
@@ -421,5 +425,5 @@ class ReplaceOutput(Change):
     heads: tuple[int, ...]
     value: Tensor  # (1, head, width)
 
-    def output(self, at: At, out: Tensor) -> Tensor:
-        return torch.where(chosen(self.heads, at), self.value[0][at.heads][:, None].to(out.dtype), out)
+    def output(self, context: RowContext, out: Tensor) -> Tensor:
+        return torch.where(chosen(self.heads, context), self.value[0][context.heads][:, None].to(out.dtype), out)

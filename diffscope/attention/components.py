@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from diffscope.attention.memory import FRESH, Workspace
+from diffscope.attention.memory import NO_REUSE, Workspace
 
 Device = torch.device | str | None
 
@@ -281,7 +281,7 @@ class Rows:
     changed: bool = False
     buffer: Tensor | None = None
     start: int = 0
-    workspace: Workspace = field(default=FRESH, repr=False)
+    workspace: Workspace = field(default=NO_REUSE, repr=False)
 
     def of_heads(self, heads: Tensor) -> Rows:
         """The rows of some heads, int64 (head,), of a block that has the rows of all."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.blocks import Block, gather
-from diffscope.attention.changes import At, Change
+from diffscope.attention.changes import Change, RowContext
 from diffscope.attention.components import Mask, Norm, Pairing, Rows
-from diffscope.attention.memory import FRESH, Workspace, give_back_memory
-from diffscope.attention.precision import exactly
+from diffscope.attention.memory import NO_REUSE, Workspace, trim_heap
+from diffscope.attention.precision import without_autocast
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
 from diffscope.attention.stored import check_kept
 from diffscope.errors import first_line
@@ -160,7 +160,7 @@ class LayerAttention:
             raise IndexError(f"prompt {index} is outside the batch of {len(self.lengths)}")
         return self._cut(index, self.lengths[index])
 
-    def first(self, n: int) -> LayerAttention:
+    def prefix(self, n: int) -> LayerAttention:
         """The first n queries of one prompt and the keys up to them: under a causal mask or a window the same rows."""
         self._one_prompt()
         return self._cut(0, n)
@@ -226,16 +226,16 @@ class LayerAttention:
         -------
         Tensor, (map, query, key)
         """
-        return self._logits(self.query_positions(queries), maps, FRESH)
+        return self._logits(self.query_positions(queries), maps, NO_REUSE)
 
-    def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = FRESH) -> Tensor:
+    def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = NO_REUSE) -> Tensor:
         """Scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
         self._one_prompt()
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
         shape = (len(maps), len(queries), self.n_keys)
-        room = None if self._learning else workspace.take("scores", shape, self.dtype, self.q.device)
+        room = None if self._needs_grad else workspace.take("scores", shape, self.dtype, self.q.device)
         scores = products(q, self.k[0], self.pairing.key_of_map[maps], room)
-        return scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._learning)
+        return scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._needs_grad)
 
     def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
         maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
@@ -248,35 +248,35 @@ class LayerAttention:
         return scores
 
     @property
-    def _learning(self) -> bool:
+    def _needs_grad(self) -> bool:
         """Whether a gradient is to flow, which it does not through memory that is used again."""
         inputs = (self.q, self.k, self.lam, self.sink_logit)
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
-    def changed_logits(self, branch: int, at: At) -> Tensor:
+    def changed_logits(self, branch: int, context: RowContext) -> Tensor:
         """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
-        logits = self.logits(at.queries, self.pairing.of_branch(branch)[at.heads])
+        logits = self.logits(context.queries, self.pairing.of_branch(branch)[context.heads])
         for change in self.changes:
-            logits = change.logits(at, branch, logits)
+            logits = change.logits(context, branch, logits)
         return logits
 
-    def changed_difference(self, at: At, d: Tensor) -> Tensor:
+    def changed_difference(self, context: RowContext, d: Tensor) -> Tensor:
         """D with all changes made, from gain·A1 − λ·A2, both (head, query, key)."""
         for change in self.changes:
-            d = change.difference(at, d)
+            d = change.difference(context, d)
         return d
 
-    def _softmax(self, branch: int, at: At, workspace: Workspace, out: Tensor | None) -> Tensor:
+    def _softmax(self, branch: int, context: RowContext, workspace: Workspace, out: Tensor | None) -> Tensor:
         """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
-        of_heads = self.pairing.of_branch(branch)[at.heads]
+        of_heads = self.pairing.of_branch(branch)[context.heads]
         if self.changes:
-            return self._normalised(self.changed_logits(branch, at), of_heads, at.queries, None)
+            return self._normalised(self.changed_logits(branch, context), of_heads, context.queries, None)
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
         if len(set(of_heads.tolist())) == len(of_heads):
-            return self._normalised(self._logits(at.queries, of_heads, workspace), of_heads, at.queries, out)
+            return self._normalised(self._logits(context.queries, of_heads, workspace), of_heads, context.queries, out)
         distinct, of_head = of_heads.unique(return_inverse=True)
-        logits = self._logits(at.queries, distinct, workspace)
-        weights = self._normalised(logits, distinct, at.queries, None if out is None else logits)
+        logits = self._logits(context.queries, distinct, workspace)
+        weights = self._normalised(logits, distinct, context.queries, None if out is None else logits)
         return torch.index_select(weights, 0, of_head, out=out)
 
     def _normalised(self, logits: Tensor, maps: Tensor, queries: Tensor, out: Tensor | None) -> Tensor:
@@ -287,7 +287,7 @@ class LayerAttention:
             return softmax_with_sink(logits, sink, rounded, out)
         return softmax(logits, out, may_be_blind=bool(self.changes) or self.mask.kind == "given")
 
-    def rows(self, queries: Queries = None, heads: Heads = None, workspace: Workspace = FRESH) -> Rows:
+    def rows(self, queries: Queries = None, heads: Heads = None, workspace: Workspace = NO_REUSE) -> Rows:
         """A1, A2 and D of some queries and heads of one prompt.
 
         Parameters
@@ -304,29 +304,29 @@ class LayerAttention:
         self._one_prompt()
         if heads is not None and any(change.of_all_heads for change in self.changes):
             return self.rows(queries, None, workspace).of_heads(self.head_numbers(heads))
-        at = At(self, self.head_numbers(heads), self.query_positions(queries))
+        context = RowContext(self, self.head_numbers(heads), self.query_positions(queries))
 
         def per_row(x: Tensor) -> Tensor:
-            return x[0].expand(self.n_heads, self.n_queries)[at.heads[:, None], at.queries].to(self.dtype)
+            return x[0].expand(self.n_heads, self.n_queries)[context.heads[:, None], context.queries].to(self.dtype)
 
         lam = per_row(self.lam)
         gain = per_row(self.gain)
         room: Sequence[Tensor | None] = [None] * 4
         buffer = None
-        if not self.changes and not self._learning:
-            shape = (4 if self.differential else 2, len(at.heads), len(at.queries), self.n_keys)
+        if not self.changes and not self._needs_grad:
+            shape = (4 if self.differential else 2, len(context.heads), len(context.queries), self.n_keys)
             memory = workspace.take("maps", shape, self.dtype, self.q.device)  # A1, A2, room for |D|, D; or A1, D
             room = list(memory)
             buffer = memory[:3] if self.differential else None
-        a1 = self._softmax(1, at, workspace, room[0])
-        a2 = self._softmax(2, at, workspace, room[1]) if self.differential else None
+        a1 = self._softmax(1, context, workspace, room[0])
+        a2 = self._softmax(2, context, workspace, room[1]) if self.differential else None
         for change in self.changes:
-            a1, a2 = change.maps(at, a1, a2)
+            a1, a2 = change.maps(context, a1, a2)
         amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=room[-1])
         d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
-        d = self.changed_difference(at, d)
-        n = self.mask.counts(at.queries, self.n_keys, self.n_keys - self.n_queries)
-        return Rows(a1, a2, d, lam, gain, n, at.queries, bool(self.changes), buffer, workspace=workspace)
+        d = self.changed_difference(context, d)
+        n = self.mask.counts(context.queries, self.n_keys, self.n_keys - self.n_queries)
+        return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
     def split(self, queries: Queries = None, heads: Heads = None, elements: int | None = None) -> tuple[Tensor, ...]:
         """The queries in blocks, each of at least one query and else of at most `elements` values a (head, query, key) temporary.
@@ -337,7 +337,7 @@ class LayerAttention:
         size = max(1, elements // (len(self.head_numbers(heads)) * self.n_keys))
         return self.query_positions(queries).split(size)
 
-    def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = FRESH, width: int = 1) -> Rows:
+    def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE, width: int = 1) -> Rows:
         """As :meth:`rows`, without the keys before the first and after the last that any of the queries sees.
 
         Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
@@ -368,9 +368,9 @@ class LayerAttention:
         for number, block in enumerate(self.split(queries, index, elements)):
             yield self.visible_rows(block, index) if trim else self.rows(block, index)
             if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
-                give_back_memory()
+                trim_heap()
 
-    @exactly
+    @without_autocast()
     def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:
         """Return D·V before the norm, (head, query, width)."""
         values = self.v[0][self.pairing.value_of_head[self.head_numbers(heads)]].to(self.dtype)  # (head, key, width)
@@ -381,8 +381,8 @@ class LayerAttention:
 
         return gather(self, queries, product, heads=heads, all_heads=bool(self.changes))
 
-    @exactly
-    def finish(self, out: Tensor, queries: Queries = None) -> Tensor:
+    @without_autocast()
+    def head_postprocess(self, out: Tensor, queries: Queries = None) -> Tensor:
         """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""
         queries = self.query_positions(queries)
         out = (out if self.norm is None else self.norm(out)) * self.post_scale
@@ -391,12 +391,12 @@ class LayerAttention:
         if self.gate is not None:
             out = out * self.gate[0].expand(-1, self.n_queries, -1)[:, queries].to(out.dtype)
         for change in self.changes:
-            out = change.output(At(self, self.head_numbers(None), queries), out)
+            out = change.output(RowContext(self, self.head_numbers(None), queries), out)
         return out
 
     def output(self, queries: Queries = None) -> Tensor:
         """What enters the output projection, rebuilt, (head, query, width)."""
-        return self.finish(self.head_outputs(queries), queries)
+        return self.head_postprocess(self.head_outputs(queries), queries)
 
     def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
         """Tensors by name, and everything else ready for JSON; :meth:`from_tensors` puts them together again."""
@@ -459,7 +459,7 @@ class LayerAttention:
             rows = self.rows(queries)
             out = self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype)
             shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}
-            if shapes != {(self.n_heads, len(queries), self.n_keys)} or self.finish(out, queries).shape != out.shape:
+            if shapes != {(self.n_heads, len(queries), self.n_keys)} or self.head_postprocess(out, queries).shape != out.shape:
                 raise ValueError("they give maps or outputs of another shape")
         except Exception as error:  # a change may raise anything where it holds something else
             names = ", ".join(type(change).__name__ for change in self.changes)

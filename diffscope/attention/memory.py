@@ -1,4 +1,4 @@
-"""Memory: what is used again for every block of rows, what is given back, and how much there is."""
+"""Memory: scratch buffers that blocks of rows reuse, memory returned to the system, and how much is free."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ from torch import Tensor
 
 
 class Workspace:
-    """Buffers by name: what is taken under a name is good until the next is taken under it.
+    """Reusable scratch buffers of one thread; a tensor from ``take(name)`` is valid until the next ``take(name)``.
 
-    A megabyte that is asked of the system for every block costs as much as a pass over it. One thread uses one workspace.
+    Asking the system for a megabyte at every block costs as much as a pass over it.
     """
 
     def __init__(self) -> None:
-        self._held: dict[tuple, Tensor] = {}
+        self._buffers: dict[tuple, Tensor] = {}
 
     @property
     def nbytes(self) -> int:
-        return sum(held.nbytes for held in self._held.values())
+        """Size of all buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers.values())
 
     @property
     def on_gpu(self) -> bool:
-        return any(held.device.type != "cpu" for held in self._held.values())
+        """Whether any buffer is on a GPU."""
+        return any(buffer.device.type != "cpu" for buffer in self._buffers.values())
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-        """A contiguous tensor of that shape, holding anything."""
+        """Return a contiguous tensor of that shape, with arbitrary values."""
         size = math.prod(shape)
-        # What is made in inference mode cannot be written to outside of it.
+        # A tensor from inference mode cannot be written to outside of it.
         key = (name, dtype, torch.device(device), torch.is_inference_mode_enabled())
-        held = self._held.get(key)
-        if held is None or held.numel() < size:
-            held = self._held[key] = torch.empty(size, dtype=dtype, device=device)
-        return held[:size].view(shape)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
+        return buffer[:size].view(shape)
 
 
-class Fresh(Workspace):
-    """A workspace that gives new memory every time, so that what was taken stays."""
+class _NewMemory(Workspace):
+    """A workspace that returns new memory every time, so that every tensor stays valid."""
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+        """Return a new tensor."""
         return torch.empty(shape, dtype=dtype, device=device)
 
 
-FRESH = Fresh()
+NO_REUSE = _NewMemory()
 
-KEPT = 2**26  # bytes: a larger workspace is not kept, for only the work of small ones is short beside asking for memory
-SPARE = 2
-_spare: list[Workspace] = []
+MAX_POOLED_BYTES = 2**26  # of a workspace: only small computations are short compared with asking for memory
+POOL_SIZE = 2
+_pool: list[Workspace] = []
 
 
 @contextmanager
-def borrowed() -> Iterator[Workspace]:
-    """A workspace for as long as the context is open; small ones are kept for the next who borrows."""
+def pooled_workspace() -> Iterator[Workspace]:
+    """Lend a workspace while the context is open; small ones go back to a pool."""
     try:
-        workspace = _spare.pop()
+        workspace = _pool.pop()
     except IndexError:
         workspace = Workspace()
         # From now on glibc takes blocks of up to this size from its heap, where they are soon found again, as it does once one of
@@ -68,20 +71,20 @@ def borrowed() -> Iterator[Workspace]:
     try:
         yield workspace
     finally:
-        if workspace.nbytes <= KEPT and len(_spare) < SPARE and not workspace.on_gpu:
-            _spare.append(workspace)
+        if workspace.nbytes <= MAX_POOLED_BYTES and len(_pool) < POOL_SIZE and not workspace.on_gpu:
+            _pool.append(workspace)
 
 
 @cache
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's function of that name; None under another C library."""
+    """Return glibc's function of that name, or None under another C library."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):
         return None
 
 
-def give_back_memory() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system.
 
     glibc keeps freed blocks of a few MiB for itself and scatters small results among them: at 8,192 tokens it had grown
@@ -93,7 +96,7 @@ def give_back_memory() -> None:
 
 
 def free_memory(device: torch.device) -> float:
-    """Bytes that can still be had; infinite where the system does not say."""
+    """Return how many bytes are free on a device, or infinity if the system does not tell."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached

@@ -11,7 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import ForeignModule
@@ -48,7 +48,7 @@ class FrozenHeads:
     lam: Tensor
 
     @classmethod
-    @exactly
+    @without_autocast()
     def of(cls, layer: LayerAttention) -> FrozenHeads:
         """Freeze the heads of a layer of one prompt.
 
@@ -66,7 +66,7 @@ class FrozenHeads:
         whole = d[:, None] @ values  # (head, 1, width)
         last = cls(replace(layer, norm=_frozen(layer.norm, whole)), values, weights, a2, rows.lam)
         parts = last.outputs(weights).nan_to_num()
-        off = parts.sum(0) - layer.finish(whole, query)[:, 0]
+        off = parts.sum(0) - layer.head_postprocess(whole, query)[:, 0]
         if not off.abs().max() <= BRANCH_TOLERANCE * parts.abs().sum(0).max():
             raise UnsupportedModel(
                 f"layer {layer.layer}: D or the output of heads is changed after the subtraction, so heads are no sum of two "
@@ -74,12 +74,12 @@ class FrozenHeads:
             )
         return last
 
-    @exactly
+    @without_autocast()
     def outputs(self, weights: Tensor, keys: Tensor | slice = slice(None)) -> Tensor:
         """Return what enters the output projection for given weights of keys, (row, head, key) → (row, head, width)."""
         mixed = weights.transpose(0, 1) @ self.values[:, keys]  # (head, row, width)
         queries = [self.frozen.n_queries - 1] * len(weights)
-        return self.frozen.finish(mixed, queries).transpose(0, 1)
+        return self.frozen.head_postprocess(mixed, queries).transpose(0, 1)
 
 
 def _frozen(norm: Norm | None, whole: Tensor) -> Norm | None:
@@ -183,7 +183,7 @@ def _through(projection: nn.Module, parts: Tensor) -> tuple[Tensor, Tensor]:
     return out.unflatten(0, (rows, heads)).double(), bias.double()
 
 
-@exactly
+@without_autocast()
 def project(projection: ForeignModule, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return W·x for x (row, width) in the precision of x, and the bias: (row, hidden) and (hidden,), on the CPU.
 

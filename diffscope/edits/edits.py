@@ -12,13 +12,13 @@ from torch import Tensor
 
 from diffscope.attention.changes import (
     AddNoise,
-    At,
     Change,
     DropKeys,
     LowRankA2,
     Quantise,
     ReplaceOutput,
     Reshape,
+    RowContext,
     ScaleA2,
     SharedA2,
     TopKA1,
@@ -354,7 +354,7 @@ class _Largest(Change):
 
     largest: Tensor  # (head, branch)
 
-    def logits(self, at: At, branch: int, logits: Tensor) -> Tensor:
+    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         largest = logits.masked_fill(logits == -torch.inf, 0).abs().amax((1, 2))
-        self.largest[at.heads, branch - 1] = torch.maximum(self.largest[at.heads, branch - 1], largest)
+        self.largest[context.heads, branch - 1] = torch.maximum(self.largest[context.heads, branch - 1], largest)
         return logits

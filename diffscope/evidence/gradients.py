@@ -13,7 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from diffscope.attention.changes import At
+from diffscope.attention.changes import RowContext
 from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import PromptError, UnsupportedModel
@@ -121,8 +121,10 @@ def _last_row(layer: LayerAttention, received: Tensor) -> LastRow:
         values = prompt.v[0][prompt.pairing.value_of_head].to(prompt.dtype)  # (head, key, width)
         with torch.enable_grad():
             before = _before_changes(prompt, rows).clone().requires_grad_()  # (head, 1, key)
-            d = prompt.changed_difference(At(prompt, torch.arange(prompt.n_heads, device=before.device), rows.queries), before)
-            out = prompt.finish(d @ values, query).transpose(0, 1).reshape(-1)
+            d = prompt.changed_difference(
+                RowContext(prompt, torch.arange(prompt.n_heads, device=before.device), rows.queries), before
+            )
+            out = prompt.head_postprocess(d @ values, query).transpose(0, 1).reshape(-1)
             gradient, pull = torch.autograd.grad((out * received[index].reshape(-1).to(out.dtype)).sum(), (d, before))
         fields = {name: getattr(rows, name) for name in ("a1", "a2", "d", "lam", "gain")} | {"gradient": gradient, "pull": pull}
         for name, tensor in fields.items():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import REGISTER, AttentionPass, ForeignModule, compact, filled
 
@@ -81,7 +81,7 @@ def wide_linear(projection: ForeignModule, x: Tensor) -> Tensor | None:
     return _linear(x.to(wide), projection.weight.to(wide), bias)
 
 
-_linear = exactly(nn.functional.linear)
+_linear = without_autocast()(nn.functional.linear)
 
 
 def from_cache(passage: AttentionPass, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

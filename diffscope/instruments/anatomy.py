@@ -9,7 +9,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.instruments.anatomy_formulas import PARTS, PLAYERS, parts, uniform_share
@@ -120,7 +120,7 @@ def _same(cap: Capture | CaptureBatch, index: int, others: Capture | CaptureBatc
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def _of_layer(layer: LayerAttention, distances: Distances, by_distance: Tensor) -> dict[str, Tensor]:
     """Return the shares of variance of one layer and prompt, each (head, map, part)."""
     shape = (layer.n_heads, len(MAPS), len(PARTS))

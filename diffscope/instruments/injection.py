@@ -18,7 +18,7 @@ from torch import Tensor
 
 from diffscope.attention.changes import AddNoise, Change, ShapeOfA1, key_noise
 from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.edits import inject_noise
 from diffscope.errors import DiffscopeError, PromptError, SpanError
@@ -160,7 +160,7 @@ def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Te
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def _of_layer(
     layer: LayerAttention,
     queries: Tensor,

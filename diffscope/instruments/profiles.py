@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 
 STEPS = 50  # of a fit, at most
 CLOSE = 1e-3  # a fit ends when what it gives differs from what is received by that share
@@ -125,7 +125,7 @@ class Distances:
         return table.scatter_add_(1, self.places(layer, queries, keys), seen.double())
 
     @torch.no_grad()
-    @exactly
+    @without_autocast()
     def received_by(self, layers: Sequence[LayerAttention]) -> list[Received]:
         """Sum the weights of each distance in the maps of several prompts."""
         return [self._received(layer) for layer in layers]

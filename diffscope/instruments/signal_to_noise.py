@@ -17,7 +17,7 @@ from torch import Tensor
 
 from diffscope.attention.changes import UniformA2
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
@@ -186,7 +186,7 @@ def crossed(
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def _outputs(batch: LayerAttention, queries: Tensor) -> Tensor:
     """Return the output of every head by each of ``OUTPUTS``, float64 (output, stage, head, query, prompt, width)."""
     prompts = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import HALF, exactly, tf32_allowed
+from diffscope.attention.precision import HALF, tf32_allowed, without_autocast
 from diffscope.errors import DiffscopeError, FidelityError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.packs import ACROSS
@@ -99,7 +99,7 @@ def not_finite(layer: LayerAttention, observed: Tensor, module: nn.Module | None
     return ""
 
 
-@exactly
+@without_autocast()
 def likely_cause(
     layer: LayerAttention, observed: Tensor, module: nn.Module | None = None, suspects: Sequence[Candidate] = ()
 ) -> str:

@@ -17,8 +17,8 @@ from torch import Tensor
 from diffscope.attention.components import Pairing
 from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.memory import borrowed
-from diffscope.attention.precision import exactly
+from diffscope.attention.memory import pooled_workspace
+from diffscope.attention.precision import without_autocast
 from diffscope.attention.stacking import alike_to_the_end, joined_pairing, joined_to_the_end
 from diffscope.errors import FidelityError
 
@@ -136,7 +136,7 @@ def _compared_with(
     worst = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
     sensitivity = values.new_zeros(layer.n_heads)
     done = 0
-    with borrowed() as workspace:
+    with pooled_workspace() as workspace:
         for block in every.split(checked):
             rows = every.visible_rows(block, workspace=workspace)
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
@@ -188,7 +188,7 @@ def _derivative(layer: LayerAttention, out: Tensor, direction: Tensor, queries: 
         factor = torch.rsqrt(out.square().mean(-1, keepdim=True) + norm.eps)
         direction = factor * (direction - out * factor.square() * (out * direction).mean(-1, keepdim=True))
         layer = replace(layer, norm=replace(norm, kind="scalar"))
-    return layer.finish(direction, queries)
+    return layer.head_postprocess(direction, queries)
 
 
 class _Terms(NamedTuple):
@@ -286,7 +286,7 @@ def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, targ
     target : Tensor, (head, query, width)
         What the model produced.
     """
-    out = layer.finish(out, queries)
+    out = layer.head_postprocess(out, queries)
     if layer.changes:  # an edit's output is rounded once more, by its own size
         size = torch.maximum(size, _rms(out))
     return (out - target).abs().amax(-1) / size.clamp_min(1e-30)
@@ -336,7 +336,7 @@ def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tenso
     return observed[index, queries].to(layer.dtype).reshape(len(queries), layer.n_heads, layer.v.shape[-1]).transpose(0, 1)
 
 
-@exactly
+@without_autocast()
 def fidelities(
     layers: Sequence[LayerAttention], observed: Sequence[Tensor], decide: bool = True, rows: int | None = None
 ) -> list[Fidelity]:

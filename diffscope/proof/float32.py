@@ -17,7 +17,7 @@ from torch import nn
 from diffscope.attention.fidelity import Fidelity, Float32Proof
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
-from diffscope.attention.precision import exactly, without_tf32
+from diffscope.attention.precision import without_autocast, without_tf32
 from diffscope.errors import DiffscopeError, FidelityError, first_line
 from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import Replay, own_implementation
@@ -117,8 +117,8 @@ class Float32Proofs:
         return before.proof
 
 
-@exactly
-@without_tf32
+@without_autocast()
+@without_tf32()
 def _in_float32(family: Family, passage: AttentionPass, replay: Replay) -> Float32Proof:
     """Run the module in float32, and find the reading that rebuilds what it computes."""
     free = free_memory(passage.hidden.device)

@@ -7,7 +7,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture, CaptureBatch
 from diffscope.errors import check_index
 from diffscope.prompts.encoded import DERIVED_SETS
@@ -128,7 +128,7 @@ def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tensor]:
     """Statistics of two maps on some keys, each (head,)."""
     rows = layer.rows([query])
@@ -149,7 +149,7 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def _weights(layer: LayerAttention, head: int, query: int) -> xr.DataArray:
     """What D is on every token at one query, (token,)."""
     values = layer.rows([query]).d[head, 0].double().cpu().numpy()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffscope.attention.blocks import Block as Place
 from diffscope.attention.layer import LayerAttention, Rows
-from diffscope.attention.memory import FRESH, Workspace
+from diffscope.attention.memory import NO_REUSE, Workspace
 from diffscope.stats.formulas import branches, distribution, redundancy, sinks, spans
 from diffscope.stats.formulas.row_sums import Moments, of_maps
 
@@ -70,7 +70,7 @@ class Block:
     """A block of rows, and what several statistics take from it; keys that none of its rows sees are left out."""
 
     def __init__(
-        self, request: Request, place: Place, wanted: Collection[str] = frozenset(), workspace: Workspace = FRESH
+        self, request: Request, place: Place, wanted: Collection[str] = frozenset(), workspace: Workspace = NO_REUSE
     ) -> None:
         rows: Rows = request.layer.visible_rows(request.queries[place.at], place.heads, workspace)
         self.request = request

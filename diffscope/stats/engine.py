@@ -18,7 +18,7 @@ from diffscope.attention.blocks import Block as Place
 from diffscope.attention.blocks import Workers, blocks_of
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import Workspace
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
@@ -77,7 +77,7 @@ def measure(
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def measure_layers(
     layers: Sequence[LayerAttention],
     statistics: Iterable[str] | str | None = None,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from diffscope.attention.changes import At
+from diffscope.attention.changes import RowContext
 from diffscope.stats.collectors import Request
 from diffscope.stats.formulas import branches, outliers
 
@@ -51,9 +51,9 @@ def logit_outliers(request: Request) -> Tensor:
             if not layer.changes:
                 yield layer.logits(queries)[:, layer.visible(queries)].flatten()
                 continue
-            at = At(layer, torch.arange(layer.n_heads, device=queries.device), queries)
+            context = RowContext(layer, torch.arange(layer.n_heads, device=queries.device), queries)
             for branch in (1, 2) if layer.differential else (1,):
-                scores = layer.changed_logits(branch, at)
+                scores = layer.changed_logits(branch, context)
                 yield scores[scores > -torch.inf]
 
     return outliers.streamed_outliers(blocks)

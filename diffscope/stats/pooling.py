@@ -16,7 +16,7 @@ from diffscope.attention.components import Rows
 from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.errors import DiffscopeError
 from diffscope.stats.formulas.distribution import entropy
 from diffscope.stats.formulas.row_sums import of_maps
@@ -67,7 +67,7 @@ class Pooled:
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def pooled(
     layer: LayerAttention,
     names: Sequence[str],

@@ -11,14 +11,14 @@ from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.stats.pooling import alone
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def strongest(
     layer: LayerAttention, name: str, heads: Heads, queries: Tensor, count: int, workers: Workers | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:

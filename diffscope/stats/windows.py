@@ -12,14 +12,14 @@ from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.memory import Workspace
-from diffscope.attention.precision import exactly
+from diffscope.attention.precision import without_autocast
 from diffscope.stats.pooling import alone
 
 ROWS = 128  # of a block, in which keys that none of them sees are left out
 
 
 @torch.no_grad()
-@exactly
+@without_autocast()
 def windows(
     layer: LayerAttention, names: Sequence[str], heads: Heads, queries: Tensor, keys: Tensor, workers: Workers | None = None
 ) -> dict[str, Tensor]:

@@ -161,10 +161,10 @@ def test_float32_products_are_in_float32_whatever_the_caller_allows():
     products = torch.backends.cuda.matmul
     try:
         torch.set_float32_matmul_precision("high")
-        assert not without_tf32(tf32_allowed)() and torch.get_float32_matmul_precision() == "high"
+        assert not without_tf32()(tf32_allowed)() and torch.get_float32_matmul_precision() == "high"
         torch.set_float32_matmul_precision("highest")
         products.fp32_precision = "tf32"  # the newer setting
-        assert tf32_allowed() and not without_tf32(tf32_allowed)() and products.fp32_precision == "tf32"
+        assert tf32_allowed() and not without_tf32()(tf32_allowed)() and products.fp32_precision == "tf32"
     finally:
         products.fp32_precision = "ieee"
         torch.set_float32_matmul_precision(before)

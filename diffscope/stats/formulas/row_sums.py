@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import Rows
-from diffscope.attention.memory import FRESH, Workspace
+from diffscope.attention.memory import NO_REUSE, Workspace
 
 TOP_K = (1, 5, 10)
 NEAR_ZERO = 0.1
@@ -65,11 +65,11 @@ def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
     dict of str to Tensor (...)
         `total` besides what is wanted.
     """
-    moments = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), FRESH).moments(set(wanted))
+    moments = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), NO_REUSE).moments(set(wanted))
     return {name: values[0] for name, values in moments.items()}
 
 
-def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = FRESH) -> dict[str, Tensor]:
+def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = NO_REUSE) -> dict[str, Tensor]:
     """Moments of A1, A2 and D of a block, or of standard attention's one map; each (map, head, query, ...).
 
     The maps go through every pass together, and only D through those that are about signs.
