@@ -17,9 +17,9 @@ from diffscope.stats.ragged import stack_layers
 from diffscope.stats.ranks.exact import (
     CONTROLS,
     DEFINITIONS,
-    controlled_ranks,
-    controlled_spectra,
-    singular_values,
+    beside_controls,
+    estimate,
+    permuted_estimates,
     uniform_map,
 )
 from diffscope.tasks.prompt import Prompt
@@ -50,14 +50,14 @@ def _ranks_of_layer(layer: LayerAttention) -> np.ndarray:
     if not layer.differential:
         return np.full((layer.n_heads, len(DEFINITIONS), len(CONTROLS)), np.nan)
     visible = layer.visible()
-    uniform = singular_values(uniform_map(visible).to(layer.dtype))
+    uniform = estimate(uniform_map(visible).to(layer.dtype))
     rows = layer.rows()
     assert rows.a2 is not None
-    spectra = []
+    tables = []
     for head in range(layer.n_heads):
         second = rows.lam[head][:, None] * rows.a2[head]  # (query, key)
-        spectra.append(controlled_spectra(second, visible, torch.Generator().manual_seed(head), uniform))
-    return controlled_ranks(torch.stack(spectra))[0].cpu().numpy()
+        tables.append(beside_controls(estimate(second), uniform, permuted_estimates(second, visible, head))[0])
+    return torch.stack(tables).numpy()
 
 
 def tails(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:

@@ -1,1 +1,1 @@
-"""Effective ranks of maps: exact from all singular values, or estimated from products with the map."""
+"""Compute effective ranks of maps, exactly from all singular values or estimated from products with the map."""

@@ -1,15 +1,17 @@
-"""The rank of an attention map: several definitions, always beside two controls.
+"""Effective ranks of an attention map from all of its singular values, by several definitions, and their controls.
 
-A causal softmax matrix is triangular with a positive diagonal, so its algebraic rank is full, and "effective rank"
-names two quantities that differ by orders of magnitude on one map. So :func:`ranks` gives all definitions by name,
-and :func:`controlled_spectra` their controls: the uniform map over the same visible keys, whose erank grows like
-sqrt(N) though it attends to nothing in particular, and the map with the weights of each row permuted among its
-visible keys, which keeps every row statistic. One draw of the latter differs from another by some per cent, so it is
-the mean of ``DRAWS``, with the standard error of that mean.
+A causal softmax map is triangular with a positive diagonal, so its algebraic rank is full, and "effective rank" names
+quantities that differ by orders of magnitude on one map. So :func:`ranks` computes all definitions by name. Two controls are
+reported with them: the uniform map over the same visible keys, whose erank grows like sqrt(N) though it attends to nothing in
+particular, and the map with the weights of each row permuted among its visible keys, which leaves every row statistic as it is.
+One permutation differs from another by some per cent, so that control is the mean of ``DRAWS``, with the standard error of that
+mean.
 
 Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.ranks.estimated` estimates those.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,28 +26,28 @@ CONTROLS = ("map", "uniform", "permuted", "ratio_uniform", "ratio_permuted")
 RESIDUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
 LABELS = (*DEFINITIONS, *(f"residual {r}" for r in RESIDUAL_RANKS))
 LARGEST = 4096
-DRAWS = 3  # of the permuted control
+DRAWS = 3  # permutations of each map
 
 
 class MapTooLarge(DiffscopeError, ValueError):
-    """The map is larger than its singular values can be computed exactly."""
+    """Raised for a map that is too large for an exact spectrum."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Effective ranks and rank residuals of one map.
+    """Effective ranks and rank residuals of one map, with bounds on their errors; all errors are 0 if computed exactly.
 
     Attributes
     ----------
-    ranks, ranks_error : Tensor (definition,), float64
-        In the order of ``DEFINITIONS``, and their half-widths; NaN where the half-width is above the tolerance; it is
-        infinite where nothing is known.
-    residuals, residuals_error : Tensor (rank,), float64
-        In the order of ``RESIDUAL_RANKS``, and their half-widths. One that rounding does not tell from 0 is 0.
+    ranks, ranks_error : Tensor, float64 (definition,)
+        In the order of ``DEFINITIONS``, and their half-widths. A rank is NaN if its half-width is above the tolerance, and the
+        half-width is infinite if nothing is known.
+    residuals, residuals_error : Tensor, float64 (rank,)
+        In the order of ``RESIDUAL_RANKS``, and their half-widths. A residual that rounding cannot tell from 0 is 0.
     why : dict of str to str
-        By definition, or "residual r", why it is NaN.
+        By definition, or "residual r": the reason why that value is NaN.
     sweeps : int
-        How often the map was computed.
+        Number of times that the map was computed; 0 if all of its singular values are known.
     """
 
     ranks: Tensor
@@ -54,6 +56,28 @@ class Estimate:
     residuals_error: Tensor
     why: dict[str, str]
     sweeps: int
+
+
+def estimate(a: Tensor) -> Estimate:
+    """Compute the ranks of one map, (query, key), from all of its singular values; raises :class:`MapTooLarge`."""
+    return from_singular_values(singular_values(a).cpu())
+
+
+def from_singular_values(sigma: Tensor) -> Estimate:
+    """Return the ranks of a map whose singular values are known, float64 (singular value,) in descending order."""
+    if not sigma.isfinite().all():
+        return unknown("the map is not finite")
+    if not sigma.any():
+        return unknown("the map is zero")
+    values = ranks(sigma)
+    residuals = rank_residual(sigma)
+    return Estimate(values, torch.zeros_like(values), residuals, torch.zeros_like(residuals), {}, 0)
+
+
+def unknown(why: str) -> Estimate:
+    """Return an estimate in which every value is NaN, for one reason."""
+    values, residuals = (torch.full((len(x),), math.nan, dtype=torch.float64) for x in (DEFINITIONS, RESIDUAL_RANKS))
+    return Estimate(values, values, residuals, residuals, dict.fromkeys(LABELS, why), 0)
 
 
 def check_size(queries: int, keys: int) -> None:
@@ -66,11 +90,11 @@ def check_size(queries: int, keys: int) -> None:
 
 
 def singular_values(a: Tensor) -> Tensor:
-    """Singular values of one map in descending order, exact to the digits the map was given with.
+    """Compute the singular values of one map, exact to the precision of the map.
 
-    A float64 map goes through an SVD. A float32 map goes through the eigenvalues of its Gram matrix in float64,
-    where the products of its entries are exact: three times as fast, and resolved to 1e-8 of the largest, while the
-    map's own rounding is 6e-8.
+    A float64 map is decomposed by an SVD. Of a float32 map the eigenvalues of its Gram matrix in float64 are computed, where the
+    products of its entries are exact: that is three times as fast, and resolves 1e-8 of the largest value, while the map's
+    rounding is 6e-8.
 
     Parameters
     ----------
@@ -78,19 +102,19 @@ def singular_values(a: Tensor) -> Tensor:
 
     Returns
     -------
-    Tensor (min(query, key),), float64
-        NaN for a map that is not finite.
+    Tensor, float64 (min(query, key),)
+        In descending order; NaN for a map that is not finite.
 
     Raises
     ------
     MapTooLarge
     """
     check_size(*a.shape)
-    return singular_values_held(a)
+    return singular_values_of_any_size(a)
 
 
-def singular_values_held(a: Tensor) -> Tensor:
-    """The same of a map of any size, for one that is small in one direction."""
+def singular_values_of_any_size(a: Tensor) -> Tensor:
+    """Compute singular values as :func:`singular_values` does, without a limit: for a map that is small in one direction."""
     if not a.isfinite().all():
         return torch.full((min(a.shape),), torch.nan, dtype=torch.float64, device=a.device)
     if a.dtype == torch.float64:
@@ -100,7 +124,7 @@ def singular_values_held(a: Tensor) -> Tensor:
 
 
 def ranks(sigma: Tensor) -> Tensor:
-    """Every definition of effective rank, in the order of ``DEFINITIONS``.
+    """Compute every definition of effective rank, in the order of ``DEFINITIONS``.
 
     ============= =========================================================================
     erank         exp(H(sigma / sum sigma)) (Roy & Vetterli 2007)
@@ -134,37 +158,29 @@ def ranks(sigma: Tensor) -> Tensor:
     )
 
 
-def controlled_ranks(spectra: Tensor) -> tuple[Tensor, Tensor]:
-    """Effective ranks of a map and its controls, and the map's ratio to each, with their errors: see :func:`beside_controls`.
+def beside_controls(of_map: Estimate, uniform: Estimate, draws: Sequence[Estimate]) -> tuple[Tensor, Tensor]:
+    """Combine the effective ranks of a map with those of its controls, and divide them by each control.
+
+    To the error of the permuted control the standard error of the mean over its draws is added; a ratio has the sum of the
+    relative errors of its parts.
 
     Parameters
     ----------
-    spectra : Tensor (..., 2 + draw, singular value)
-        Of the map, the uniform map and the permuted maps: :func:`controlled_spectra`.
-    """
-    values = ranks(spectra).movedim(-2, -1)  # (..., definition, 2 + draw)
-    return beside_controls(values, 0 * values)
-
-
-def beside_controls(values: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
-    """Effective ranks of a map, its controls and its ratio to each, and their errors.
-
-    To the error of the permuted control is added the standard error of the mean over its draws; ratios have the sum of the
-    relative errors of their parts.
-
-    Parameters
-    ----------
-    values, errors : Tensor (..., definition, 2 + draw)
-        Of the map, the uniform map and each draw of the permuted map.
+    of_map, uniform : Estimate
+        The map, and the uniform map.
+    draws : sequence of Estimate
+        The permuted map, once for every permutation.
 
     Returns
     -------
-    values, errors : Tensor (..., definition, control)
+    values, errors : Tensor, float64 (definition, control)
         In the order of ``CONTROLS``.
     """
-    plain, draws = values[..., :2], values[..., 2:]
-    spread = draws.std(-1, keepdim=True) / draws.shape[-1] ** 0.5
-    values = torch.cat([plain, draws.mean(-1, keepdim=True)], dim=-1)
+    every = (of_map, uniform, *draws)
+    values = torch.stack([each.ranks for each in every], dim=-1)  # (definition, 2 + draw)
+    errors = torch.stack([each.ranks_error for each in every], dim=-1)
+    spread = values[..., 2:].std(-1, keepdim=True) / len(draws) ** 0.5
+    values = torch.cat([values[..., :2], values[..., 2:].mean(-1, keepdim=True)], dim=-1)
     errors = torch.cat([errors[..., :2], errors[..., 2:].mean(-1, keepdim=True) + spread], dim=-1)
     ratios = values[..., :1] / values[..., 1:]
     shares = errors / values
@@ -173,7 +189,7 @@ def beside_controls(values: Tensor, errors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_residual(sigma: Tensor, ranks: tuple[int, ...] = RESIDUAL_RANKS) -> Tensor:
-    """What the best approximation of rank r leaves: |A - A_r| / |A| in Frobenius norm (Eckart & Young 1936).
+    """Compute the error of the best approximation of rank r: |A - A_r| / |A| in Frobenius norm (Eckart & Young 1936).
 
     Parameters
     ----------
@@ -190,36 +206,22 @@ def rank_residual(sigma: Tensor, ranks: tuple[int, ...] = RESIDUAL_RANKS) -> Ten
     return (energy[..., last] / energy[..., :1]).sqrt()
 
 
-def exact(sigma: Tensor) -> Estimate:
-    """Of all singular values of a map, (singular value,) in descending order, float64."""
-    values = ranks(sigma)
-    residuals = rank_residual(sigma)
-    return Estimate(values, torch.zeros_like(values), residuals, torch.zeros_like(residuals), {}, 0)
-
-
-def controlled_spectra(a: Tensor, visible: Tensor, generator: torch.Generator, uniform: Tensor | None = None) -> Tensor:
-    """Singular values of a map, of the uniform map, and of the map with each row's visible keys permuted, ``DRAWS`` times.
+def permuted_estimates(a: Tensor, visible: Tensor, seed: int) -> list[Estimate]:
+    """Compute the ranks of a map with each row's visible keys permuted, for each of ``DRAWS`` permutations.
 
     Parameters
     ----------
     a : Tensor (query, key)
     visible : BoolTensor (query, key)
-    generator : torch.Generator
-        On the CPU; decides the permutations.
-    uniform : Tensor (singular value,), optional
-        Singular values of the uniform map, where they are known already.
-
-    Returns
-    -------
-    Tensor (2 + draw, singular value), float64
+    seed : int
+        Of the permutations: maps with the same seed are permuted alike.
     """
-    uniform = singular_values(uniform_map(visible).to(a.dtype)) if uniform is None else uniform
-    permuted = [singular_values(permute_visible(a, visible, generator)) for _ in range(DRAWS)]
-    return torch.stack([singular_values(a), uniform, *permuted])
+    generator = torch.Generator().manual_seed(seed)
+    return [estimate(permute_visible(a, visible, generator)) for _ in range(DRAWS)]
 
 
 def uniform_map(visible: Tensor) -> Tensor:
-    """The map that gives every visible key of a row the same weight.
+    """Return the map that gives every visible key of a row the same weight.
 
     Parameters
     ----------
@@ -233,7 +235,7 @@ def uniform_map(visible: Tensor) -> Tensor:
 
 
 def causal_uniform_singular_values(n: int) -> Tensor:
-    """Singular values of the uniform causal map of n tokens, exact for tens of thousands.
+    """Compute the singular values of the uniform causal map of n tokens, exactly for tens of thousands.
 
     The map is U = diag(1/t)·L with L the lower triangle of ones, so its inverse is bidiagonal, with t on the diagonal and
     -(t - 1) before it, and (UᵀU)⁻¹ is tridiagonal: t² + (t - 1)² on the diagonal, -t² beside it.
@@ -252,7 +254,7 @@ def causal_uniform_singular_values(n: int) -> Tensor:
 
 
 def permute_visible(a: Tensor, visible: Tensor, generator: torch.Generator) -> Tensor:
-    """The map with the weights of each row permuted among the keys that the row can see.
+    """Permute the weights of each row among the keys that the row can see.
 
     Parameters
     ----------

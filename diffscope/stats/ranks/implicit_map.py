@@ -1,8 +1,8 @@
-"""The maps of one head as linear operators: products with maps that are never held.
+"""Multiply with the maps of one head, which are never in memory.
 
-A sweep computes the maps of a head once, block of rows by block of rows, and every product that is asked of it on the
-way. So a sweep takes a block of vectors for each map by name, and :meth:`ImplicitMaps.gram` takes both A·X and AᵀA·X
-from one: with Y = A_b·X of a block of rows b, AᵀA·X is the sum of A_bᵀ·Y.
+A sweep computes the maps of a head once, block of rows by block of rows, and multiplies each block. So all maps that are needed
+share a sweep, and :meth:`ImplicitMaps.gram` computes both A·X and AᵀA·X in one: with Y = A_b·X of a block of rows b, AᵀA·X is
+the sum of A_bᵀ·Y.
 
 ======================= ===============================================================
 A1, A2, D               as the layer has them
@@ -12,10 +12,10 @@ permuted A1 (any of     the weights of each row permuted among the keys it can s
 the above)              same permutation for all maps of a head, and in every sweep
 ======================= ===============================================================
 
-A permutation that is drawn anew for every sweep costs more than the maps, and one that is held has N² entries. So the
-row of n visible keys takes its j-th weight from the (a·j + b mod n)-th, with a prime above the number of keys, which no
-n divides, and a shift b, both drawn once a row. Ranks do not tell such permutations from uniformly random ones, because
-they are independent from row to row.
+Drawing a permutation anew for every sweep would cost more than the maps, and holding it takes N² entries. So a row of n
+visible keys takes its j-th weight from the (a·j + b mod n)-th, with a prime a above the number of keys, which no n divides,
+and a shift b, both drawn once a row. Ranks do not differ between such permutations and uniformly random ones, because they
+are independent from row to row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,7 +34,7 @@ PERMUTED = "permuted "
 
 
 class ImplicitMaps:
-    """The maps of one head of one prompt, by name.
+    """Hold the maps of one head of one prompt, by name, as linear operators.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class ImplicitMaps:
         self._factor, self._shift = self._permutations(head if seed is None else seed)
 
     def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A·X of several maps in one sweep.
+        """Compute A·X of several maps in one sweep.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class ImplicitMaps:
         Raises
         ------
         ValueError
-            For a name that is none of a map, or of the second map where there is none.
+            A name is not that of a map, or the layer has no second map.
         """
         pieces: dict[str, list[Tensor]] = {name: [] for name in x}
         for name, block, _, keys in self._sweep(x):
@@ -92,14 +92,17 @@ class ImplicitMaps:
         return {name: torch.cat(rows) for name, rows in pieces.items()}
 
     def transposed(self, y: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
+        """Compute Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
         out = {name: self._zeros(each) for name, each in y.items()}
         for name, block, queries, keys in self._sweep(y):
             out[name][keys] += block.T @ y[name][queries]
         return out
 
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
-        """A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r); raises as :meth:`times`."""
+        """Compute A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r).
+
+        Raises as :meth:`times`.
+        """
         images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
         out = {name: self._zeros(each) for name, each in x.items()}
         for name, block, queries, keys in self._sweep(x):
@@ -108,7 +111,7 @@ class ImplicitMaps:
         return {name: (images[name], out[name]) for name in x}
 
     def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
-        """The sum of all squared entries of some maps, each square summed in float64; raises as :meth:`times`."""
+        """Sum all squared entries of some maps in float64; raises as :meth:`times`."""
         names = list(names)
         plain = {name.removeprefix(PERMUTED) for name in names}  # a permutation moves no energy
         energy = dict.fromkeys(plain, 0.0)
@@ -120,7 +123,7 @@ class ImplicitMaps:
         return like.new_zeros(self.shape[1], like.shape[1])
 
     def _sweep(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor, slice, slice]]:
-        """Every block of rows of the named maps, (query, key), with its queries and its keys."""
+        """Yield every block of rows of the named maps, (query, key), with its queries and its keys."""
         names = list(names)
         self._check(names)
         if not names:
@@ -153,7 +156,7 @@ class ImplicitMaps:
                 raise ValueError(f"standard attention has no second map, so no {name!r}")
 
     def _permutations(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Factor and shift of each row's permutation, int64 (query,)."""
+        """Draw factor and shift of each row's permutation, int64 (query,)."""
         generator = torch.Generator().manual_seed(seed)  # on the CPU, so that one seed gives one permutation on every device
         primes = _primes_above(self.shape[1])
         n = self._visible.cpu()
@@ -162,7 +165,7 @@ class ImplicitMaps:
         return factor.to(self._visible.device), shift.to(self._visible.device)
 
     def _source(self, visible: Tensor, queries: slice) -> Tensor:
-        """From which key each visible key of some rows takes its weight, int64 (query, key); an invisible one from any."""
+        """Return the key from which each visible key of some rows takes its weight, int64 (query, key); any if invisible."""
         factor, shift, n = (x[queries, None] for x in (self._factor, self._shift, self._visible))
         if self.layer.mask.kind == "given":
             rank = visible.cumsum(-1).sub_(1).clamp_min_(0)  # of each key among those that the row sees
@@ -174,7 +177,7 @@ class ImplicitMaps:
 
 
 def _primes_above(n: int) -> Tensor:
-    """The primes between n and 16·n, or a little more where n is small."""
+    """Return the primes between n and 16·n, or a little more if n is small."""
     is_prime = np.ones(16 * n + 1000, dtype=bool)
     is_prime[:2] = False
     for p in range(2, int(len(is_prime) ** 0.5) + 1):

@@ -1,4 +1,8 @@
-"""Effective ranks of whole maps, exact or estimated, with their controls."""
+"""The statistics of whole maps: effective ranks and rank residuals, with controls and errors.
+
+Up to ``exact.LARGEST`` tokens ranks come from all singular values, beyond from products with the map. Both give an
+:class:`~diffscope.stats.ranks.exact.Estimate` for every map; an exact one has the error 0.
+"""
 
 import math
 from dataclasses import dataclass
@@ -7,60 +11,65 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import map_of
 from diffscope.stats.collectors import MAPS, RANKED_MAPS, Request
-from diffscope.stats.ranks import estimated as estimated_rank
-from diffscope.stats.ranks import exact as rank
+from diffscope.stats.ranks import estimated, exact
+from diffscope.stats.ranks.exact import Estimate
 from diffscope.stats.ranks.implicit_map import PERMUTED, ImplicitMaps
 
-AT_ONCE = 2**32  # bytes, of the maps whose ranks are estimated from the same sweeps
-REASONS = 3  # why ranks are NaN, of all that there are
+MAX_JOINT_BYTES = 2**32  # of the maps of a head that are estimated in the same sweeps
+SHOWN_REASONS = 3  # of all reasons why ranks are NaN
+
+#: the estimates of a head by name of the map: one, or of "permuted ..." one for every draw
+HeadEstimates = dict[str, list[Estimate]]
 
 
 def effective_rank(request: Request) -> Tensor:
-    """Effective ranks and their controls: (head, ranked_map, definition, control).
-
-    From all singular values up to ``rank.LARGEST`` tokens, else from :func:`estimated_ranks`.
-    """
-    return request.once(_ranks)[0]
-
-
-def rank_residual(request: Request) -> Tensor:
-    """What the best rank-r approximation leaves of A1, A2 (not of lambda·A2) and D: (head, map, rank); computed likewise."""
-    layer = request.layer
-    if not _exact(layer):
-        return request.once(_estimates).residuals
-    spectra = request.once(_spectra)[:, :, 0].clone()  # (head, ranked map, singular value)
-    for head in range(layer.n_heads):
-        a2 = layer.rows(heads=[head]).a2 if layer.differential else None
-        if a2 is not None:
-            spectra[head, 1] = rank.singular_values(a2[0])
-    return rank.rank_residual(spectra)
+    """Return effective ranks and their controls, float64 (head, ranked_map, definition, control)."""
+    return request.once(_ranks).ranks
 
 
 def effective_rank_error(request: Request) -> Tensor:
-    """Half-widths of :func:`effective_rank`, in its shape; zeros where it is exact, but for the draws of the permuted control."""
-    return request.once(_ranks)[1]
+    """Return the half-widths of :func:`effective_rank`, in its shape."""
+    return request.once(_ranks).ranks_error
+
+
+def rank_residual(request: Request) -> Tensor:
+    """Return what the best rank-r approximation leaves of A1, A2 (not of lambda_A2) and D, float64 (head, map, rank)."""
+    return request.once(_ranks).residuals
 
 
 def rank_residual_error(request: Request) -> Tensor:
-    """Half-widths of :func:`rank_residual`, in its shape; zeros where it is exact."""
-    return 0 * rank_residual(request) if _exact(request.layer) else request.once(_estimates).residuals_error
+    """Return the half-widths of :func:`rank_residual`, in its shape."""
+    return request.once(_ranks).residuals_error
+
+
+def attrs_of_ranks(request: Request) -> dict[str, str]:
+    """Return attributes of ranks: "estimated" if they are, and "unknown" with the reasons if some are NaN."""
+    ranks = request.once(_ranks)
+    attrs = {}
+    if not _is_exact(request.layer):
+        attrs["estimated"] = (
+            f"matrix-free, in at most {ranks.sweeps} sweeps over the map; half-widths stand in the statistic of that name with "
+            f"_error; NaN where one is above {estimated.TOLERANCE:.0%} of its value"
+        )
+    return attrs | ({"unknown": "; ".join(ranks.why[:SHOWN_REASONS])} if ranks.why else {})
 
 
 @dataclass(frozen=True)
-class EstimatedRanks:
-    """Ranks of the maps of a layer that are too large for an exact spectrum.
+class LayerRanks:
+    """Ranks of the maps of a layer.
 
     Attributes
     ----------
-    ranks, ranks_error : Tensor (head, ranked_map, definition, control), float64
-        Values, and half-widths on the same scale; NaN where the half-width is above the tolerance. That of the permuted control
-        is the mean of its draws', and the standard error of their mean.
-    residuals, residuals_error : Tensor (head, map, rank), float64
+    ranks, ranks_error : Tensor, float64 (head, ranked_map, definition, control)
+        Values and half-widths on the same scale. A value is NaN if its half-width is above the tolerance. The permuted control
+        is the mean of its draws, and its half-width holds the standard error of that mean.
+    residuals, residuals_error : Tensor, float64 (head, map, rank)
     why : tuple of str
-        One line for each value that is NaN for want of a close enough bound.
+        Reasons, by head and map, why values are NaN.
     sweeps : int
-        How often the maps of a head were computed, at most.
+        Largest number of times that the maps of a head were computed; 0 if all are exact.
     """
 
     ranks: Tensor
@@ -71,150 +80,131 @@ class EstimatedRanks:
     sweeps: int
 
 
-def estimated_ranks(layer: LayerAttention, tolerance: float = estimated_rank.TOLERANCE) -> EstimatedRanks:
-    """Effective ranks and rank residuals of a layer without a whole map in memory.
+def layer_ranks(layer: LayerAttention, tolerance: float = estimated.TOLERANCE) -> LayerRanks:
+    """Compute effective ranks and rank residuals of every head: exactly up to ``exact.LARGEST`` tokens, else estimated.
 
     Parameters
     ----------
     layer : LayerAttention
         Of one prompt.
     tolerance : float
-        The largest half-width, as a share of the value; what cannot be had within it is NaN. That of a ratio to a control may
-        be twice as large.
-
-    Returns
-    -------
-    EstimatedRanks
+        The largest half-width of an estimate, as a share of the value; a value that is not known within it is NaN. The
+        half-width of a ratio to a control may be twice as large.
     """
-    names = _named_maps(layer)
-    uniform = _of_uniform(layer, tolerance)
-    heads = []
-    why = []
-    sweeps = 0
-    for head in range(layer.n_heads):
-        draws = [_estimates_of_head(layer, head, draw, tolerance) for draw in range(rank.DRAWS)]
-        for draw, drawn in enumerate(draws):
-            of_draw = f", draw {draw}" if draw else ""
-            for name, estimate in drawn.items():
-                why += [f"head {head}, {name}{of_draw}: {what} {line}" for what, line in estimate.why.items()]
-                sweeps = max(sweeps, estimate.sweeps)
-        controlled = [_controlled(draws, names[ranked], uniform) for ranked in RANKED_MAPS]
-        residuals = [_residuals(draws[0], names[name]) for name in MAPS]
-        heads.append([torch.stack(values) for values in (*zip(*controlled, strict=True), *zip(*residuals, strict=True))])
-    joined = [torch.stack(values) for values in zip(*heads, strict=True)]
-    return EstimatedRanks(joined[0], joined[1], joined[2], joined[3], tuple(why), sweeps)
-
-
-def _estimates_of_head(layer: LayerAttention, head: int, draw: int, tolerance: float) -> dict[str, rank.Estimate]:
-    """Of the maps of a head and of the permuted ones; in draws after the first of the permuted ones alone."""
-    maps = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
-    every = [name for name in _estimated_maps(layer) if draw == 0 or name.startswith(PERMUTED)]
-    size = _at_once(layer)
-    estimates: dict[str, rank.Estimate] = {}
-    for first in range(0, len(every), size):
-        estimates |= estimated_rank.estimate(maps, every[first : first + size], tolerance)
-    return estimates
+    if _is_exact(layer):
+        visible = layer.visible()
+        uniform = exact.estimate(exact.uniform_map(visible).to(layer.dtype))
+        heads = [_exact_head(layer, head, visible) for head in range(layer.n_heads)]
+    else:
+        uniform = _estimated_uniform(layer, tolerance)
+        heads = [_estimated_head(layer, head, tolerance) for head in range(layer.n_heads)]
+    names = _map_names(layer)
+    ranks, ranks_error, residuals, residuals_error = (
+        torch.stack(parts) for parts in zip(*(_tables(estimates, names, uniform) for estimates in heads))
+    )
+    every = [(head, name, draws) for head, estimates in enumerate(heads) for name, draws in estimates.items()]
+    why = tuple(
+        f"head {head}, {name}{f', draw {draw}' if draw else ''}: {reason}"
+        for head, name, draws in every
+        for draw, estimate in enumerate(draws)
+        for reason in _reasons(estimate)
+    )
+    sweeps = max(estimate.sweeps for _, _, draws in every for estimate in draws)
+    return LayerRanks(ranks, ranks_error, residuals, residuals_error, why, sweeps)
 
 
 def bytes_of_estimates(layer: LayerAttention) -> int:
-    """The memory that the estimated ranks of one head need at most, in bytes; 0 where all singular values are computed."""
-    if _exact(layer):
+    """Return the memory that estimating the ranks of one head needs at most, in bytes; 0 if they are computed exactly."""
+    if _is_exact(layer):
         return 0
-    return min(len(_estimated_maps(layer)), _at_once(layer)) * estimated_rank.bytes_of_one(layer)
+    return min(len(_every_map(layer)), _joint_maps(layer)) * estimated.bytes_of_one(layer)
 
 
-def _at_once(layer: LayerAttention) -> int:
-    """How many maps of a head go through the same sweeps."""
-    return max(1, AT_ONCE // estimated_rank.bytes_of_one(layer))
+def _ranks(request: Request) -> LayerRanks:
+    return layer_ranks(request.layer)
 
 
-def _estimated_maps(layer: LayerAttention) -> list[str]:
-    """The maps of a head, and the permuted ones beside them."""
-    names = _named_maps(layer)
+def _is_exact(layer: LayerAttention) -> bool:
+    return max(layer.n_queries, layer.n_keys) <= exact.LARGEST
+
+
+def _map_names(layer: LayerAttention) -> dict[str, str | None]:
+    """Return the map to compute for each of ``MAPS`` and ``RANKED_MAPS``; None if the layer has none."""
+    d = "A1" if layer.d_is_a1 else "D"
+    if not layer.differential:
+        return {"A1": "A1", "A2": None, "lambda_A2": None, "D": d}
+    # A factor per head changes no rank: the sweeps over A2 then serve lambda_A2 too.
+    cancels = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all()) and not layer.changes
+    return {"A1": "A1", "A2": "A2", "lambda_A2": "A2" if cancels and not _is_exact(layer) else "lambda_A2", "D": d}
+
+
+def _every_map(layer: LayerAttention) -> list[str]:
+    """Return the maps to compute of a head, and after them the permuted ones."""
+    names = _map_names(layer)
     plain = [name for label in (*RANKED_MAPS, *MAPS) if (name := names[label])]
     permuted = [PERMUTED + name for label in RANKED_MAPS if (name := names[label])]
     return list(dict.fromkeys([*plain, *permuted]))
 
 
-def _exact(layer: LayerAttention) -> bool:
-    return max(layer.n_queries, layer.n_keys) <= rank.LARGEST
-
-
-def attrs_of_ranks(request: Request) -> dict[str, str]:
-    """Attributes of ranks: "estimated" says how, where they are, and "unknown" why some are NaN."""
-    if _exact(request.layer):
-        unknown = request.once(_spectra)[:, 0].isnan().any() | request.once(_spectra)[:, -1].isnan().any()  # A1 and D
-        return {"unknown": "the map is not finite"} if unknown else {}
-    estimates = request.once(_estimates)
-    estimated = (
-        f"matrix-free, in at most {estimates.sweeps} sweeps over the map; half-widths stand in the statistic of that name with "
-        f"_error; NaN where one is above {estimated_rank.TOLERANCE:.0%} of its value"
-    )
-    return {"estimated": estimated} | ({"unknown": "; ".join(estimates.why[:REASONS])} if estimates.why else {})
-
-
-def _ranks(request: Request) -> tuple[Tensor, Tensor]:
-    """Effective ranks and their errors: (head, ranked map, definition, control) each."""
-    if _exact(request.layer):
-        return rank.controlled_ranks(request.once(_spectra))
-    estimates = request.once(_estimates)
-    return estimates.ranks, estimates.ranks_error
-
-
-def _estimates(request: Request) -> EstimatedRanks:
-    return estimated_ranks(request.layer)
-
-
-def _spectra(request: Request) -> Tensor:
-    """Singular values of whole maps and their controls: (head, ranked map, 2 + draw, singular value), float64."""
-    layer = request.layer
-    visible = layer.visible()
-    uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
-    return torch.stack([_spectra_of_head(layer, head, visible, uniform) for head in range(layer.n_heads)]).cpu()
-
-
-def _spectra_of_head(layer: LayerAttention, head: int, visible: Tensor, uniform: Tensor) -> Tensor:
-    def spectra(a: Tensor) -> Tensor:  # every map of a head is permuted in the same way
-        return rank.controlled_spectra(a, visible, torch.Generator().manual_seed(head), uniform)
-
+def _exact_head(layer: LayerAttention, head: int, visible: Tensor) -> HeadEstimates:
+    """Compute the maps of a head and decompose each, and each of its permutations."""
     rows = layer.rows(heads=[head])
-    a1 = spectra(rows.a1[0])
-    subtracted = torch.full_like(a1, math.nan) if rows.a2 is None else spectra(rows.lam[0, :, None] * rows.a2[0])
-    return torch.stack([a1, subtracted, a1 if layer.d_is_a1 else spectra(rows.d[0])])
+    estimates: HeadEstimates = {}
+    for name in _every_map(layer):
+        a = map_of(rows, name.removeprefix(PERMUTED))[0]  # (query, key)
+        # All maps of a head are permuted alike.
+        estimates[name] = exact.permuted_estimates(a, visible, head) if name.startswith(PERMUTED) else [exact.estimate(a)]
+    return estimates
 
 
-def _named_maps(layer: LayerAttention) -> dict[str, str | None]:
-    """Which map to take for each of ``MAPS`` and ``RANKED_MAPS``."""
-    if not layer.differential:
-        return {"A1": "A1", "A2": None, "lambda_A2": None, "D": "A1" if layer.d_is_a1 else "D"}
-    scalar = layer.lam.shape[-1] == 1 and bool((layer.lam != 0).all())  # then it cancels, and lambda_A2 is as A2
-    return {"A1": "A1", "A2": "A2", "lambda_A2": "A2" if scalar and not layer.changes else "lambda_A2", "D": "D"}
+def _estimated_head(layer: LayerAttention, head: int, tolerance: float) -> HeadEstimates:
+    """Estimate the ranks of the maps of a head, and of their permutations, from products with them."""
+    every = _every_map(layer)
+    estimates: HeadEstimates = {name: [] for name in every}
+    size = _joint_maps(layer)
+    for draw in range(exact.DRAWS):
+        maps = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
+        names = [name for name in every if draw == 0 or name.startswith(PERMUTED)]
+        for first in range(0, len(names), size):
+            for name, estimate in estimated.estimate(maps, names[first : first + size], tolerance).items():
+                estimates[name].append(estimate)
+    return estimates
 
 
-def _of_uniform(layer: LayerAttention, tolerance: float) -> rank.Estimate:
+def _joint_maps(layer: LayerAttention) -> int:
+    """Return how many maps of a head are estimated in the same sweeps."""
+    return max(1, MAX_JOINT_BYTES // estimated.bytes_of_one(layer))
+
+
+def _estimated_uniform(layer: LayerAttention, tolerance: float) -> Estimate:
+    """Return the ranks of the uniform map over visible keys; from a formula for causal and full masks."""
     if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
-        return rank.exact(rank.causal_uniform_singular_values(layer.n_keys))
-    if layer.mask.kind == "full":  # all entries 1/key
+        return exact.from_singular_values(exact.causal_uniform_singular_values(layer.n_keys))
+    if layer.mask.kind == "full":  # all entries are 1/key
         sigma = torch.zeros(min(layer.n_queries, layer.n_keys), dtype=torch.float64)
         sigma[0] = math.sqrt(layer.n_queries / layer.n_keys)
-        return rank.exact(sigma)
-    return estimated_rank.estimate(ImplicitMaps(layer, 0), ["uniform"], tolerance)["uniform"]
+        return exact.from_singular_values(sigma)
+    return estimated.estimate(ImplicitMaps(layer, 0), ["uniform"], tolerance)["uniform"]
 
 
-def _controlled(draws: list[dict[str, rank.Estimate]], name: str | None, uniform: rank.Estimate) -> tuple[Tensor, Tensor]:
-    """Ranks of a map beside its controls, and their half-widths: (definition, control) each."""
-    if name is None:
-        nan = torch.full((len(rank.DEFINITIONS), len(rank.CONTROLS)), math.nan, dtype=torch.float64)
-        return nan, nan
-    all_of = (draws[0][name], uniform, *(estimates[PERMUTED + name] for estimates in draws))
-    values = torch.stack([each.ranks for each in all_of], dim=-1)  # (definition, 2 + draw)
-    errors = torch.stack([each.ranks_error for each in all_of], dim=-1)
-    return rank.beside_controls(values, errors)
+def _tables(estimates: HeadEstimates, names: dict[str, str | None], uniform: Estimate) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the ranks of a head and their errors (ranked_map, definition, control), its residuals and theirs (map, rank)."""
+    missing = torch.full((len(exact.DEFINITIONS), len(exact.CONTROLS)), math.nan, dtype=torch.float64)
+    controlled = [
+        exact.beside_controls(estimates[name][0], uniform, estimates[PERMUTED + name]) if name else (missing, missing)
+        for name in map(names.get, RANKED_MAPS)
+    ]
+    plain = [estimates[name][0] if name else exact.unknown("there is no such map") for name in map(names.get, MAPS)]
+    return (
+        torch.stack([values for values, _ in controlled]),
+        torch.stack([errors for _, errors in controlled]),
+        torch.stack([each.residuals for each in plain]),
+        torch.stack([each.residuals_error for each in plain]),
+    )
 
 
-def _residuals(estimates: dict[str, rank.Estimate], name: str | None) -> tuple[Tensor, Tensor]:
-    """Rank residuals of a map, and their half-widths: (rank,) each."""
-    if name is None:
-        nan = torch.full((len(rank.RESIDUAL_RANKS),), math.nan, dtype=torch.float64)
-        return nan, nan
-    return estimates[name].residuals, estimates[name].residuals_error
+def _reasons(estimate: Estimate) -> list[str]:
+    """Return the reasons why values of an estimate are NaN; a reason that all share once."""
+    if len(estimate.why) == len(exact.LABELS) and len(set(estimate.why.values())) == 1:
+        return [estimate.why[exact.LABELS[0]]]
+    return [f"{label} {reason}" for label, reason in estimate.why.items()]

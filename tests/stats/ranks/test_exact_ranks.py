@@ -96,7 +96,8 @@ def test_permutations_are_uniform():
 
 def test_controls_stand_beside_the_map():
     a, visible = _softmax_map(64)
-    values, errors = rank.controlled_ranks(rank.controlled_spectra(a, visible, torch.Generator().manual_seed(0)))
+    of_map, of_uniform = rank.estimate(a), rank.estimate(rank.uniform_map(visible).to(a.dtype))
+    values, errors = rank.beside_controls(of_map, of_uniform, rank.permuted_estimates(a, visible, 0))
     table = dict(zip(rank.CONTROLS, values.T, strict=True))
     torch.testing.assert_close(table["map"], rank.ranks(rank.singular_values(a)))
     uniform = rank.ranks(rank.singular_values(rank.uniform_map(visible)))
@@ -119,8 +120,9 @@ def test_the_mean_of_many_permuted_maps_is_within_its_error():
     generator = torch.Generator().manual_seed(0)
     many = torch.stack([rank.ranks(rank.singular_values(rank.permute_visible(a, visible, generator))) for _ in range(120)])
     means, errors = [], []
+    of_map, uniform = rank.estimate(a), rank.estimate(rank.uniform_map(visible).to(a.dtype))
     for seed in range(20):
-        values, spread = rank.controlled_ranks(rank.controlled_spectra(a, visible, torch.Generator().manual_seed(seed)))
+        values, spread = rank.beside_controls(of_map, uniform, rank.permuted_estimates(a, visible, seed))
         means.append(values[:4, 2])
         errors.append(spread[:4, 2])
     off = (torch.stack(means) - many[:, :4].mean(0)).abs()

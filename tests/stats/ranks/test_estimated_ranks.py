@@ -7,11 +7,11 @@ import torch
 
 from diffscope.attention.layer import Mask
 from diffscope.stats.collectors import Request
-from diffscope.stats.ranks import estimated as estimated_rank
+from diffscope.stats.ranks import estimated, statistic
 from diffscope.stats.ranks import exact as rank
-from diffscope.stats.ranks import statistic as effective_rank
 from diffscope.stats.ranks.exact import LABELS
 from diffscope.stats.ranks.implicit_map import ImplicitMaps
+from diffscope.stats.ranks.lanczos import Lanczos
 
 NAMES = ("A1", "D", "permuted D")
 
@@ -60,7 +60,7 @@ def test_the_truth_is_within_the_half_width(make_layer, kind):
     truth, excess, close = _truth(layer, NAMES), [], []
     for seed in range(2):
         for tolerance in (0.3, 0.04):  # after few sweeps, and after many
-            measured = estimated_rank.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
+            measured = estimated.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
             for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-9 * truth[name]))
@@ -96,7 +96,7 @@ def test_the_truth_of_equal_singular_values_is_within_the_half_width(make_layer,
     truth, excess = _truth(layer, names), []
     for seed in range(2):
         for tolerance in (0.3, 0.04):
-            measured = estimated_rank.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
+            measured = estimated.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
             for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-6 * truth[name]))
@@ -109,7 +109,7 @@ def test_the_two_quadratures_lie_on_the_two_sides_of_the_truth(make_layer):
     """For each random vector by itself, where no chance is left."""
     layer = make_layer(tokens=120, heads=1)
     maps, d = ImplicitMaps(layer, 0), layer.rows().d[0]
-    run = estimated_rank._Run(maps, 12, 5, torch.Generator().manual_seed(0))
+    run = Lanczos(maps, 12, 5, torch.Generator().manual_seed(0))
     for _ in range(5):
         run.add(*maps.gram({"D": run.block})["D"])
     nodes, weights, others, other_weights, _ = run.quadratures()
@@ -125,7 +125,7 @@ def test_the_two_quadratures_lie_on_the_two_sides_of_the_truth(make_layer):
 def test_a_spectrum_seen_whole_is_exact(make_layer):
     layer = make_layer(tokens=288, heads=1)
     truth = _truth(layer, ["A1"])["A1"]
-    value, error = _values(estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=1e-6, width=48)["A1"])
+    value, error = _values(estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=1e-6, width=48)["A1"])
     torch.testing.assert_close(value, truth, rtol=1e-6, atol=0)
     assert (error <= 1e-6 * value).all()
 
@@ -138,7 +138,7 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
     if sink:
         q[..., 0], k[:, :, 0, 0] = 1, 1000
     layer = type(layer)(**{**vars(layer), "q": q, "k": k})
-    measured = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
+    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
     assert measured["A1"].ranks == pytest.approx(torch.ones(5, dtype=torch.float64), rel=0.01)
     assert measured["A1"].residuals.eq(0).all() and not measured["A1"].why  # 0 as far as rounding tells
     assert measured["A1"].sweeps < 6  # ends where only rounding is left
@@ -148,7 +148,7 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
 
 def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
-    measured = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
+    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
     erank = LABELS.index("erank")
     assert measured.sweeps == 3
     assert math.isnan(measured.ranks[erank]) and not math.isnan(measured.ranks[LABELS.index("stable_rank")])
@@ -160,21 +160,23 @@ def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
 
 def test_a_later_look_does_not_replace_a_closer_one(make_layer, monkeypatch):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
-    run = estimated_rank._Run(ImplicitMaps(layer, 0), 16, 4, torch.Generator().manual_seed(0))
     looks = iter([(5.0, 1.0), (9.0, 2.0), (math.nan, math.nan), (6.0, 0.5)])
-    monkeypatch.setattr(estimated_rank, "_estimate", lambda *_: torch.tensor([next(looks)] * len(LABELS), dtype=torch.float64))
-    saved = []
-    for _ in range(4):
-        run.look(1.0)
-        saved.append(run.seen[0].tolist())
-    assert saved == [[5, 1], [5, 1], [5, 1], [6, 0.5]]
+    monkeypatch.setattr(estimated, "CHECKED_AFTER", (1, 2, 3))
+    monkeypatch.setattr(estimated, "_values", lambda *_: torch.tensor([next(looks)] * len(LABELS), dtype=torch.float64))
+    seen = []
+    monkeypatch.setattr(
+        estimated, "_within", lambda values, *_, within=estimated._within: seen.append(values[0].tolist()) or within(values, *_)
+    )
+    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=4, width=16)["A1"]
+    assert seen == [[5, 1], [5, 1], [5, 1], [6, 0.5]]
+    assert measured.ranks_error.eq(0.5).all() and measured.why["erank"] == "within 8% after 4 sweeps, 1% asked"
 
 
 def test_what_no_map_can_have_is_refused(make_layer, monkeypatch):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
     for impossible in ((0.5, 0.01), (400.0, 1.0), (50.0, math.inf)):
-        monkeypatch.setattr(estimated_rank, "_by_quadrature", lambda *_, found=impossible: found)
-        found = estimated_rank.estimate(ImplicitMaps(layer, 0), ["A1"], sweeps=3)["A1"]
+        monkeypatch.setattr(estimated, "_by_quadrature", lambda *_, found=impossible: found)
+        found = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], sweeps=3)["A1"]
         assert found.ranks[:3].isnan().all() and found.ranks[3].isfinite()
         assert found.why["erank"] == "no possible value and bound after 3 sweeps"
 
@@ -187,10 +189,10 @@ def test_a_map_that_is_not_finite_has_no_rank_and_says_why(make_layer, wrong, li
     k = layer.k.clone()
     k[0, 0, 50] = wrong
     request = Request(type(layer)(**{**vars(layer), "k": k}), {}, torch.arange(300))
-    assert effective_rank.effective_rank(request)[0, [0, 2], :, 0].isnan().all()
-    assert effective_rank.effective_rank(request)[0, 1, :, 0].isfinite().all()
-    assert effective_rank.rank_residual(request)[0, [0, 2]].isnan().all()
-    assert "the map is not finite" in effective_rank.attrs_of_ranks(request)["unknown"]
+    assert statistic.effective_rank(request)[0, [0, 2], :, 0].isnan().all()
+    assert statistic.effective_rank(request)[0, 1, :, 0].isfinite().all()
+    assert statistic.rank_residual(request)[0, [0, 2]].isnan().all()
+    assert "the map is not finite" in statistic.attrs_of_ranks(request)["unknown"]
 
 
 @pytest.mark.parametrize("queries", [1, 2, 40])
@@ -200,21 +202,21 @@ def test_few_queries_on_a_long_cache_have_exact_ranks(make_layer, queries, monke
     truth = _truth(layer, ("A1", "D"))
     draws = torch.stack([_truth(layer, ("permuted D",), seed)["permuted D"] for seed in range(rank.DRAWS)])
     monkeypatch.setattr(rank, "LARGEST", 100)
-    measured = effective_rank.estimated_ranks(layer)
+    measured = statistic.layer_ranks(layer)
     assert not measured.why and measured.ranks_error[..., [0, 1, 3]].eq(0).all()
     torch.testing.assert_close(measured.ranks[0, 0, :, 0], truth["A1"][: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
     torch.testing.assert_close(measured.ranks[0, 2, :, 2], draws.mean(0)[: len(rank.DEFINITIONS)], rtol=1e-6, atol=0)
     spread = (draws.var(0) / rank.DRAWS).sqrt()[: len(rank.DEFINITIONS)]
     torch.testing.assert_close(measured.ranks_error[0, 2, :, 2], spread, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(measured.residuals[0, 2], truth["D"][len(rank.DEFINITIONS) :], rtol=1e-6, atol=1e-6)
-    assert effective_rank.bytes_of_estimates(layer) > 0
+    assert statistic.bytes_of_estimates(layer) > 0
 
 
 @pytest.mark.parametrize("queries", [600, 300])
 def test_the_uniform_map_of_a_full_mask_is_known(make_layer, queries):
     layer = make_layer(tokens=600, heads=1, mask=Mask("full"))
     layer = type(layer)(**{**vars(layer), "q": layer.q[:, :, :queries], "lengths": (queries,)})
-    known = effective_rank._of_uniform(layer, 0.05)
+    known = statistic._estimated_uniform(layer, 0.05)
     sigma = rank.singular_values(rank.uniform_map(layer.visible()))
     torch.testing.assert_close(known.ranks, rank.ranks(sigma))
     assert known.residuals.eq(0).all() and known.ranks_error.eq(0).all()
@@ -222,42 +224,44 @@ def test_the_uniform_map_of_a_full_mask_is_known(make_layer, queries):
 
 def test_the_forecast_bounds_what_the_runs_hold_and_groups_of_maps_change_nothing(make_layer, monkeypatch):
     layer = make_layer(tokens=300, heads=1, dtype=torch.float32)
-    assert effective_rank.bytes_of_estimates(layer) == 0
+    assert statistic.bytes_of_estimates(layer) == 0
     monkeypatch.setattr(rank, "LARGEST", 299)
-    run = estimated_rank._Run(ImplicitMaps(layer, 0), 64, 4, torch.Generator())
+    run = Lanczos(ImplicitMaps(layer, 0), 64, 4, torch.Generator())
     held = sum(x.nbytes for x in (run._basis, run._images))
-    together, item = effective_rank.estimated_ranks(layer), estimated_rank.bytes_of_one(layer)
+    together, item = statistic.layer_ranks(layer), estimated.bytes_of_one(layer)
     assert held < item
-    assert (
-        effective_rank.bytes_of_estimates(layer) == 6 * item
-    )  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
-    monkeypatch.setattr(effective_rank, "AT_ONCE", 2 * item)
-    assert effective_rank.bytes_of_estimates(layer) == 2 * item
-    apart = effective_rank.estimated_ranks(layer)
+    assert statistic.bytes_of_estimates(layer) == 6 * item  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
+    monkeypatch.setattr(statistic, "MAX_JOINT_BYTES", 2 * item)
+    assert statistic.bytes_of_estimates(layer) == 2 * item
+    apart = statistic.layer_ranks(layer)
     assert ((apart.ranks - together.ranks).abs() <= apart.ranks_error + together.ranks_error)[~apart.ranks.isnan()].all()
     assert torch.equal(apart.ranks.isnan(), together.ranks.isnan())
 
 
-def _request(layer):
-    visible = layer.visible()
-    uniform = rank.singular_values(rank.uniform_map(visible).to(layer.dtype))
-    nan = torch.full_like(uniform, math.nan)
-    spectra = []
+def _decomposed(layer):
+    """Return exact ranks and residuals, with the permutations that the estimates use."""
+    uniform = rank.estimate(rank.uniform_map(layer.visible()).to(layer.dtype))
+    every = torch.eye(layer.n_keys, dtype=layer.dtype)
+    ranked = ["A1", "lambda_A2", "D"] if layer.differential else ["A1"]
+    plain = ["A1", "A2", "D"] if layer.differential else ["A1"]
+    ranks, residuals = [], []
     for head in range(layer.n_heads):
-        every = torch.eye(layer.n_keys, dtype=layer.dtype)
-        names = ["A1", "lambda_A2", "D"] if layer.differential else ["A1"]
-        plain = ImplicitMaps(layer, head).times({name: every for name in names})
-        rows = {name: [rank.singular_values(plain[name]), uniform] for name in names}
+        maps = ImplicitMaps(layer, head).times({name: every for name in {*ranked, *plain}})
+        draws = []
         for draw in range(rank.DRAWS):
-            maps = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
-            for name, held in maps.times({f"permuted {name}": every for name in names}).items():
-                rows[name.removeprefix("permuted ")].append(rank.singular_values(held))
-        rows = {name: torch.stack(values) for name, values in rows.items()}
-        absent = nan.expand(2 + rank.DRAWS, -1)
-        spectra.append(torch.stack([rows["A1"], rows.get("lambda_A2", absent), rows.get("D", rows["A1"])]))
-    request = Request(layer, {}, torch.arange(layer.n_queries))
-    request._shared[effective_rank._spectra] = torch.stack(spectra)  # with the permutations of the estimates
-    return request
+            permuted = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
+            draws.append(permuted.times({f"permuted {name}": every for name in ranked}))
+        of = {
+            name: rank.beside_controls(
+                rank.estimate(maps[name]), uniform, [rank.estimate(each[f"permuted {name}"]) for each in draws]
+            )[0]
+            for name in ranked
+        }
+        left = {name: rank.estimate(maps[name]).residuals for name in plain}
+        nothing = torch.full_like(of["A1"], math.nan), torch.full_like(left["A1"], math.nan)
+        ranks.append(torch.stack([of["A1"], of.get("lambda_A2", nothing[0]), of.get("D", of["A1"])]))
+        residuals.append(torch.stack([left["A1"], left.get("A2", nothing[1]), left.get("D", left["A1"])]))
+    return torch.stack(ranks), torch.stack(residuals)
 
 
 @pytest.mark.parametrize("kind", ["scalar", "by token", "window", "standard"])
@@ -266,14 +270,26 @@ def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(mak
     lam = torch.linspace(0.2, 0.9, tokens).view(1, 1, tokens) if kind == "by token" else 0.8
     mask = Mask("window", window=40) if kind == "window" else Mask("causal")
     layer = make_layer(tokens=tokens, heads=2, dtype=torch.float32, lam=lam, mask=mask, differential=kind != "standard")
-    exact, long = _request(layer), _request(layer)
-    truth = effective_rank.effective_rank(exact), effective_rank.rank_residual(exact)
-    assert effective_rank.effective_rank_error(exact)[..., [0, 1, 3]].nan_to_num().eq(0).all()
+    exact = statistic.layer_ranks(layer)
+    assert exact.sweeps == 0 and exact.ranks_error[..., [0, 1, 3]].nan_to_num().eq(0).all()
+    truth = _decomposed(layer)
+    torch.testing.assert_close(exact.ranks[..., [0, 1, 3]], truth[0][..., [0, 1, 3]], rtol=1e-4, atol=0, equal_nan=True)
+    torch.testing.assert_close(exact.residuals, truth[1], rtol=1e-4, atol=1e-6, equal_nan=True)
     monkeypatch.setattr(rank, "LARGEST", tokens - 1)
-    measured = effective_rank.effective_rank(long), effective_rank.rank_residual(long)
-    errors = effective_rank.effective_rank_error(long), effective_rank.rank_residual_error(long)
+    request = Request(layer, {}, torch.arange(tokens))
+    measured = statistic.effective_rank(request), statistic.rank_residual(request)
+    errors = statistic.effective_rank_error(request), statistic.rank_residual_error(request)
     for value, expected, error in zip(measured, truth, errors, strict=True):
         assert value.shape == expected.shape == error.shape
         assert torch.equal(value.isnan(), expected.isnan())
         assert ((value - expected).abs() <= 1.3 * error + 1e-5 * expected.abs())[~value.isnan()].all()
-    assert effective_rank.estimated_ranks(layer, tolerance=1e-9).why[0].startswith("head 0, A1: ")
+    assert statistic.layer_ranks(layer, tolerance=1e-9).why[0].startswith("head 0, A1: ")
+
+
+def test_a_map_of_zeros_says_that_it_is_zero_whether_exact_or_estimated(make_layer, monkeypatch):
+    layer = make_layer(tokens=300, heads=1, lam=0.0)
+    for limit in (300, 299):
+        monkeypatch.setattr(rank, "LARGEST", limit)
+        request = Request(layer, {}, torch.arange(300))
+        assert statistic.effective_rank(request)[0, 1, :, 0].isnan().all()
+        assert "head 0, lambda_A2: the map is zero; " in statistic.attrs_of_ranks(request)["unknown"]
