@@ -18,19 +18,24 @@ and a shift b, both drawn once a row. Ranks do not differ between such permutati
 are independent from row to row.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import Block, stream
+from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import NEED_A2
+from diffscope.attention.maps import NEED_A2, map_of
 from diffscope.attention.precision import tf32_allowed
 from diffscope.errors import DiffscopeError
 
 MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
 PERMUTED = "permuted "
+
+T = TypeVar("T")
 
 
 class ImplicitMaps:
@@ -86,16 +91,16 @@ class ImplicitMaps:
         ValueError
             A name is not that of a map, or the layer has no second map.
         """
-        pieces: dict[str, list[Tensor]] = {name: [] for name in x}
-        for name, block, _, keys in self._sweep(x):
-            pieces[name].append(block @ x[name][keys])
-        return {name: torch.cat(rows) for name, rows in pieces.items()}
+        images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
+        for name, queries, _, product in self._sweep(x, lambda name, a, queries, keys: a @ x[name][keys]):
+            images[name][queries] = product
+        return images
 
     def transposed(self, y: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Compute Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
         out = {name: self._zeros(each) for name, each in y.items()}
-        for name, block, queries, keys in self._sweep(y):
-            out[name][keys] += block.T @ y[name][queries]
+        for name, _, keys, product in self._sweep(y, lambda name, a, queries, keys: a.T @ y[name][queries]):
+            out[name][keys] += product
         return out
 
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
@@ -105,9 +110,14 @@ class ImplicitMaps:
         """
         images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
         out = {name: self._zeros(each) for name, each in x.items()}
-        for name, block, queries, keys in self._sweep(x):
-            images[name][queries] = block @ x[name][keys]
-            out[name][keys] += block.T @ images[name][queries]
+
+        def products(name: str, a: Tensor, queries: slice, keys: slice) -> tuple[Tensor, Tensor]:
+            image = a @ x[name][keys]
+            return image, a.T @ image
+
+        for name, queries, keys, (image, product) in self._sweep(x, products):
+            images[name][queries] = image
+            out[name][keys] += product
         return {name: (images[name], out[name]) for name in x}
 
     def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
@@ -115,37 +125,41 @@ class ImplicitMaps:
         names = list(names)
         plain = {name.removeprefix(PERMUTED) for name in names}  # a permutation moves no energy
         energy = dict.fromkeys(plain, 0.0)
-        for name, block, _, _ in self._sweep(plain):
-            energy[name] += float(block.double().square().sum())
+        for name, _, _, squares in self._sweep(plain, lambda name, a, queries, keys: float(a.double().square().sum())):
+            energy[name] += squares
         return {name: energy[name.removeprefix(PERMUTED)] for name in names}
 
     def _zeros(self, like: Tensor) -> Tensor:
         return like.new_zeros(self.shape[1], like.shape[1])
 
-    def _sweep(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor, slice, slice]]:
-        """Yield every block of rows of the named maps, (query, key), with its queries and its keys."""
+    def _sweep(
+        self, names: Iterable[str], product: Callable[[str, Tensor, slice, slice], T]
+    ) -> Iterator[tuple[str, slice, slice, T]]:
+        """Multiply every block of rows of the named maps: yield name, queries, keys and product(name, block, queries, keys)."""
         names = list(names)
         self._check(names)
-        if not names:
-            return
         plain = {name.removeprefix(PERMUTED) for name in names}
         permuted = any(name.startswith(PERMUTED) for name in names)
-        for rows in self.layer.blocks(heads=[self.head], trim=True):
-            queries = slice(int(rows.queries[0]), int(rows.queries[-1]) + 1)
+
+        def multiply(block: Block, rows: Rows) -> tuple[slice, dict[str, T]]:
+            queries = cast(slice, block.at)  # all are streamed, in order
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
-            blocks = {"A1": rows.a1[0], "D": rows.d[0]}
-            if rows.a2 is not None:
-                blocks["A2"] = rows.a2[0]
-            if rows.a2 is not None and "lambda_A2" in plain:
-                blocks["lambda_A2"] = rows.lam[0, :, None] * rows.a2[0]
+            maps = {name: map_of(rows, name)[0] for name in plain if name != "uniform"}  # (query, key)
             if permuted or "uniform" in plain:
                 visible = self.layer.visible(rows.queries)[:, keys]
-                blocks["uniform"] = visible / self._visible[rows.queries, None].to(rows.a1.dtype)
+                maps["uniform"] = visible / self._visible[queries, None].to(rows.a1.dtype)
             if permuted:
                 source = self._source(visible, queries)
+            products = {}
             for name in names:
-                block = blocks[name.removeprefix(PERMUTED)]
-                yield name, block.gather(-1, source) * visible if name.startswith(PERMUTED) else block, queries, keys
+                a = maps[name.removeprefix(PERMUTED)]
+                a = a.gather(-1, source) * visible if name.startswith(PERMUTED) else a
+                products[name] = product(name, a, queries, keys)
+            return keys, products
+
+        for block, (keys, products) in stream(self.layer, None, multiply, heads=[self.head]):
+            for name, of_map in products.items():
+                yield name, cast(slice, block.at), keys, of_map
 
     def _check(self, names: Iterable[str]) -> None:
         for name in names:

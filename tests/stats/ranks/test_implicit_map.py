@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffscope.attention import layer as attention_layer
+from diffscope.attention import blocks
 from diffscope.attention.layer import Mask
 from diffscope.errors import DiffscopeError
 from diffscope.stats.ranks import exact as rank
@@ -36,7 +36,7 @@ def _by_token(tokens=40):
 
 @pytest.mark.parametrize("kind", MASKS)
 def test_products_are_those_of_the_maps(make_layer, kind, monkeypatch):
-    monkeypatch.setitem(attention_layer.BLOCK_ELEMENTS, "cpu", 40 * 9)  # several blocks
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", 1)  # several blocks
     layer = make_layer(tokens=40, mask=MASKS[kind], lam=_by_token())
     maps, held = ImplicitMaps(layer, 1), _held(layer, 1)
     x = {name: torch.randn(40, 3, dtype=torch.float64) for name in held}

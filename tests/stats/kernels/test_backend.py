@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from diffscope.attention.components import Mask
 from diffscope.stats import measure
-from tests.kernels.test_rows import _random
+from tests.stats.kernels.test_rows import _random
 
 BRACKETED = ("gini", "quantiles", "top_k_mass")
 ROUNDING = {"entropy": 1e-5, "effective_tokens": 1e-4}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffscope.stats.kernels import histogram
-from tests.kernels import interpreting
+from tests.stats.kernels import interpreting
 
 SETTINGS = settings(deadline=None, max_examples=60, derandomize=True, database=None)
 LEVELS, SIZES = (0.1, 0.5, 0.9, 0.99, 1.0), (1, 2, 5, 10)

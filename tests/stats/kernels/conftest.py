@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diffscope.attention.layer import LayerAttention
-from tests.kernels import interpreting
+from tests.stats.kernels import interpreting
 
 TENSORS = ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit")
 
