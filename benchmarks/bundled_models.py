@@ -131,7 +131,9 @@ SOURCES = ("uniform", "distance", "key", "other", "rest")
 
 def rejection(captures: Sequence[diffscope.Capture]) -> tuple[np.ndarray, np.ndarray]:
     """Return common-mode rejection by injection and its ceiling in dB, (layer, head): ratios of mean squares over prompts."""
-    runs = [diffscope.cmrr_by_injection(capture, spans=["irrelevant"], sigmas=[SIGMA]).squeeze() for capture in captures]
+    runs = [
+        diffscope.instruments.cmrr_by_injection(capture, spans=["irrelevant"], sigmas=[SIGMA]).squeeze() for capture in captures
+    ]
 
     def ratio(end: str) -> np.ndarray:
         of_mode = [np.mean([run[f"change_{mode}{end}"] ** 2 for run in runs], 0) for mode in ("differential", "common")]
@@ -146,7 +148,9 @@ def lost_to_noise(name: str, prompts: Sequence[Prompt]) -> list[str]:
     by_prompt = []
     for p in prompts:
         others = [ids[0] for ids in p.distractors]
-        by_prompt.append(diffscope.log_odds_under_noise(scope, p.ids, p.answer[0], others, spans=p.spans, sigmas=(STRONG,)))
+        by_prompt.append(
+            diffscope.instruments.log_odds_under_noise(scope, p.ids, p.answer[0], others, spans=p.spans, sigmas=(STRONG,))
+        )
     values = xr.concat(by_prompt, "prompt")
     nats = values["log_odds_lost"].isel(sigma=0)  # (prompt, mode)
     errors = nats.std("prompt", ddof=1) / np.sqrt(len(prompts))
@@ -174,7 +178,7 @@ def instruments(options: Namespace) -> Section:
     columns = ("model", "to common noise", "to opposite noise", "of")
     tables.append(table(f"Nats of log-odds that noise of σ = {STRONG} in all layers costs.", columns, noise))
     batch = scope.capture([list(prompt.ids) for prompt in others])
-    parts = [diffscope.average(diffscope.anatomy(capture, batch), "head").shapley for capture in captures]
+    parts = [diffscope.average(diffscope.instruments.anatomy(capture, batch), "head").shapley for capture in captures]
     means = xr.concat(parts, "prompt").mean("prompt")
     anatomy = [
         [str(layer), of, *(f"{float(means.sel(map=of, layer=layer, part=part)):.2f}" for part in SOURCES)]
@@ -197,7 +201,7 @@ def of_retrieval(name: str, sentences: int, length: int, anew: bool, count: int)
     task = task_of(scope)
     for prompt in draw(task, count, length, sentences, SEED):
         fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=prompt.spans, fillers=fillers, needles=anew))
+        tables.append(diffscope.instruments.signal_to_noise(scope, prompt.ids, spans=prompt.spans, fillers=fillers, needles=anew))
     return over_prompts(tables)
 
 
@@ -211,7 +215,7 @@ def of_city(name: str, sentences: int, length: int, count: int) -> xr.Dataset:
         spans = prompt.spans | {"city": [number - 1], "sentence": list(range(number - len(prompt.spans["query"]), number))}
         fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
         exchanged = {"answers": cities, "fillers": fillers, "needles": True, "keep": ("answer", "sentence"), "queries": [number]}
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **exchanged))
+        tables.append(diffscope.instruments.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **exchanged))
     return over_prompts(tables)
 
 
@@ -223,7 +227,7 @@ def of_text(name: str, length: int, count: int) -> xr.Dataset:
         prompt = recall.prompt(length, rng)
         others = [[int(token)] for token in recall.filler.sample(4 * DRAWS, rng)[0]]
         spans = {name: at for name, at in prompt.spans.items() if at}
-        tables.append(diffscope.signal_to_noise(scope, prompt.ids, spans=spans, answers=others))
+        tables.append(diffscope.instruments.signal_to_noise(scope, prompt.ids, spans=spans, answers=others))
     return over_prompts(tables)
 
 

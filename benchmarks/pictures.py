@@ -97,9 +97,8 @@ def window(capture: Capture) -> int:
 METHODS: dict[str, Callable[[Capture], int]] = {
     "products": lambda capture: products(capture.layers[0]),
     "diffscope": lambda capture: as_bytes(capture.pooled_maps(0, size=BINS)),
-    "coarse": lambda capture: as_bytes(capture.pooled_maps(0, size=BINS, rows=1)),
     "window": window,
-    "thumbnails": lambda capture: pixels(capture.thumbnails(64).values).levels.nbytes,
+    "thumbnails": lambda capture: pixels(capture.thumbnails().values).levels.nbytes,
     "figure": lambda capture: len(figure("maps", capture, layer=0, head=0).plotly().to_json()),
     "plotly": plotly,
     "bertviz": bertviz,

@@ -48,7 +48,7 @@ def main() -> None:
     cells = [[words, *of] for words, of in rows(scope, prompts, settings)]
     blind = [[words, mean(of)] for words, of in zip(BLIND.values(), rises_when_blind(scope, prompts).sel(blind=list(BLIND)))]
     caption = f"Rises of the answer's loss in nats, mean over {len(prompts)} prompts of {options.length} tokens ± standard error."
-    tables = [table(caption, (scope.name, *(f"layer {layer}" for layer in scope.layers)), cells)]
+    tables = [table(caption, (scope.name, *(f"layer {layer}" for layer in scope.layer_numbers)), cells)]
     tables.append(table("The same of all layers, for keys that a map does not see.", ("", scope.name), blind))
     command = f"python -m benchmarks.second_map {scope.name}"
     title = "The second map, layer by layer"
@@ -66,7 +66,7 @@ def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterato
         yield words, [mean(of) for of in signs["layers"].sel(change=name)]
     before = answers(scope, prompts).loss
     for words, edit in stand_ins(scope, settings).items():
-        yield words, [mean(answers(scope, prompts, edit(layer)).loss - before) for layer in scope.layers]
+        yield words, [mean(answers(scope, prompts, edit(layer)).loss - before) for layer in scope.layer_numbers]
     shares = previous_token_share(scope, prompts).mean("prompt")
     for name in ("a2", "a1"):
         cells = [", ".join(f"{value:.2f}" for value in of if np.isfinite(value)) for of in shares[name].values]

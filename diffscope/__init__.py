@@ -21,37 +21,41 @@ __version__ = "0.1.0"
 _NAMES = {
     **dict.fromkeys(_ERRORS, "errors"),
     "Capture": "capture",
-    "CaptureBatch": "capture",
     "Chars": "prompts",
     "Comparison": "scope.comparison",
     "SpanExpr": "prompts",
     "QuerySample": "stats.sampling",
     "Scope": "scope",
-    "anatomy": "instruments.anatomy",
     "average": "stats.averaging",
-    "branch_attribution": "attribution",
     "check": "conformance",
-    "cmrr_by_injection": "instruments.injection",
     "compare": "scope.comparison",
     "figure": "figures",
     "load": "scope",
-    "log_odds_under_noise": "instruments.injection",
     "open": "opening",
-    "signal_to_noise": "instruments.signal_to_noise",
     **dict.fromkeys(
-        ("attention", "conformance", "edits", "errors", "families", "figures", "hypotheses", "instruments", "lab", "lens"), None
+        (
+            "attention",
+            "attribution",
+            "conformance",
+            "edits",
+            "errors",
+            "families",
+            "figures",
+            "hypotheses",
+            "instruments",
+            "lab",
+            "lens",
+        ),
+        None,
     ),
     **dict.fromkeys(("models", "prompts", "readings", "stats", "storage", "tables", "tasks"), None),
 }
-_MOVED = {"test": "diffscope.hypotheses.test"}
 
 # What `from diffscope import *` brings: names that are here already. Others would import torch, or shadow `open`.
 __all__ = sorted(name for name, home in _NAMES.items() if home == "errors")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MOVED:
-        raise AttributeError(f"module 'diffscope' has no attribute {name!r}; it is {_MOVED[name]}")
     if name not in _NAMES:
         raise AttributeError(f"module 'diffscope' has no attribute {name!r}")
     home = _NAMES[name]
@@ -66,6 +70,7 @@ def __dir__() -> list[str]:
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import attention as attention
+    from diffscope import attribution as attribution
     from diffscope import conformance as conformance
     from diffscope import edits as edits
     from diffscope import errors as errors
@@ -82,15 +87,9 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope import storage as storage
     from diffscope import tables as tables
     from diffscope import tasks as tasks
-    from diffscope.attribution import branch_attribution as branch_attribution
     from diffscope.capture import Capture as Capture
-    from diffscope.capture import CaptureBatch as CaptureBatch
     from diffscope.conformance import check as check
     from diffscope.figures import figure as figure
-    from diffscope.instruments.anatomy import anatomy as anatomy
-    from diffscope.instruments.injection import cmrr_by_injection as cmrr_by_injection
-    from diffscope.instruments.injection import log_odds_under_noise as log_odds_under_noise
-    from diffscope.instruments.signal_to_noise import signal_to_noise as signal_to_noise
     from diffscope.opening import open as open
     from diffscope.prompts import Chars as Chars
     from diffscope.prompts import SpanExpr as SpanExpr

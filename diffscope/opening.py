@@ -12,7 +12,7 @@ from diffscope.storage.atomic import checked_path, is_pickle
 if TYPE_CHECKING:
     import xarray as xr
 
-    from diffscope.capture.capture import Capture, CaptureBatch
+    from diffscope.capture.capture import Capture
     from diffscope.hypotheses.study import Study
 
 STUDY = "study.json"
@@ -21,7 +21,7 @@ KINDS = "a capture, statistics, a study or a trained cohort"
 SUFFIXES = ".dscope, .zarr, .nc, .parquet, .csv or study.json"
 
 
-def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study:
+def open(path: str | os.PathLike) -> Capture | xr.Dataset | Study:
     """Open what diffscope wrote, by what the file or folder is.
 
     Parameters
@@ -32,7 +32,7 @@ def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study
 
     Returns
     -------
-    Capture, CaptureBatch, xarray.Dataset or Study
+    Capture, xarray.Dataset or Study
         A Dataset of statistics and of cohorts.
 
     Raises
@@ -50,7 +50,7 @@ def open(path: str | os.PathLike) -> Capture | CaptureBatch | xr.Dataset | Study
     return _open_folder(path) if path.is_dir() else _open_file(path)
 
 
-def _open_file(path: Path) -> Capture | CaptureBatch | xr.Dataset | Study:
+def _open_file(path: Path) -> Capture | xr.Dataset | Study:
     from diffscope.capture.capture import open_capture
     from diffscope.storage.checksum import carries_digest
     from diffscope.storage.statistics import FORMATS, open_statistics

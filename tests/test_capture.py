@@ -66,7 +66,7 @@ def test_flex_attention_is_read_too(name):
     assert capture.facts["attention"] == "flex_attention" and float(capture.fidelity.error.max()) < 1e-5
     model.set_attn_implementation("sdpa")
     same = diffscope.load(model).capture(prompts)
-    assert np.abs(capture.map("D", 1, 2, prompt=1) - same.map("D", 1, 2, prompt=1)).max() < 1e-5
+    assert np.abs(capture[1].map("D", 1, 2) - same[1].map("D", 1, 2)).max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_batch_is_its_prompts_one_by_one():
     for index, prompt in enumerate(prompts):
         alone = scope.capture(prompt, spans=spans)
         n = len(prompt)
-        assert np.allclose(together.map("D", 1, 2, prompt=index), alone.map("D", 1, 2), atol=1e-6)
+        assert np.allclose(together[index].map("D", 1, 2), alone.map("D", 1, 2), atol=1e-6)
         assert np.allclose(together.lam.isel(prompt=index).values[..., :n], alone.lam, atol=1e-6)
         assert np.isnan(together.lam.isel(prompt=index).values[..., n:]).all()
         assert [token for token, _ in together.next[index]] == [token for token, _ in alone.next]
@@ -178,11 +178,11 @@ def test_a_prompt_of_a_batch_is_a_capture_of_its_own(kind, tmp_path):
         assert isinstance(part, diffscope.Capture) and part.lam.dims == ("layer", "head", *per_token)
         for name in ("tokens", "ids", "offsets", "spans", "text", "next"):
             assert getattr(part, name) == getattr(batch, name)[index], name
-        assert np.array_equal(part.map("D", 1, 2), batch.map("D", 1, 2, prompt=index))
+        assert np.array_equal(part.map("D", 1, 2), batch[index].map("D", 1, 2))
         of_batch = batch.measure(["entropy", "logit_outliers"]).isel(prompt=index, query=slice(0, part.n_tokens))
         xr.testing.assert_allclose(part.measure(["entropy", "logit_outliers"]), of_batch.drop_vars("prompt", errors="ignore"))
     batch[-1].save(tmp_path / "last.dscope")
-    assert np.array_equal(diffscope.open(tmp_path / "last.dscope").map("A1", 0, 0), batch.map("A1", 0, 0, prompt=1))
+    assert np.array_equal(diffscope.open(tmp_path / "last.dscope").map("A1", 0, 0), batch[1].map("A1", 0, 0))
     with pytest.raises(IndexError, match="no prompt 2; the capture has prompts 0 to 1"):
         batch[2]
 
@@ -195,22 +195,13 @@ def test_a_batch_of_one_is_a_batch_and_a_prompt_its_own_first():
     assert alone[0].tokens == alone.tokens == batch[0].tokens and alone[0].measure("gini").identical(alone.measure("gini"))
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [("overview", "pooled_map"), ("ahead", "next"), ("proofs", "fidelity"), ("layer_outliers", "layer_output_outliers")],
-)
-def test_an_old_name_says_the_new_one(old, new):
-    with pytest.raises(AttributeError, match=f"no attribute '{old}'; it is {new}"):
-        getattr(diffscope.load(tiny.own("v1")).capture(tiny.ids(3)), old)
-
-
 @pytest.mark.parametrize("name", ["v1", "v2-grouped", "diffllama", "mistral-window"])
 def test_saved_and_reopened_it_answers_the_same(name, tmp_path):
     scope = diffscope.load(MODELS[name]())
     capture = scope.capture([tiny.ids(12), tiny.ids(21)], spans={"answer": (3, 5)})
     capture.save(tmp_path / "capture.dscope")
     again = diffscope.open(tmp_path / "capture.dscope")
-    assert np.array_equal(capture.map("D", 1, 2, prompt=1), again.map("D", 1, 2, prompt=1))
+    assert np.array_equal(capture[1].map("D", 1, 2), again[1].map("D", 1, 2))
     assert capture.measure(["row", "logit_outliers"]).identical(again.measure(["row", "logit_outliers"]))
     assert again.next == capture.next and again.spans == capture.spans and again.tokens == capture.tokens
     assert capture.fidelity.identical(again.fidelity) and capture.lam.identical(again.lam)
@@ -813,7 +804,7 @@ def test_the_last_query_has_one_name_everywhere():
     assert scope.measure(prompts[0], "span_mass", spans={"answer": (2, 4)}, queries="last")["span_mass"].equals(last["span_mass"])
     assert batch.measure("gini", queries="last").identical(batch.measure("gini", queries=[-1]))
     assert capture.map("D", 0, 1, queries="last", keys="answer").identical(capture.map("D", 0, 1, queries=[8], keys=[2, 3]))
-    assert capture.strongest(0, queries="last").identical(capture.strongest(0, queries=[-1]))
+    assert capture.strongest("D", 0, queries="last").identical(capture.strongest("D", 0, queries=[-1]))
     assert diffscope.readings.of_head(capture, 0, 0, query="last").estimates.identical(
         diffscope.readings.of_head(capture, 0, 0).estimates
     )

@@ -63,7 +63,9 @@ def test_signal_and_noise_are_asked_with_an_answer_and_others(run, tmp_path):
     kind = ["--kind", "signal_to_noise", "--quantity", "ratio"]
     others = [word for number in ("1983", "2174") for word in ("--distractor", number)]
     data = drawn(run, tmp_path, *kind, *others, "--baseline", "mini-standard")
-    measured = diffscope.signal_to_noise(diffscope.load("mini-diff"), PROMPT, spans={"answer": "7421"}, answers=["1983", "2174"])
+    measured = diffscope.instruments.signal_to_noise(
+        diffscope.load("mini-diff"), PROMPT, spans={"answer": "7421"}, answers=["1983", "2174"]
+    )
     np.testing.assert_allclose(
         data["data_vars"]["value"]["data"][0][2][:6], measured["snr"].sel(output="D", stage="before").values.ravel(), rtol=1e-5
     )

@@ -38,7 +38,9 @@ def page() -> str:
         parts.append(f"## {title}\n\n{what}\n")
         parts += [entry(name) for name, statistic in STATISTICS.items() if statistic.kind == kind]
     for function, variables in INSTRUMENTS.items():
-        parts.append(f"## diffscope.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n")
+        parts.append(
+            f"## diffscope.instruments.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n"
+        )
         parts += [section(name, words, dims) for name, (dims, words) in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
     return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])

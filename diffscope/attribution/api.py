@@ -1,4 +1,4 @@
-"""``diffscope.branch_attribution``: what A1 and −λ·A2 of each head add to the logits of an answer and of its distractors."""
+"""Compute what A1 and −λ·A2 of each head add to the logits of an answer and of its distractors."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def branch_attribution(
     >>> import diffscope
     >>> scope = diffscope.load("mini-diff")
     >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
-    >>> table = diffscope.branch_attribution(scope, text, " 7421", [" 2174"])
+    >>> table = diffscope.attribution.branch_attribution(scope, text, " 7421", [" 2174"])
     >>> table["contribution"].dims
     ('prompt', 'layer', 'head', 'branch', 'candidate')
     """

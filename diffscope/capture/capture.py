@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor
 from diffscope.attention.blocks import Workers
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.maps import Pictures
-from diffscope.capture.repr import Portrait
+from diffscope.capture import maps as _maps
+from diffscope.capture import repr as _repr
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
 from diffscope.prompts.encoded import Encoded
 from diffscope.stats.backends import Backend
@@ -26,13 +26,6 @@ from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import QuerySample
 from diffscope.storage import statistics as store
 
-RENAMED = {
-    "overview": "pooled_map(…)",
-    "ahead": "next",
-    "proofs": "fidelity",
-    "layer_outliers": "layer_output_outliers",
-    "batch": "isinstance(capture, diffscope.CaptureBatch)",
-}
 OUTLIERS = "layer_outliers"  # the tensor that is of no single layer
 # What a kept capture holds; layers, prompts, proofs and facts have tables of their own.
 FIELDS = {
@@ -46,7 +39,7 @@ FIELDS = {
 FACTS = {name: TEXT for name in ("model", "family", "attention", "dtype", "edits", "warnings")}
 
 
-def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
+def open_capture(path: str | os.PathLike) -> Capture:
     """Read a capture that ``save`` wrote; it answers the same questions without the model.
 
     Raises
@@ -59,7 +52,7 @@ def open_capture(path: str | os.PathLike) -> Capture | CaptureBatch:
     return store.open_tensors(path, _assembled)
 
 
-def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | CaptureBatch:
+def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
     """What tensors and a record from a file stand for; ValueError, in a line, where they are no capture."""
     check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
     check_fields("the capture's facts", record["facts"], FACTS, optional=("edits", "warnings"))
@@ -76,20 +69,19 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture | 
     outliers = tensors.get(OUTLIERS)
     if outliers is None:
         raise ValueError(f"the capture lacks the tensor {OUTLIERS}")
-    kind = CaptureBatch if record["batch"] else Capture
-    capture = kind(prompts, layers, proofs, following, outliers.numpy(), record["facts"])
+    capture = Capture(prompts, layers, proofs, following, outliers.numpy(), record["facts"], record["batch"])
     _check_whole(capture)
     return capture
 
 
-def _check_whole(capture: Attended) -> None:
+def _check_whole(capture: Capture) -> None:
     """Raise ValueError where the parts of a capture from a file do not belong together."""
     lengths = tuple(len(prompt.ids) for prompt in capture.prompts)
     numbers = [layer.layer for layer in capture.layers]
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"the layers are numbered {shown(numbers)}, and have to be one or more, each with a number of its own")
-    if not lengths or (len(lengths) > 1 and not isinstance(capture, CaptureBatch)):
-        raise ValueError(f"batch is {isinstance(capture, CaptureBatch)}, and there are {len(lengths)} prompts")
+    if not lengths or (len(lengths) > 1 and not capture.batch):
+        raise ValueError(f"batch is {capture.batch}, and there are {len(lengths)} prompts")
     for layer in capture.layers:
         if layer.lengths != lengths or layer.n_queries != capture.layers[0].n_queries:
             of_layer = f"{layer.n_queries} queries, and prompts of {shown(layer.lengths)} tokens"
@@ -105,8 +97,12 @@ def _check_whole(capture: Attended) -> None:
 
 
 @dataclass(repr=False)
-class Attended(Portrait, Pictures):
-    """What a capture of one prompt and a capture of a batch have in common.
+class Capture:
+    """Hold the inputs of attention of every layer, on one prompt or on a batch: O(N) memory a layer, any map on request.
+
+    ``len(capture)`` is the number of prompts and ``capture[i]`` one of them as a capture of its own; a loop goes over them.
+    Properties of a prompt (``tokens``, ``ids``, ``spans``, …) are lists with one entry a prompt in a batch, also in a batch of
+    one, and results have a dimension ``prompt``.
 
     Attributes
     ----------
@@ -116,6 +112,8 @@ class Attended(Portrait, Pictures):
         Largest magnitudes and median of each decoder layer's output.
     facts : dict
         ``model``, ``family``, ``attention`` (the implementation) and ``dtype``; where there are any, ``edits`` and ``warnings``.
+    batch : bool
+        Whether the prompts were run as a batch.
     """
 
     prompts: list[Encoded]
@@ -125,13 +123,16 @@ class Attended(Portrait, Pictures):
     layer_output_outliers: np.ndarray
     facts: dict[str, Any]
 
-    _batch: ClassVar[bool]  # whether results have a dimension `prompt`
+    batch: bool = False
 
-    if not TYPE_CHECKING:  # a type checker is to find misspelt names itself
-
-        def __getattr__(self, name):
-            hint = f"; it is {RENAMED[name]}" if name in RENAMED else ""
-            raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}{hint}", name=name, obj=self)
+    map = _maps.map
+    maps = _maps.maps
+    pooled_map = _maps.pooled_map
+    pooled_maps = _maps.pooled_maps
+    strongest = _maps.strongest
+    thumbnails = _maps.thumbnails
+    __repr__ = _repr.line
+    _repr_html_ = _repr.as_html
 
     def __len__(self) -> int:
         """The number of prompts."""
@@ -158,6 +159,59 @@ class Attended(Portrait, Pictures):
         layers = [layer.prompt(number) for layer in self.layers]
         outliers = self.layer_output_outliers[:, number : number + 1]
         return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts)
+
+    def _each(self, of: Callable[[Encoded], Any]) -> Any:
+        """Return a property of the prompt, or a list of it with one entry a prompt of a batch."""
+        values = [of(prompt) for prompt in self.prompts]
+        return values if self.batch else values[0]
+
+    @property
+    def n_tokens(self) -> Any:
+        """The length of the prompt in tokens, an int; of a batch a list of them."""
+        return self._each(lambda prompt: len(prompt.ids))
+
+    @property
+    def text(self) -> Any:
+        """The prompt as text, a str; None for token ids without a tokenizer, and for images; of a batch a list of them."""
+        return self._each(lambda prompt: prompt.text)
+
+    @property
+    def ids(self) -> Any:
+        """The token ids, a list of int; of a batch a list of such lists."""
+        return self._each(lambda prompt: list(prompt.ids))
+
+    @property
+    def tokens(self) -> Any:
+        """The text of each token, a list of str; of a batch a list of such lists."""
+        return self._each(lambda prompt: list(prompt.tokens))
+
+    @property
+    def offsets(self) -> Any:
+        """The characters that each token covers, a list of (first, one past the last); of a batch a list of such lists."""
+        return self._each(lambda prompt: list(prompt.offsets))
+
+    @property
+    def spans(self) -> Any:
+        """Token positions by name, a dict: the spans given, ``sink``, and ``context`` and ``irrelevant``, which follow from them.
+
+        Of a batch a list of such dicts.
+        """
+        return self._each(Encoded.span_positions)
+
+    @property
+    def next(self) -> Any:
+        """The most probable next tokens with their probabilities, a list of (str, float); of a batch a list of such lists."""
+        return self._next if self.batch else self._next[0]
+
+    @property
+    def model_name(self) -> str:
+        """The name that the model was loaded by."""
+        return self.facts["model"]
+
+    @property
+    def layer_numbers(self) -> list[int]:
+        """The numbers of the layers in the model, from 0; some models have attention in a few of their layers only."""
+        return [layer.layer for layer in self.layers]
 
     @property
     def family(self) -> str:
@@ -234,7 +288,7 @@ class Attended(Portrait, Pictures):
             attrs={"long_name": long_name, "units": "1"},
         )
         array = array if per_token else array.isel(query=0, drop=True)
-        return array if self._batch else array.isel(prompt=0, drop=True)
+        return array if self.batch else array.isel(prompt=0, drop=True)
 
     @property
     def lam_init(self) -> xr.DataArray:
@@ -286,7 +340,7 @@ class Attended(Portrait, Pictures):
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
 
         def result(**more: str) -> xr.Dataset:
-            return measuring.dataset(self.layer_output_outliers, {**facts, **more}, self._batch)
+            return measuring.dataset(self.layer_output_outliers, {**facts, **more}, self.batch)
 
         try:
             with Workers() as workers:
@@ -324,97 +378,6 @@ class Attended(Portrait, Pictures):
             "proofs": [vars(proof) for proof in self._proofs],
             "ahead": self._next,
             "facts": self.facts,
-            "batch": self._batch,
+            "batch": self.batch,
         }
         store.save_tensors(path, tensors, record)
-
-
-@dataclass(repr=False)
-class Capture(Attended):
-    """What a model attended with on one prompt: O(N) memory a layer, every map on request.
-
-    ``len(capture)`` is 1 and ``capture[0]`` an equal capture, so that code for batches takes it too.
-    """
-
-    _batch = False
-
-    @property
-    def n_tokens(self) -> int:
-        """The length of the prompt in tokens."""
-        return len(self.prompts[0].ids)
-
-    @property
-    def text(self) -> str | None:
-        """The prompt as text; None for token ids without a tokenizer, and for images."""
-        return self.prompts[0].text
-
-    @property
-    def ids(self) -> list[int]:
-        """The token ids."""
-        return list(self.prompts[0].ids)
-
-    @property
-    def tokens(self) -> list[str]:
-        """The text of each token."""
-        return list(self.prompts[0].tokens)
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """The characters of the text that each token covers, as (first, one past the last)."""
-        return list(self.prompts[0].offsets)
-
-    @property
-    def spans(self) -> dict[str, list[int]]:
-        """Token positions by name: the spans given, ``sink``, and ``context`` and ``irrelevant``, which follow from them."""
-        return self.prompts[0].span_positions()
-
-    @property
-    def next(self) -> list[tuple[str, float]]:
-        """The most probable next tokens with their probabilities, most probable first."""
-        return self._next[0]
-
-
-@dataclass(repr=False)
-class CaptureBatch(Attended):
-    """What a model attended with on several prompts that it ran together.
-
-    ``batch[i]`` is prompt i as a :class:`Capture`, ``len(batch)`` the number of prompts; a loop goes over the prompts. What a
-    Capture says of its prompt is a list here, one entry a prompt, also in a batch of one. Results have a dimension ``prompt``.
-    """
-
-    _batch = True
-
-    @property
-    def n_tokens(self) -> list[int]:
-        """The length of each prompt in tokens."""
-        return [len(prompt.ids) for prompt in self.prompts]
-
-    @property
-    def text(self) -> list[str | None]:
-        """Each prompt as text; None for token ids without a tokenizer, and for images."""
-        return [prompt.text for prompt in self.prompts]
-
-    @property
-    def ids(self) -> list[list[int]]:
-        """The token ids of each prompt."""
-        return [list(prompt.ids) for prompt in self.prompts]
-
-    @property
-    def tokens(self) -> list[list[str]]:
-        """The text of each token of each prompt."""
-        return [list(prompt.tokens) for prompt in self.prompts]
-
-    @property
-    def offsets(self) -> list[list[tuple[int, int]]]:
-        """The characters that each token covers, of each prompt."""
-        return [list(prompt.offsets) for prompt in self.prompts]
-
-    @property
-    def spans(self) -> list[dict[str, list[int]]]:
-        """Token positions by name, of each prompt."""
-        return [prompt.span_positions() for prompt in self.prompts]
-
-    @property
-    def next(self) -> list[list[tuple[str, float]]]:
-        """The most probable next tokens after each prompt."""
-        return self._next

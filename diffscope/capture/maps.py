@@ -1,377 +1,293 @@
-"""The maps of a capture as labelled data: windows, whole maps in bins, and small ones of every head."""
+"""Compute the maps of a captured prompt as labelled data: windows, whole maps in bins, the strongest keys, small pictures.
+
+Each function is a method of :class:`diffscope.Capture` by the same name.
+"""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.blocks import Workers
-from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map, present
 from diffscope.errors import DiffscopeError, check_index
-from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.selection import token_positions
-from diffscope.stats.pooling import Pooled, Reduce, Superseded, pooled
-from diffscope.stats.strongest import strongest
-from diffscope.stats.windows import windows
+from diffscope.stats import pooling, windows
+from diffscope.stats.strongest import strongest as strongest_keys
 
-NAMES = ("A1", "A2", "lambda_A2", "D")
-SIZE = 512
-COARSE = 2**24  # values of one map above which a coarse picture is given before the exact one
+if TYPE_CHECKING:
+    from diffscope.capture.capture import Capture
+
+BY_DEFAULT = ("A1", "A2", "lambda_A2", "D")
+SIZE = 512  # bins a side
 
 Positions = str | slice | Sequence[int] | None
 
 
-class Latest:
-    """Requests of which only the newest is worked on.
+def map(capture: Capture, name: str, layer: int, head: int, *, queries: Positions = None, keys: Positions = None) -> xr.DataArray:
+    """Compute a window of one head's map.
 
-    >>> latest = Latest()
-    >>> first, second = latest.request(), latest.request()
-    >>> first(), second()
-    (True, False)
+    Parameters
+    ----------
+    name : {"A1", "A2", "D", "lambda_A2", "share"}
+        ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
+    layer : int
+        Its number in the model, from 0.
+    head : int
+    queries, keys : str, slice or sequence of int, optional
+        A span's name, "last", or token positions; by default all. For the whole of a long prompt use :meth:`pooled_map`.
+
+    Returns
+    -------
+    xarray.DataArray, (query, key)
+        With the tokens' texts as coordinates ``query_token`` and ``key_token``.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such map, layer, head or position, or the capture is of a batch.
     """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._newest = 0
-
-    def request(self) -> Callable[[], bool]:
-        """What says whether a newer request than this one has been made; it is `stopped` of :meth:`Pictures.pooled_maps`."""
-        with self._lock:
-            self._newest += 1
-            mine = self._newest
-        return lambda: self._newest != mine
+    return _of_one_head(maps(capture, layer, [head], [name], queries=queries, keys=keys), name)
 
 
-class Pictures:
-    """What a capture gives of its maps."""
+def maps(
+    capture: Capture,
+    layer: int,
+    heads: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    queries: Positions = None,
+    keys: Positions = None,
+) -> xr.Dataset:
+    """Compute a window of several maps of several heads, all of them at once.
 
-    prompts: list[Encoded]
-    layers: list[LayerAttention]
-    facts: dict[str, Any]
-    _proofs: list[Fidelity]  # one a layer
+    Parameters
+    ----------
+    layer, queries, keys
+        As for :meth:`map`.
+    heads : sequence of int, optional
+        By default all.
+    names : sequence of str, optional
+        As of :meth:`map`; by default A1, A2, λ·A2 and D, as far as the layer has them.
 
-    @property
-    def model_name(self) -> str:
-        """The name that the model was loaded by."""
-        return self.facts["model"]
+    Returns
+    -------
+    xarray.Dataset, (head, query, key)
 
-    @property
-    def layer_numbers(self) -> list[int]:
-        """The layers as the model numbers them, from 0; some models have attention in a few of their layers only."""
-        return [layer.layer for layer in self.layers]
-
-    def map(
-        self, name: str, layer: int, head: int, prompt: int = 0, queries: Positions = None, keys: Positions = None
-    ) -> xr.DataArray:
-        """A window of one head's map.
-
-        Parameters
-        ----------
-        name : {"A1", "A2", "D", "lambda_A2", "share"}
-            ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
-        layer : int
-            As the model numbers it, from 0.
-        head : int
-        prompt : int
-            Which prompt of a batch.
-        queries, keys : str, slice or sequence of int, optional
-            A span's name, "last", or token positions; by default all. Over the whole of a long prompt use :meth:`pooled_map`.
-
-        Returns
-        -------
-        xarray.DataArray, (query, key)
-            With the tokens' texts as coordinates ``query_token`` and ``key_token``.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt.
-        """
-        return _one(self.maps(layer, [_given(head)], prompt, queries, keys, [name]), name)
-
-    def maps(
-        self,
-        layer: int,
-        heads: Sequence[int] | None = None,
-        prompt: int = 0,
-        queries: Positions = None,
-        keys: Positions = None,
-        names: Sequence[str] | None = None,
-    ) -> xr.Dataset:
-        """A window of several maps of several heads, all of which are computed at once.
-
-        Parameters
-        ----------
-        layer, prompt, queries, keys
-            As for :meth:`map`.
-        heads : sequence of int, optional
-            By default all.
-        names : sequence of str, optional
-            As of :meth:`map`; by default A1, A2, λ·A2 and D, as far as the layer has them.
-
-        Returns
-        -------
-        xarray.Dataset, (head, query, key)
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt.
-        """
-        attention, heads, names = self._chosen(layer, heads, prompt, names)
-        device = attention.q.device
-        spans = self.prompts[prompt].span_positions()
-        rows = token_positions(queries, spans, attention.n_queries)
-        columns = token_positions(keys, spans, attention.n_keys, "keys")
-        with Workers() as workers:
-            values = windows(attention, names, heads, rows.to(device), columns.to(device), workers)
-        return self._labelled(values, attention, heads, prompt, rows, columns)
-
-    def pooled_map(self, name: str, layer: int, head: int, prompt: int = 0, size: int = SIZE) -> xr.DataArray:
-        """One head's whole map, pooled to at most size × size bins.
-
-        Parameters
-        ----------
-        name, layer, head, prompt
-            As for :meth:`map`.
-        size : int
-            The largest number of bins a side.
-
-        Returns
-        -------
-        xarray.DataArray, (query, key)
-            Of every bin the value of largest magnitude, with its sign. Coordinates are the bins' first positions,
-            ``attrs["bin"]`` is their width in tokens.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt.
-        """
-        return _one(self.pooled_maps(layer, [_given(head)], prompt, size, [name]), name)
-
-    def pooled_maps(
-        self,
-        layer: int,
-        heads: Sequence[int] | None = None,
-        prompt: int = 0,
-        size: int = SIZE,
-        names: Sequence[str] | None = None,
-        reduce: Reduce = "largest",
-        *,
-        rows: int | None = None,
-        marginals: bool = False,
-        shares: bool = False,
-        stopped: Callable[[], bool] | None = None,
-    ) -> xr.Dataset:
-        """Several whole maps of several heads, pooled to at most size × size bins in one pass.
-
-        Parameters
-        ----------
-        layer, heads, prompt, names
-            As for :meth:`maps`.
-        size : int
-            The largest number of bins a side.
-        reduce : {"largest", "mean"}
-            Of every bin the value of largest magnitude, with its sign; or the mean over the cells whose query sees the key.
-        rows : int, optional
-            How many rows of every bin are looked at, its last among them: a coarse picture, of which ``attrs["exact"]`` is 0. By
-            default all.
-        marginals : bool
-            Whether what each key receives from all queries, ``received_NAME`` (head, token), and the entropy of each query's row
-            in nats, ``entropy_NAME`` (head, token), come with them. Needs all rows.
-        shares : bool
-            Whether the bins of each row's shares, x/Σ|x| with the sign of x, ``share_NAME`` (head, query, key), and the sums Σ|x|
-            of the rows, ``mass_NAME`` (head, token), come with them. Needs all rows.
-        stopped : callable, optional
-            Asked after every block of rows whether to stop; :class:`Latest` gives one that says so when there is a newer request.
-
-        Returns
-        -------
-        xarray.Dataset, (head, query, key)
-            Coordinates are the bins' first positions; ``visible`` (query, key) says whether any query of a bin sees any of its
-            keys. ``attrs["bin"]`` is the bins' width in tokens.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt; marginals or shares of some rows; or sizes below 1.
-        Superseded
-            When `stopped` says so.
-        """
-        if size < 1 or (rows is not None and rows < 1):
-            raise DiffscopeError("a picture has at least one bin a side, and at least one row of each")
-        if reduce not in ("largest", "mean"):
-            raise DiffscopeError(f"a bin shows its 'largest' value or their 'mean', not {reduce!r}")
-        attention, heads, names = self._chosen(layer, heads, prompt, names)
-        with Workers() as workers:
-            bins = pooled(
-                attention,
-                names,
-                heads,
-                size,
-                reduce,
-                rows=rows,
-                marginals=marginals,
-                shares=shares,
-                workers=workers,
-                stopped=stopped,
-            )
-        queries = range(0, attention.n_queries, bins.width)
-        keys = range(0, attention.n_keys, bins.width)
-        dataset = self._labelled(bins.maps, attention, heads, prompt, queries, keys)
-        for array in dataset.data_vars.values():
-            array.attrs["bin"] = bins.width
-        dataset = dataset.assign_coords(visible=(("query", "key"), bins.visible.cpu().numpy()))
-        return dataset.assign(_beside(bins)).assign_attrs(bin=bins.width, exact=int(bins.exact), reduce=reduce)
-
-    def pictures(self, layer: int, heads: Sequence[int] | None = None, prompt: int = 0, **options) -> Iterator[xr.Dataset]:
-        """:meth:`pooled_maps` of a long prompt as they come: at once from one row of every bin, and then exactly.
-
-        Ends early, without an error, when `stopped` says so. Parameters are as of :meth:`pooled_maps`.
-        """
-        attention, chosen, _ = self._chosen(layer, heads, prompt, options.get("names"))
-        options = {name: option for name, option in options.items() if name != "rows"}
-        in_bins = max(attention.n_queries, attention.n_keys) > options.get("size", SIZE)
-        try:
-            if in_bins and len(chosen) * attention.n_queries * attention.n_keys > COARSE:
-                yield self.pooled_maps(layer, heads, prompt, **options | {"rows": 1, "marginals": False, "shares": False})
-            yield self.pooled_maps(layer, heads, prompt, **options)
-        except Superseded:
-            return
-
-    def strongest(
-        self,
-        layer: int,
-        heads: Sequence[int] | None = None,
-        prompt: int = 0,
-        queries: Positions = None,
-        count: int = 8,
-        name: str = "D",
-    ) -> xr.Dataset:
-        """The keys that some queries weigh most, by head.
-
-        Parameters
-        ----------
-        layer, heads, prompt, queries
-            As for :meth:`maps`.
-        count : int
-            How many keys of each query.
-        name : str
-            Of which map, as of :meth:`map`.
-
-        Returns
-        -------
-        xarray.Dataset, (head, query, rank)
-            ``key``, positions by decreasing size of their weight, and ``weight``; −1 and 0 where the query has fewer keys of a
-            weight other than 0. ``mass`` (head, query) is Σ|x| of the whole row.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such map, layer, head or prompt; or `count` is below 1.
-        """
-        if count < 1:
-            raise DiffscopeError(f"of a query at least one key is asked for, not {count}")
-        attention, heads, (name,) = self._chosen(layer, heads, prompt, [name])
-        rows = token_positions(queries, self.prompts[prompt].span_positions(), attention.n_queries)
-        with Workers() as workers:
-            keys, weights, mass = strongest(attention, name, heads, rows.to(attention.q.device), count, workers)
-        dims = ("head", "query", "rank")
-        values = {
-            "key": (dims, keys.cpu().numpy()),
-            "weight": (dims, weights.cpu().numpy()),
-            "mass": (dims[:2], mass.cpu().numpy()),
-        }
-        attrs = {"model": self.model_name, "layer": attention.layer, "prompt": prompt, "map": name}
-        return xr.Dataset(values, {"head": list(heads), "query": np.asarray(rows)}, attrs)
-
-    def thumbnails(
-        self, size: int = 64, name: str = "D", prompt: int = 0, stopped: Callable[[], bool] | None = None
-    ) -> xr.DataArray:
-        """One small picture of every head of every layer: D, pooled to at most size × size bins.
-
-        Parameters
-        ----------
-        size, name, prompt, stopped
-            As for :meth:`pooled_maps`.
-
-        Returns
-        -------
-        xarray.DataArray, (layer, head, query, key)
-            NaN where a layer has fewer heads than others.
-
-        Raises
-        ------
-        DiffscopeError
-            There is no such prompt, or a layer has no such map.
-        Superseded
-            When `stopped` says so.
-        """
-        parts = [self.pooled_maps(number, None, prompt, size, [name], stopped=stopped)[name] for number in self.layer_numbers]
-        together = xr.concat(parts, xr.DataArray(self.layer_numbers, dims="layer", name="layer"), join="outer")
-        kept = ("long_name", "model", "prompt", "bin")
-        together.attrs = {key: parts[0].attrs[key] for key in kept}
-        return together
-
-    def _chosen(
-        self, layer: int, heads: Sequence[int] | None, prompt: int, names: Sequence[str] | None
-    ) -> tuple[LayerAttention, list[int], tuple[str, ...]]:
-        """The attention inputs of one prompt that maps are computed from, and which heads and maps."""
-        if layer is None:
-            raise DiffscopeError("a map is of one layer and one head; give both")
-        check_index("layer", layer, self.layer_numbers)
-        check_index("prompt", prompt, range(len(self.prompts)))
-        attention = self.layers[self.layer_numbers.index(layer)].prompt(prompt)
-        chosen = list(range(attention.n_heads)) if heads is None else list(heads)
-        for head in chosen:
-            check_index("head", head, range(attention.n_heads))
-        if names is None:
-            return attention, chosen, present(attention, NAMES) or ("A1",)
-        for name in names:
-            check_map(name, attention)
-        return attention, chosen, tuple(names)
-
-    def _labelled(
-        self,
-        maps: Mapping[str, Tensor],
-        attention: LayerAttention,
-        heads: Sequence[int],
-        prompt: int,
-        queries: Sequence[int] | Tensor,
-        keys: Sequence[int] | Tensor,
-    ) -> xr.Dataset:
-        """Values (head, query, key) by map, as a Dataset that says where they come from."""
-        tokens = np.array(self.prompts[prompt].tokens, dtype=object)
-        rows, columns = np.asarray(queries), np.asarray(keys)
-        fidelity = self._proofs[self.layer_numbers.index(attention.layer)].error
-        lam = "per token" if attention.lam.shape[2] > 1 else attention.rows([0], heads).lam[:, 0].tolist()
-        attrs = {"model": self.model_name, "layer": attention.layer, "prompt": prompt, "lam": lam, "fidelity": fidelity}
-        return xr.Dataset(
-            {
-                name: (("head", "query", "key"), values.cpu().numpy(), {"long_name": MAPS[name].long_name, **attrs})
-                for name, values in maps.items()
-            },
-            {
-                "head": list(heads),
-                "query": rows,
-                "key": columns,
-                "query_token": ("query", tokens[rows].astype(str)),
-                "key_token": ("key", tokens[columns].astype(str)),
-            },
-            attrs,
-        )
+    Raises
+    ------
+    DiffscopeError
+        As for :meth:`map`.
+    """
+    attention, heads, names = _selected(capture, layer, heads, names)
+    spans = capture.prompts[0].span_positions()
+    rows = token_positions(queries, spans, attention.n_queries)
+    columns = token_positions(keys, spans, attention.n_keys, "keys")
+    device = attention.q.device
+    with Workers() as workers:
+        values = windows.windows(attention, names, heads, rows.to(device), columns.to(device), workers)
+    return _labelled(capture, values, attention, heads, rows, columns)
 
 
-def _beside(bins: Pooled) -> dict[str, tuple]:
-    """What comes with the maps: shares of rows in bins, and sums and entropies over positions of tokens."""
+def pooled_map(capture: Capture, name: str, layer: int, head: int, *, size: int = SIZE) -> xr.DataArray:
+    """Compute one head's whole map, pooled to at most size × size bins.
+
+    Parameters
+    ----------
+    name, layer, head
+        As for :meth:`map`.
+    size : int
+        The largest number of bins a side.
+
+    Returns
+    -------
+    xarray.DataArray, (query, key)
+        Of each bin the value of largest magnitude, with its sign. Coordinates are the bins' first positions;
+        ``attrs["bin"]`` is their width in tokens.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such map, layer or head, the capture is of a batch, or `size` is below 1.
+    """
+    return _of_one_head(pooled_maps(capture, layer, [head], [name], size=size), name)
+
+
+def pooled_maps(
+    capture: Capture,
+    layer: int,
+    heads: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    size: int = SIZE,
+    marginals: bool = False,
+    shares: bool = False,
+) -> xr.Dataset:
+    """Compute several whole maps of several heads in bins, in one pass over the rows.
+
+    Parameters
+    ----------
+    layer, heads, names
+        As for :meth:`maps`.
+    size : int
+        The largest number of bins a side.
+    marginals : bool
+        Whether to add what each key receives from all queries, ``received_NAME`` (head, token), and the entropy of each query's
+        row in nats, ``entropy_NAME`` (head, token).
+    shares : bool
+        Whether to add the bins of each row's shares, x/Σ|x| with the sign of x, ``share_NAME`` (head, query, key), and the sums
+        Σ|x| of the rows, ``mass_NAME`` (head, token).
+
+    Returns
+    -------
+    xarray.Dataset, (head, query, key)
+        As of :meth:`pooled_map`. The coordinate ``visible`` (query, key) says whether any query of a bin sees any of its keys.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such map, layer or head, the capture is of a batch, or `size` is below 1.
+    """
+    if size < 1:
+        raise DiffscopeError(f"a pooled map has at least one bin a side, and size is {size}")
+    attention, heads, names = _selected(capture, layer, heads, names)
+    with Workers() as workers:
+        bins = pooling.pooled(attention, names, heads, size, marginals=marginals, shares=shares, workers=workers)
+    queries = range(0, attention.n_queries, bins.width)
+    keys = range(0, attention.n_keys, bins.width)
+    dataset = _labelled(capture, bins.maps, attention, heads, queries, keys)
+    for array in dataset.data_vars.values():
+        array.attrs["bin"] = bins.width
+    dataset = dataset.assign_coords(visible=(("query", "key"), bins.visible.cpu().numpy()))
+    return dataset.assign(_marginals_and_shares(bins)).assign_attrs(bin=bins.width)
+
+
+def strongest(
+    capture: Capture,
+    name: str,
+    layer: int,
+    heads: Sequence[int] | None = None,
+    *,
+    queries: Positions = None,
+    count: int = 8,
+) -> xr.Dataset:
+    """Find the keys that some queries weigh most, by head.
+
+    Parameters
+    ----------
+    name : str
+        The map, as of :meth:`map`.
+    layer, heads, queries
+        As for :meth:`maps`.
+    count : int
+        The number of keys of each query.
+
+    Returns
+    -------
+    xarray.Dataset, (head, query, rank)
+        ``key``, positions by decreasing size of their weight, and ``weight``; −1 and 0 where the query has fewer keys of a
+        weight other than 0. ``mass`` (head, query) is Σ|x| of the whole row.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such map, layer, head or position, the capture is of a batch, or `count` is below 1.
+    """
+    if count < 1:
+        raise DiffscopeError(f"the strongest keys of a query are at least one, and count is {count}")
+    attention, heads, _ = _selected(capture, layer, heads, [name])
+    rows = token_positions(queries, capture.prompts[0].span_positions(), attention.n_queries)
+    with Workers() as workers:
+        keys, weights, mass = strongest_keys(attention, name, heads, rows.to(attention.q.device), count, workers)
+    dims = ("head", "query", "rank")
+    values = {
+        "key": (dims, keys.cpu().numpy()),
+        "weight": (dims, weights.cpu().numpy()),
+        "mass": (dims[:2], mass.cpu().numpy()),
+    }
+    attrs = {"model": capture.model_name, "layer": attention.layer, "map": name}
+    return xr.Dataset(values, {"head": list(heads), "query": np.asarray(rows)}, attrs)
+
+
+def thumbnails(capture: Capture, name: str = "D", size: int = 64) -> xr.DataArray:
+    """Compute one small picture of every head of every layer: a map, pooled to at most size × size bins.
+
+    Parameters
+    ----------
+    name, size
+        As for :meth:`pooled_map`.
+
+    Returns
+    -------
+    xarray.DataArray, (layer, head, query, key)
+        NaN where a layer has fewer heads than others.
+
+    Raises
+    ------
+    DiffscopeError
+        A layer has no such map, or the capture is of a batch.
+    """
+    layers = [pooled_maps(capture, number, None, [name], size=size)[name] for number in capture.layer_numbers]
+    together = xr.concat(layers, xr.DataArray(capture.layer_numbers, dims="layer", name="layer"), join="outer")
+    together.attrs = {key: layers[0].attrs[key] for key in ("long_name", "model", "bin")}
+    return together
+
+
+def _selected(
+    capture: Capture, layer: int, heads: Sequence[int] | None, names: Sequence[str] | None
+) -> tuple[LayerAttention, list[int], tuple[str, ...]]:
+    """Return the attention of one layer of the prompt, without padding, and the heads and maps asked for."""
+    if capture.batch:
+        raise DiffscopeError(f"a map is of one prompt, and this capture is of a batch of {len(capture)}; take capture[i] of it")
+    check_index("layer", layer, capture.layer_numbers)
+    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
+    chosen = list(range(attention.n_heads)) if heads is None else list(heads)
+    for head in chosen:
+        check_index("head", head, range(attention.n_heads))
+    if names is None:
+        return attention, chosen, present(attention, BY_DEFAULT) or ("A1",)
+    for name in names:
+        check_map(name, attention)
+    return attention, chosen, tuple(names)
+
+
+def _labelled(
+    capture: Capture,
+    values: Mapping[str, Tensor],
+    attention: LayerAttention,
+    heads: Sequence[int],
+    queries: Sequence[int] | Tensor,
+    keys: Sequence[int] | Tensor,
+) -> xr.Dataset:
+    """Label values (head, query, key) of each map with their places, texts, model, λ and fidelity."""
+    tokens = np.array(capture.prompts[0].tokens, dtype=object)
+    rows, columns = np.asarray(queries), np.asarray(keys)
+    fidelity = capture._proofs[capture.layer_numbers.index(attention.layer)].error
+    lam = "per token" if attention.lam.shape[2] > 1 else attention.rows([0], heads).lam[:, 0].tolist()
+    attrs = {"model": capture.model_name, "layer": attention.layer, "lam": lam, "fidelity": fidelity}
+    return xr.Dataset(
+        {
+            name: (("head", "query", "key"), of_map.cpu().numpy(), {"long_name": MAPS[name].long_name, **attrs})
+            for name, of_map in values.items()
+        },
+        {
+            "head": list(heads),
+            "query": rows,
+            "key": columns,
+            "query_token": ("query", tokens[rows].astype(str)),
+            "key_token": ("key", tokens[columns].astype(str)),
+        },
+        attrs,
+    )
+
+
+def _marginals_and_shares(bins: pooling.Pooled) -> dict[str, tuple]:
+    """Return the variables that marginals and shares add to maps in bins; empty without either."""
     parts = (
         ("received", "token", "mass received from all queries", "1", bins.received),
         ("entropy", "token", "entropy of the row", "nats", bins.entropy),
@@ -385,15 +301,8 @@ def _beside(bins: Pooled) -> dict[str, tuple]:
     }
 
 
-def _given(head: int | None) -> int:
-    if head is None:
-        raise DiffscopeError("a map is of one layer and one head; give both")
-    return head
-
-
-def _one(maps: xr.Dataset, name: str) -> xr.DataArray:
-    """One map of one head."""
-    array = maps[name].isel(head=0, drop=True).drop_vars("visible", errors="ignore")
+def _of_one_head(dataset: xr.Dataset, name: str) -> xr.DataArray:
+    """Return one map without its dimension `head`, which becomes an attribute, as λ of that head does."""
+    array = dataset[name].isel(head=0, drop=True).drop_vars("visible", errors="ignore")
     lam = array.attrs["lam"]
-    head = {"head": int(maps["head"][0]), "lam": lam if isinstance(lam, str) else lam[0]}
-    return array.assign_attrs(head)
+    return array.assign_attrs(head=int(dataset["head"][0]), lam=lam if isinstance(lam, str) else lam[0])

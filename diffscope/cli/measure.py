@@ -126,7 +126,7 @@ def _of_model(scope, content, spans, layer, head, backend):
     from diffscope.errors import check_index
 
     encoded = scope.encode(content, spans)
-    check_index("layer", layer, scope.layers)
+    check_index("layer", layer, scope.layer_numbers)
     if head is not None:
         check_index("head", head, _heads(scope))
     measure = partial(scope.measure, content, spans=spans, announce=note, backend=backend)

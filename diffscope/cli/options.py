@@ -44,7 +44,7 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
         if any((model, prompt, prompt_file, span, device, dtype)):
             raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
         capture = diffscope.open(saved)
-        if not isinstance(capture, (diffscope.Capture, diffscope.CaptureBatch)):
+        if not isinstance(capture, diffscope.Capture):
             raise DiffscopeError(
                 f"{saved} is not a capture but a {type(capture).__name__}; in Python: diffscope.open({str(saved)!r})"
             )

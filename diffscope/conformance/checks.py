@@ -227,7 +227,7 @@ def _check_fidelity(scope: Scope, report: Report, prompts: Prompts, window: int 
     _judge_decided(report, all_looks)
     for look in all_looks:
         report.note(look.proof.number, look.proof.error, look.proof.tolerance)
-    if unseen := tuple(sorted({*scope.layers} - {look.proof.number for look in all_looks})):
+    if unseen := tuple(sorted({*scope.layer_numbers} - {look.proof.number for look in all_looks})):
         report.findings.append(Finding("undecided", "fidelity", "the model did not run the attention of these layers", unseen))
     if window is not None and prompts.long <= window:
         says = f"the prompts are no longer than the window of {window}; the window itself was not seen at work"

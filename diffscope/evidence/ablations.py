@@ -67,10 +67,10 @@ def hidden_answer_losses(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     Dataset
         In nats: ``together`` (prompt,), hidden in all layers; ``layers`` (prompt, layer), hidden in one layer.
     """
-    rises = np.zeros((len(prompts), len(scope.layers) + 1))
+    rises = np.zeros((len(prompts), len(scope.layer_numbers) + 1))
     for index, prompt in enumerate(prompts):
         control = sized_spans(prompt, np.random.default_rng([0, index]))["control_0"]
-        for place, layer in enumerate((*scope.layers, None)):
+        for place, layer in enumerate((*scope.layer_numbers, None)):
             rises[index, place] = _above_control(scope, prompt, control, layer)
     return xr.Dataset({"together": ("prompt", rises[:, -1]), "layers": (("prompt", "layer"), rises[:, :-1])})
 

@@ -67,7 +67,7 @@ def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] |
     """
     if match is None:
         return attributions(scope, prompts)
-    numbers = {layer: number for number, layer in enumerate(scope.layers)}
+    numbers = {layer: number for number, layer in enumerate(scope.layer_numbers)}
     alike = field_edit("made like others", lambda layer, heads: matched(layer, match[numbers[layer.layer]]), None)
     with scope.edit(alike):
         return attributions(scope, prompts)

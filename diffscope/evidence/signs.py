@@ -43,8 +43,8 @@ def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         negative weights are 0; ``scattered``, as much is added at random keys; ``plus``, A1 + λA2; ``zero``, no A2.
     """
     before = answers(scope, prompts).loss
-    table = np.full((len(SIGNS), len(scope.layers) + 1, len(prompts)), np.nan)
-    for place, layer in enumerate((*scope.layers, None)):
+    table = np.full((len(SIGNS), len(scope.layer_numbers) + 1, len(prompts)), np.nan)
+    for place, layer in enumerate((*scope.layer_numbers, None)):
         changes = {
             "negative": edits.d_plus(layers=layer),
             "scattered": scattered_negatives(layer),

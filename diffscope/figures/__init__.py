@@ -103,7 +103,7 @@ def figure(name: str, subject: Any, **choices: Any) -> Figure:
     ----------
     name : str
         One of ``FIGURES``.
-    subject : Capture, CaptureBatch, Comparison, xarray.Dataset or list of Verdict
+    subject : Capture, Comparison, xarray.Dataset or list of Verdict
         What the figure is of.
     **choices
         The keywords of that function.

@@ -294,7 +294,7 @@ def added(estimates: xr.Dataset) -> Figure:
 
 
 def added_by_prompts(table: xr.Dataset) -> Figure:
-    """The same of what :func:`diffscope.branch_attribution` gives: means over prompts with their standard errors."""
+    """The same of what :func:`diffscope.attribution.branch_attribution` gives: means over prompts with their standard errors."""
     parts = [targets(table["contribution"].sel(branch=name, drop=True)) for name in ("A1", "A2")]
     if "other_a2" in table:
         parts.append(targets(table["other_a2"]))

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
 from diffscope.figures import cohort as _cohort  # noqa: F401
@@ -58,7 +58,7 @@ def maps(
 
     Parameters
     ----------
-    cap : Capture, CaptureBatch or Comparison
+    cap : Capture or Comparison
         For a grid also several captures of one prompt, in a sequence or by name.
     layer : int, optional
         As the model numbers it, by default its first; of a comparison also one for each model.
@@ -134,7 +134,7 @@ def _one_name(names: Sequence[str] | None) -> str:
 
 
 def row(
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     *,
     layer: int | None = None,
     head: int = 0,
@@ -150,7 +150,7 @@ def row(
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     layer, head, prompt, keys
         As of :func:`maps`; at most 4,096 keys.
     query : int or "last"
@@ -175,7 +175,7 @@ def row(
 
 
 def heads(
-    cap: Capture | CaptureBatch | Comparison,
+    cap: Capture | Comparison,
     *,
     statistic: str = "span_mass",
     query: int | str | None = -1,
@@ -195,7 +195,7 @@ def heads(
 
     Parameters
     ----------
-    cap : Capture, CaptureBatch or Comparison
+    cap : Capture or Comparison
     statistic : str
         A name from ``diffscope.stats.STATISTICS``.
     query : int, "last" or "mean"
@@ -239,7 +239,7 @@ def heads(
 
 
 def lambdas(
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     *,
     prompt: int = 0,
     venue: str | None = None,
@@ -251,7 +251,7 @@ def lambdas(
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     prompt : int
         Which prompt of a batch.
     venue, wide, width, title
@@ -278,7 +278,7 @@ def lambdas(
 
 
 def fidelity(
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     *,
     venue: str | None = None,
     wide: bool | None = None,
@@ -289,7 +289,7 @@ def fidelity(
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     venue, wide, width, title
         As of :func:`maps`.
 

@@ -22,12 +22,12 @@ from safetensors.numpy import save
 from diffscope.figures import hosts, theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.panels import heading
-from diffscope.figures.selection import runs
+from diffscope.figures.selection import one_prompt, runs
 from diffscope.figures.view_state import checked_state
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
-    from diffscope.capture.capture import Capture, CaptureBatch
+    from diffscope.capture.capture import Capture
 
 SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
 MOST = 1024  # tokens a side of a window of exact values
@@ -110,7 +110,7 @@ def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slic
     return slice(top, min(tokens, top + size)), slice(left, min(tokens, left + size))
 
 
-def whole_maps(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
+def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
     """The whole maps of a head in bins: what takes a pass over all rows, and stays the same while one looks at windows.
 
     Parameters as of :func:`buffer`, which takes the result as `maps`.
@@ -119,11 +119,11 @@ def whole_maps(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt
     -------
     xarray.Dataset, (query, key)
     """
-    return capture.pooled_maps(layer, [head], prompt, size, marginals=True, shares=True).isel(head=0)
+    return one_prompt(capture, prompt).pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
 
 
 def buffer(
-    capture: Capture | CaptureBatch,
+    capture: Capture,
     layer: int,
     head: int,
     *,
@@ -139,7 +139,7 @@ def buffer(
 
     Parameters
     ----------
-    capture : Capture or CaptureBatch
+    capture : Capture
     layer, head, prompt : int
         As of ``capture.map``.
     size : int
@@ -174,20 +174,21 @@ def buffer(
     """
     maps = whole_maps(capture, layer, head, prompt=prompt, size=size) if maps is None else maps
     names = [name for name in theme.SCALES if name in maps]
-    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(prompt)
+    capture = one_prompt(capture, prompt)
+    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
     about = _about(capture, attention, head, prompt, maps, names) | {"group": group}
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
     by_token = about["bin"] == 1
     halves, tensors = _in_bins(maps, names, exact=by_token)
     if not by_token and window is not None:
-        values, visible, about["detail"] = _window(capture, attention, head, prompt, window, names)
+        values, visible, about["detail"] = _window(capture, attention, head, window, names)
         halves |= values
         tensors |= {"detail.visible": visible}
     wanted = by_token if lines is None else lines
     if wanted and (by_token or window is not None):
         rows = slice(None) if by_token else window[0]
-        weights, others, about["lines"] = _lines(capture, attention, prompt, rows)
+        weights, others, about["lines"] = _lines(capture, attention, rows)
         halves |= weights
         tensors |= others
     about["unit"] = _unit(halves.values())
@@ -196,7 +197,7 @@ def buffer(
     return save(tensors, {"view": words.encode("utf-8", "replace").decode()})
 
 
-def page(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int = 0, size: int = 224) -> str:
+def page(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = 224) -> str:
     """The view as one HTML page that needs nothing else; parameters as of :func:`buffer`."""
     data = gzip.compress(buffer(capture, layer, head, prompt=prompt, size=size), mtime=0)
     title = f"{capture.model_name}, layer {layer}, head {head}"
@@ -206,7 +207,7 @@ def page(capture: Capture | CaptureBatch, layer: int, head: int, *, prompt: int 
 
 
 def _about(
-    capture: Capture | CaptureBatch,
+    capture: Capture,
     attention: LayerAttention,
     head: int,
     prompt: int,
@@ -214,7 +215,7 @@ def _about(
     names: Sequence[str],
 ) -> dict[str, Any]:
     """What a view says beside numbers."""
-    encoded = capture.prompts[prompt]
+    encoded = capture.prompts[0]
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
@@ -259,28 +260,25 @@ def _in_bins(maps: xr.Dataset, names: Sequence[str], exact: bool) -> tuple[dict,
 
 
 def _window(
-    capture: Capture | CaptureBatch,
+    capture: Capture,
     attention: LayerAttention,
     head: int,
-    prompt: int,
     window: tuple[slice, slice],
     names: Sequence[str],
 ) -> tuple[dict[str, np.ndarray], np.ndarray, dict]:
     """Exact values of a window, the bits of its visible cells, and where it is."""
-    maps = capture.maps(attention.layer, [head], prompt, *window, names).isel(head=0)
+    maps = capture.maps(attention.layer, [head], names, queries=window[0], keys=window[1]).isel(head=0)
     rows, columns = maps["query"].values, maps["key"].values
     seen = attention.visible(rows.tolist()).cpu().numpy()[:, columns]
     place = {"top": int(rows[0]), "left": int(columns[0]), "shape": list(seen.shape)}
     return {f"detail.{name}": maps[name].values[seen] for name in names}, np.packbits(seen), place
 
 
-def _lines(
-    capture: Capture | CaptureBatch, attention: LayerAttention, prompt: int, rows: slice
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
+def _lines(capture: Capture, attention: LayerAttention, rows: slice) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
     """The strongest keys of some queries in every head: weights, keys and sums of rows, and of which queries they are."""
     queries = range(attention.n_queries)[rows]
     count = min(LINES, max(1, MOST_LINES // (attention.n_heads * len(queries))))
-    links = capture.strongest(attention.layer, None, prompt, rows, count)
+    links = capture.strongest("D", attention.layer, queries=rows, count=count)
     place = {"top": queries.start, "queries": len(queries), "count": count, "map": "A" if attention.d_is_a1 else "D"}
     tensors = {"lines.key": links["key"].values, "lines.mass": links["mass"].values.astype(np.float32)}
     return {"lines.weight": links["weight"].values}, tensors, place

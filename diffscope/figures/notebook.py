@@ -6,7 +6,7 @@ import html
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import MissingExtra, first_line
 from diffscope.figures import attention_view
 
@@ -27,12 +27,12 @@ class AttentionPage:
         return self.html
 
 
-def attention_widget(cap: Capture | CaptureBatch, layer: int | None = None, head: int = 0, *, prompt: int = 0) -> AttentionWidget:
+def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, prompt: int = 0) -> AttentionWidget:
     """The linked view of one head's maps as an ``anywidget.AnyWidget``.
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     layer : int, optional
         As the model numbers it, by default its first.
     head, prompt : int
@@ -59,14 +59,12 @@ def attention_widget(cap: Capture | CaptureBatch, layer: int | None = None, head
     return AttentionWidget(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt)
 
 
-def view(
-    cap: Capture | CaptureBatch, *, layer: int | None = None, head: int = 0, prompt: int = 0
-) -> AttentionWidget | AttentionPage:
+def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int = 0) -> AttentionWidget | AttentionPage:
     """A1, A2, λ·A2 and D of one head to explore in a notebook, linked: zoom, crosshair, locked tokens.
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     layer, head, prompt : int
         As of :func:`attention_widget`.
 
@@ -87,7 +85,7 @@ def view(
         return AttentionPage(framed(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt))
 
 
-def framed(cap: Capture | CaptureBatch, layer: int, head: int, prompt: int = 0) -> str:
+def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
     """The view as a page inside a page, from which it is kept apart."""
     size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
     page = attention_view.page(cap, layer, head, prompt=prompt, size=size)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
@@ -49,7 +49,7 @@ def allocation(
 
     Parameters
     ----------
-    subject : Capture, CaptureBatch, Comparison, mapping of str to captures, or sequence of captures
+    subject : Capture, Comparison, mapping of str to captures, or sequence of captures
         Of prompts with a span ``answer``.
     map : {"D", "A1", "A2"}, optional
         By default D, which of standard attention is A.
@@ -143,7 +143,7 @@ def statistic_by_layer(
 
     Parameters
     ----------
-    subject : Capture, CaptureBatch, Comparison, mapping of str to captures, or sequence of captures
+    subject : Capture, Comparison, mapping of str to captures, or sequence of captures
     statistic : str, or sequence of str
         Names from ``diffscope.stats.STATISTICS``; several are panels with scales of their own.
     map : str, optional
@@ -294,7 +294,7 @@ def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) 
     return together.sel(series=series).assign_attrs(long_name="", units="1")
 
 
-def _of_captures(captures: Mapping[str, Capture | CaptureBatch], span: str | None, query: int | str) -> str:
+def _of_captures(captures: Mapping[str, Capture], span: str | None, query: int | str) -> str:
     """In which heads of each model |D| on a span is negative."""
     from diffscope.readings.signs import of_span
 

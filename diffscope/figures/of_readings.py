@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.subjects import captures_of, drawn, edits_of, estimates_of, panels_beside
@@ -189,7 +189,7 @@ def signal_to_noise(
     Parameters
     ----------
     subject : Reading, its estimates, or mapping of str to either
-        Of :func:`diffscope.readings.signal_to_noise` or :func:`diffscope.signal_to_noise`, by model.
+        Of :func:`diffscope.readings.signal_to_noise` or :func:`diffscope.instruments.signal_to_noise`, by model.
     quantity : {"gain", "ratio", "sides"}
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
@@ -209,7 +209,7 @@ def signal_to_noise(
     >>> import diffscope
     >>> from diffscope import figures
     >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
-    >>> measured = diffscope.signal_to_noise(diffscope.load("mini-diff"), text, spans={"answer": "7421"}, draws=3)
+    >>> measured = diffscope.instruments.signal_to_noise(diffscope.load("mini-diff"), text, spans={"answer": "7421"}, draws=3)
     >>> figures.signal_to_noise(measured)
     <diffscope figure 'signal_to_noise' of value, low, high (panel: 2, series: 3, x: 6)>
     """
@@ -306,13 +306,13 @@ def attribution(
     """What A1 and −λ·A2 of every head add to the logits of the answer and of its distractors, directly, in nats.
 
     Panels are the answer, the mean of the distractors and their difference. The control is −λ·A2 with the A2 of other prompts,
-    their mean with a range from the least to the largest; what ``diffscope.branch_attribution`` gives has the A2 of one other
+    their mean with a range from the least to the largest; that of :func:`branch_attribution` has the A2 of one other
     prompt, or no control at all. Contributions of several prompts are means with their standard errors.
 
     Parameters
     ----------
     subject : Reading, its estimates, table of branch_attribution, or mapping of str to one of these
-        Of :func:`diffscope.readings.branches` or :func:`diffscope.branch_attribution`, by model.
+        Of :func:`diffscope.readings.branches` or :func:`diffscope.attribution.branch_attribution`, by model.
     venue, wide, width, title
         As of :func:`diffscope.figures.maps`.
 
@@ -332,7 +332,7 @@ def attribution(
     >>> from diffscope import figures
     >>> scope = diffscope.load("mini-diff")
     >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
-    >>> figures.attribution(diffscope.branch_attribution(scope, text, " 7421", [" 2174"]))
+    >>> figures.attribution(diffscope.attribution.branch_attribution(scope, text, " 7421", [" 2174"]))
     <diffscope figure 'attribution' of value, low, high (panel: 3, series: 2, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
@@ -351,7 +351,7 @@ def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.
     some = next(iter(subject.values()), None) if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset) else subject
     if isinstance(some, (list, tuple)):
         some = next(iter(some), None)
-    if isinstance(some, (Capture, CaptureBatch, Comparison)):
+    if isinstance(some, (Capture, Comparison)):
         return {name: read(cap).estimates for name, cap in captures_of(subject).items()}
     return estimates_of(subject, variable, reading)
 

@@ -6,13 +6,13 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures.escaping import readable
 from diffscope.prompts.selection import is_last
 
 
-def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:
+def one_prompt(cap: Capture, prompt: int) -> Capture:
     """The prompt that a figure is of.
 
     Raises
@@ -20,7 +20,7 @@ def one_prompt(cap: Capture | CaptureBatch, prompt: int) -> Capture:
     DiffscopeError
         There is no such prompt, or `cap` is no capture.
     """
-    if not isinstance(cap, (Capture, CaptureBatch)):
+    if not isinstance(cap, Capture):
         raise DiffscopeError(f"this figure is of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
     try:
         return cap[prompt]
@@ -89,7 +89,7 @@ def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
     return data.assign_coords(names)
 
 
-def edited(cap: Capture | CaptureBatch) -> str:
+def edited(cap: Capture) -> str:
     """The edits that were on, in words; nothing where there were none."""
     return str(cap.facts.get("edits", ""))
 

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
 from diffscope.prompts.selection import is_last
 from diffscope.scope.comparison import Comparison
 
-Captures = Capture | CaptureBatch | Comparison | Mapping[str, Capture | CaptureBatch] | Sequence[Capture | CaptureBatch]
+Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
 UNDEFINED = " (undefined)"  # behind the name of a series
 
 
-def captures_of(subject: Any) -> dict[str, Capture | CaptureBatch]:
+def captures_of(subject: Any) -> dict[str, Capture]:
     """Captures by name, of anything that a figure of captures takes.
 
     Raises
@@ -31,7 +31,7 @@ def captures_of(subject: Any) -> dict[str, Capture | CaptureBatch]:
     """
     named = _captures(subject)
     for name, cap in named.items():
-        if not isinstance(cap, (Capture, CaptureBatch)):
+        if not isinstance(cap, Capture):
             raise DiffscopeError(f"this figure is of captures, and {name} is a {type(cap).__name__}; make one with scope.capture")
     if not named:
         raise DiffscopeError("there is no capture to draw; give one, or several by name")
@@ -39,7 +39,7 @@ def captures_of(subject: Any) -> dict[str, Capture | CaptureBatch]:
 
 
 def _captures(subject: Any) -> dict[str, Any]:
-    if isinstance(subject, (Capture, CaptureBatch)):
+    if isinstance(subject, Capture):
         return {short_name(subject.model_name): subject}
     if isinstance(subject, Comparison):
         return dict(zip(subject.names, subject.captures))
@@ -120,7 +120,7 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
     return values.assign_coords({dim: labels})
 
 
-def edits_of(parts: Mapping[str, Capture | CaptureBatch | xr.Dataset]) -> str:
+def edits_of(parts: Mapping[str, Capture | xr.Dataset]) -> str:
     """The edits that captures were made or readings taken under: of all, or with the names of those that had them."""
     abouts = {name: part.attrs if isinstance(part, xr.Dataset) else part.facts for name, part in parts.items()}
     edits = {name: str(about.get("edits") or "") for name, about in abouts.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anywidget
 import traitlets
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.figures import attention_view
 from diffscope.figures.notebook import framed
@@ -41,7 +41,7 @@ class AttentionWidget(anywidget.AnyWidget):
     locked = traitlets.Dict({"rows": [], "columns": []}, read_only=True)
     data = traitlets.Bytes().tag(sync=True)
 
-    def __init__(self, capture: Capture | CaptureBatch, layer: int, head: int, prompt: int = 0) -> None:
+    def __init__(self, capture: Capture, layer: int, head: int, prompt: int = 0) -> None:
         check_index("prompt", prompt, range(len(capture.prompts)))
         self._capture = capture
         self._prompt = prompt

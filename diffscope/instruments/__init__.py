@@ -1,4 +1,10 @@
-"""Measurements that need more than rows as they are: noise is injected, maps are taken apart into what explains them.
+"""Measure what takes more than the rows as they are: inject noise, exchange texts, divide maps among what explains them.
 
-Each is a function of a capture, or of an opened model, and gives a labelled Dataset.
+Each function takes a capture, or an opened model, and returns a labelled Dataset.
 """
+
+from diffscope.instruments.anatomy import anatomy
+from diffscope.instruments.injection import cmrr_by_injection, log_odds_under_noise, with_a2_moved
+from diffscope.instruments.signal_to_noise import signal_to_noise
+
+__all__ = ["anatomy", "cmrr_by_injection", "log_odds_under_noise", "signal_to_noise", "with_a2_moved"]

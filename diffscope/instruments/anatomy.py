@@ -10,7 +10,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.instruments.anatomy_formulas import PARTS, PLAYERS, parts, uniform_share
 from diffscope.instruments.labelled import labelled_dataset
@@ -20,8 +20,8 @@ MAPS = ("A1", "A2")
 
 
 def anatomy(
-    cap: Capture | CaptureBatch,
-    others: Capture | CaptureBatch | None = None,
+    cap: Capture,
+    others: Capture | None = None,
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> xr.Dataset:
@@ -43,8 +43,8 @@ def anatomy(
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
-    others : Capture or CaptureBatch, optional
+    cap : Capture
+    others : Capture, optional
         Of the same model on other prompts, as long as those of `cap` at least; by default `cap` itself. A prompt of the same
         tokens is no other prompt and is left out.
     progress : callable, optional
@@ -93,14 +93,14 @@ def anatomy(
     return dataset
 
 
-def _check_model(cap: Capture | CaptureBatch, others: Capture | CaptureBatch) -> None:
+def _check_model(cap: Capture, others: Capture) -> None:
     if [(layer.layer, layer.n_heads, layer.differential) for layer in cap.layers] != [
         (layer.layer, layer.n_heads, layer.differential) for layer in others.layers
     ]:
         raise DiffscopeError("the others have other layers or heads; capture them with the same model")
 
 
-def _usable(cap: Capture | CaptureBatch, index: int, others: Capture | CaptureBatch) -> list[int]:
+def _usable(cap: Capture, index: int, others: Capture) -> list[int]:
     """Numbers of the prompts that profiles may be fitted to."""
     n = len(cap.prompts[index].ids)
     usable = [number for number in range(len(others.prompts)) if not _same(cap, index, others, number)]
@@ -112,7 +112,7 @@ def _usable(cap: Capture | CaptureBatch, index: int, others: Capture | CaptureBa
     return usable
 
 
-def _same(cap: Capture | CaptureBatch, index: int, others: Capture | CaptureBatch, number: int) -> bool:
+def _same(cap: Capture, index: int, others: Capture, number: int) -> bool:
     """Whether two prompts are one: of the same tokens, and to the first layer the same (all images have the same token ids)."""
     if cap.prompts[index].ids != others.prompts[number].ids:
         return False

@@ -19,7 +19,7 @@ from torch import Tensor
 from diffscope.attention.changes import AddNoise, Change, ShapeOfA1, key_noise
 from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
 from diffscope.attention.precision import without_autocast
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.edits import inject_noise
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injected_error
@@ -36,7 +36,7 @@ DRAWS = 16
 
 
 def cmrr_by_injection(
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     queries: str | slice | Sequence[int] | None = (-1,),
     *,
     spans: Sequence[str] | None = None,
@@ -63,7 +63,7 @@ def cmrr_by_injection(
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
         For the pairing control give ``with_a2_moved(cap)``.
     queries : str, slice or sequence of int, optional
         A span's name or token positions (negative ones count from a prompt's end); by default the last; None for all.
@@ -118,7 +118,7 @@ def cmrr_by_injection(
     return dataset.assign_attrs(draws=draws, seed=seed)
 
 
-def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | CaptureBatch:
+def with_a2_moved(cap: Capture, by: int = 1) -> Capture:
     """Return a capture in which head h has the second map of head h + `by` of its layer, counted round: the pairing control.
 
     What two maps of one model share anyhow, such as position and sinks, they share then too. Heads that share a second map may be
@@ -126,7 +126,7 @@ def with_a2_moved(cap: Capture | CaptureBatch, by: int = 1) -> Capture | Capture
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
     by : int
 
     Raises

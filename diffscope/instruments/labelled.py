@@ -9,14 +9,14 @@ import numpy as np
 import xarray as xr
 from torch import Tensor
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.stats.definitions import INSTRUMENTS
 from diffscope.stats.ragged import stack_layers
 
 
 def labelled_dataset(
     call: str,
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     tables: Sequence[Sequence[Mapping[str, Tensor]]],
     dims: Sequence[str],
     labels: Mapping[str, Sequence],
@@ -27,7 +27,7 @@ def labelled_dataset(
     ----------
     call : str
         The function that measured it, as in ``INSTRUMENTS``.
-    cap : Capture or CaptureBatch
+    cap : Capture
     tables : for each prompt, for each layer, Tensors by name
         Each (head, ...).
     dims : sequence of str
@@ -41,7 +41,7 @@ def labelled_dataset(
         variables[name] = (("prompt", "layer", *dims), np.stack(values))
     coords = {"layer": cap.layer_numbers, "head": range(cap.n_heads), **labels}
     dataset = xr.Dataset(variables, coords, {"model": cap.model_name or ""})
-    return with_attributes(call, dataset if isinstance(cap, CaptureBatch) else dataset.isel(prompt=0, drop=True))
+    return with_attributes(call, dataset if cap.batch else dataset.isel(prompt=0, drop=True))
 
 
 def with_attributes(call: str, dataset: xr.Dataset) -> xr.Dataset:

@@ -18,7 +18,7 @@ from torch import Tensor
 from diffscope.attention.changes import UniformA2
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
@@ -137,7 +137,7 @@ def signal_to_noise(
     named = {name: list(at) for name, at in design.prompt.spans.items()}
     at = torch.tensor(design.queries)
     of_layers: list[list[Tensor]] = []
-    batch: CaptureBatch | None = None
+    batch: Capture | None = None
     for done, rows in enumerate(design.ids):
         batch = scope.capture([row.tolist() for row in rows], spans=named)
         of_layers.append([_outputs(layer, at) for layer in batch.layers])

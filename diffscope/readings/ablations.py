@@ -84,7 +84,7 @@ def ablations(
     heads = _heads(scope, asked[0].ids, what)
     chosen = list(heads) if layers is None else list(layers)
     for layer in chosen:
-        check_index("layer", layer, scope.layers)
+        check_index("layer", layer, scope.layer_numbers)
     places = [(layer, head) for layer in chosen for head in range(heads.get(layer, 0))]
     if not places:
         raise UnsupportedModel(f"{scope.name} has no second map in these layers; standard attention has heads to take away")

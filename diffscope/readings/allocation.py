@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import SpanError
 from diffscope.prompts.selection import is_last
 from diffscope.readings import signs
@@ -28,7 +28,7 @@ IN_WORDS = {  # the answer leads
 }
 
 
-def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
+def allocation(cap: Capture, queries: Queries = -1) -> Reading:
     """How attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
 
     The parts are disjoint and hold every token, so that shares sum to 1. A token that could be in several is in the first that
@@ -37,7 +37,7 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
 
     Parameters
     ----------
-    cap : Capture or CaptureBatch
+    cap : Capture
         Of prompts with a span ``answer``.
     queries : int, str, slice or sequence of int
         One position, by default the last of each prompt, which "last" is too; or several, or a span's name, along a dimension
@@ -62,7 +62,7 @@ def allocation(cap: Capture | CaptureBatch, queries: Queries = -1) -> Reading:
     cap = any_capture(cap)
     queries = -1 if is_last(queries, *(prompt.spans for prompt in cap.prompts)) else queries
     tables = [_of_prompt(prompt, queries) for prompt in cap]
-    batch = isinstance(cap, CaptureBatch)
+    batch = cap.batch
     shares = xr.concat(tables, "prompt", join="outer", combine_attrs="override") if batch else tables[0]
     values = shares["allocation"]
     heads = averaged(values, ["head"]).values
@@ -124,7 +124,7 @@ def _seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> list[list[i
     return [[int(row[list(at)].sum()) for at in sets.values()] for row in visible]
 
 
-def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queries) -> str:
+def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
     """The bars of D in words, mean over heads and layers, beside those of A1 and of uniform attention."""
     share = estimates[["allocation", "over_layers", "negative"]].sel(normalisation="share")
     share["negative"] = averaged(estimates["negative"].sel(map="D"), ["head", "layer"]).values
@@ -154,7 +154,7 @@ def _sentence(cap: Capture | CaptureBatch, estimates: xr.Dataset, queries: Queri
     return f"{sentence} A part is averaged over the rows that see it, so that these do not sum to 100 %."
 
 
-def _where(cap: Capture | CaptureBatch, queries: Queries) -> str:
+def _where(cap: Capture, queries: Queries) -> str:
     """Which queries, in words."""
     prompts = f" of {len(cap)} prompts" if len(cap) > 1 else ""
     if not isinstance(queries, int):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
@@ -33,7 +33,7 @@ READS = {
 }
 
 
-def amplifier(cap: Capture | CaptureBatch, query: int | str = -1, *, ranks: bool = True) -> Reading:
+def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Reading:
     """λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
 
     Parameters

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import MAPS
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.prompts.selection import is_last
 from diffscope.readings import over_prompts
@@ -27,7 +27,7 @@ RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"
 INITIAL = "at initialisation"
 
-Captures = Capture | CaptureBatch | Mapping[str, Capture | CaptureBatch]
+Captures = Capture | Mapping[str, Capture]
 Labels = Mapping[str, str | None]
 
 
@@ -52,7 +52,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
 
     Parameters
     ----------
-    captures : Capture, CaptureBatch, or mapping of str to either
+    captures : Capture, or mapping of str to either
         By model; of a batch every value is the average over its prompts, by the statistic's own rule.
     statistic : str
         By head, from ``diffscope.stats.STATISTICS``.
@@ -120,7 +120,7 @@ def _together(series: list[_Series]) -> xr.DataArray:
     return heads.assign_coords(model=("series", models), control=("series", controls))
 
 
-def _with_controls(cap: Capture | CaptureBatch, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
+def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
     """Heads (layer, head) by the name of the control, their own by none."""
     dims = set(STATISTICS[statistic].dims)
     if "ranked_map" in dims:
@@ -142,7 +142,7 @@ def _with_controls(cap: Capture | CaptureBatch, statistic: str, choices: Labels,
     return {"": _heads(cap, statistic, choices, query)}
 
 
-def _ranks(cap: Capture | CaptureBatch, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
+def _ranks(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
     """An effective rank beside that of the map with its rows permuted and of the uniform map."""
     ranked = choices.get("map") or choices.get("ranked_map") or ("lambda_A2" if cap.differential else "D")
     controls = {"": "map"} | {words: name for name, words in RANKS.items()}
@@ -157,7 +157,7 @@ def _ranks(cap: Capture | CaptureBatch, statistic: str, choices: Labels, query: 
     }
 
 
-def _places(cap: Capture | CaptureBatch, statistic: str, query: int | str) -> str:
+def _places(cap: Capture, statistic: str, query: int | str) -> str:
     """At which queries of which prompts a statistic is, in words; nothing of one prompt's whole maps."""
     prompts = f"{len(cap)} prompts" if len(cap) > 1 else ""
     if "query" not in STATISTICS[statistic].dims:
@@ -172,7 +172,7 @@ def _places(cap: Capture | CaptureBatch, statistic: str, query: int | str) -> st
     return f"{place} of {prompts}"
 
 
-def _heads(cap: Capture | CaptureBatch, statistic: str, choices: Labels, query: int | str) -> xr.DataArray:
+def _heads(cap: Capture, statistic: str, choices: Labels, query: int | str) -> xr.DataArray:
     """One statistic of every head, (layer, head), over the prompts of a batch."""
     tables = []
     for prompt in cap:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.selection import token_positions
 
@@ -16,9 +16,9 @@ Queries = int | str | slice | Sequence[int]
 RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
 
 
-def any_capture(cap: Any) -> Capture | CaptureBatch:
+def any_capture(cap: Any) -> Capture:
     """The same; DiffscopeError where it is no capture."""
-    if not isinstance(cap, (Capture, CaptureBatch)):
+    if not isinstance(cap, Capture):
         raise DiffscopeError(f"this is said of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
     return cap
 
@@ -90,7 +90,7 @@ def with_fewest_spans(cap: Capture) -> Capture:
     return relabelled(cap, {name: at for name, at in cap.spans.items() if name in RELEVANT})
 
 
-def uniform_attention(cap: Capture | CaptureBatch) -> Capture | CaptureBatch:
+def uniform_attention(cap: Capture) -> Capture:
     """The same with scores of zero everywhere: every query gives the same to each key that it sees."""
     layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
     return replace(cap, layers=layers)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.instruments.anatomy import anatomy
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt
@@ -21,16 +21,14 @@ READS = (
 )
 
 
-def composition(
-    cap: Capture | CaptureBatch, others: CaptureBatch, *, progress: Callable[[int, int], object] | None = None
-) -> Reading:
+def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int], object] | None = None) -> Reading:
     """What A2, and beside it A1, of every head is made of; and A2 of the next head in its place, the pairing control.
 
     Parameters
     ----------
     cap : Capture
         Of one prompt.
-    others : CaptureBatch
+    others : Capture
         Of other prompts, as :func:`diffscope.instruments.anatomy.anatomy` takes them.
     progress : callable, optional
         Called with (done, total), counted in layers of either run.

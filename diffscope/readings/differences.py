@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.readings.captures import any_capture
 from diffscope.readings.labels import UNSIGNED
@@ -20,7 +20,7 @@ from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import average, rule
 from diffscope.stats.formulas.spans import NORMALISATIONS
 
-Side = Capture | CaptureBatch | xr.Dataset
+Side = Capture | xr.Dataset
 
 #: one or two of each kind, so that what is large is not listed under many names
 USUAL = ("entropy_normalised", "gini", "span_mass", "overlap", "cosine", "noise_gain", "signal_gain", "lambda")
@@ -56,9 +56,9 @@ def differences(
 
     Parameters
     ----------
-    first : Comparison, Capture, CaptureBatch or Dataset
+    first : Comparison, Capture or Dataset
         A Dataset is what ``measure`` gave.
-    second : Capture, CaptureBatch or Dataset, optional
+    second : Capture or Dataset, optional
         Not beside a Comparison, which holds both.
     names : two str, optional
         What the two are called; by default the models' names, with their edits.

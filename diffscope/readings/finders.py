@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, place_of, query_position
 from diffscope.readings.head_sentence import CLEARLY, MOST
@@ -13,7 +13,7 @@ from diffscope.readings.words import between, counted, decimal, percent, shorten
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 
 
-def finders(cap: Capture | CaptureBatch, query: int | str = -1) -> Reading:
+def finders(cap: Capture, query: int | str = -1) -> Reading:
     """The heads that give the answer at least half of their weights at one query, and those that take weight from it.
 
     A head takes weight where D sums to less than 0 on the answer and half of its weights are there, or twice what uniform

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
@@ -36,7 +36,7 @@ TAKEN = {
 }
 
 
-def of_head(cap: Capture | CaptureBatch, layer: int, head: int, query: int | str = -1) -> Reading:
+def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Reading:
     """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
 from diffscope.prompts.selection import Indices
@@ -31,7 +31,7 @@ READS = {
 
 
 def rejection(
-    cap: Capture | CaptureBatch,
+    cap: Capture,
     query: int | str = -1,
     *,
     span: str = "irrelevant",

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt, query_position
@@ -45,7 +45,7 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
     brings = _others(cap)  # (shift, layer, head)
     asked = slice(None) if head is None else slice(head, head + 1)
     shifts = [by for by in range(len(brings)) if brings[by, :, asked].any()]
-    moved = [measure(with_a2_moved(cap, by)) for by in shifts]  # type: ignore[arg-type]  # of a Capture it is one
+    moved = [measure(with_a2_moved(cap, by)) for by in shifts]
     variables = {
         str(name): _beside(values, [dataset[name] for dataset in moved], brings[shifts]) for name, values in own.data_vars.items()
     }
@@ -63,7 +63,7 @@ def compares_maps(statistic: str) -> bool:
     return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
 
 
-def of_pair(cap: Capture | CaptureBatch, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
+def of_pair(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
     """What compares A1 and A2 at a query on a span, beside the same with the A2 of other heads, (layer, head, control).
 
     Raises

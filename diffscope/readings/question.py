@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffscope import tasks
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import PromptError
 from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt
@@ -113,7 +113,7 @@ def _one_made_up(task: Retrieval, length: int, rng: np.random.Generator) -> list
     return [*begin, *task.filler.sample(length - len(begin), rng)[0].tolist()]
 
 
-def other_prompts(scope: Scope, cap: Capture, count: int) -> CaptureBatch:
+def other_prompts(scope: Scope, cap: Capture, count: int) -> Capture:
     """Captures of other prompts that are as long as this one at least: the examples, and more that are made up.
 
     Raises

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, counted, figures, listed
@@ -28,7 +28,7 @@ BY_TOKEN = "λ differs from token to token, so the rank of λ·A2 is not that of
 NAMES = {"lambda_A2": "λ·A2", "A1": "A1", "D": "D"}
 
 
-def ranks(cap: Capture | CaptureBatch, *, progress: Callable[[float, int], object] | None = None) -> Reading:
+def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = None) -> Reading:
     """Effective ranks of λ·A2, A1 and D of every head, of whole maps.
 
     Parameters

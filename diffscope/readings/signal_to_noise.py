@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.instruments import signal_to_noise as instrument
+from diffscope import instruments
+from diffscope.instruments.signal_to_noise import DRAWS, tells
 from diffscope.readings.noise import CLEARLY, decibels
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, counted
@@ -32,7 +33,7 @@ def signal_to_noise(
     spans: Any = None,
     answers: Sequence[Any] | None = None,
     query: int | str = -1,
-    draws: int = instrument.DRAWS,
+    draws: int = DRAWS,
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
@@ -49,21 +50,21 @@ def signal_to_noise(
         Others for its place, of as many tokens; by default numbers of as many digits.
     query : int or "last"
     draws, seed, progress
-        As of :func:`diffscope.signal_to_noise`.
+        As of :func:`diffscope.instruments.signal_to_noise`.
 
     Returns
     -------
     Reading
-        ``estimates`` as of :func:`diffscope.signal_to_noise`. The sentence is about D·V before the norm, in heads in which A1·V
-        or D·V changes more with the answer than with the filler.
+        ``estimates`` as of :func:`diffscope.instruments.signal_to_noise`. The sentence is about D·V before the norm, in heads in
+        which A1·V or D·V changes more with the answer than with the filler.
 
     Raises
     ------
     SpanError, PromptError, DiffscopeError
-        As of :func:`diffscope.signal_to_noise`.
+        As of :func:`diffscope.instruments.signal_to_noise`.
     """
     queries: Any = query if isinstance(query, str) else [query]
-    estimates = instrument.signal_to_noise(
+    estimates = instruments.signal_to_noise(
         scope, prompt, spans=spans, answers=answers, queries=queries, draws=draws, seed=seed, progress=progress
     )
     for name, words in READS.items():
@@ -72,7 +73,7 @@ def signal_to_noise(
 
 
 def sentence(estimates: xr.Dataset) -> str:
-    """What the subtraction gains in heads that tell the answer; `estimates` as of :func:`diffscope.signal_to_noise`."""
+    """What the subtraction gains in heads that tell the answer; `estimates` as of the instrument of that name."""
     gain = estimates["snr_gain"].sel(stage=BEFORE)
     if not gain.notnull().any():
         plain = estimates["snr"].sel(stage=BEFORE, output="A1")
@@ -81,7 +82,7 @@ def sentence(estimates: xr.Dataset) -> str:
             return "No output changes with both the answer and the text around it: there is no signal-to-noise ratio here."
         return f"Nothing is subtracted here; the signal-to-noise ratio of its heads is {between(values, decibels)} dB."
     snr = estimates["snr"].sel(stage=BEFORE)
-    heard = instrument.tells(estimates).sel(stage=BEFORE) & gain.sel(a2="own").notnull()
+    heard = tells(estimates).sel(stage=BEFORE) & gain.sel(a2="own").notnull()
     of = f"{counted(snr['layer'].size * snr['head'].size, 'head')}"
     if not heard.any():
         return f"In none of {of} the output changes more with the answer than with the text around it: a gain would say little."

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.readings.captures import query_positions
 from diffscope.readings.words import counted, decimal, listed, percent, shortened
 from diffscope.stats.averaging import averaged
@@ -82,7 +82,7 @@ def within(place: str, said: str) -> str:
     return f"{place}, {said[:1].lower()}{said[1:]}" if said else ""
 
 
-def of_span(cap: Capture | CaptureBatch, span: str, query: int | str = -1) -> str:
+def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
     """Say in which heads |D| on a span is negative at one query, or in the mean over all ("mean"), by :func:`by_head`.
 
     Nothing of standard attention; of a batch the mean over its prompts.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
@@ -17,7 +17,7 @@ from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, decimal, percent
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 
-Captures = Mapping[int, Capture | CaptureBatch] | Iterable[tuple[int, Capture | CaptureBatch]]
+Captures = Mapping[int, Capture] | Iterable[tuple[int, Capture]]
 
 OF_D = (*NEEDED, "entropy", "gini")
 PAIR = ("overlap", "cosine")

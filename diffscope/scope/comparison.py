@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import xarray as xr
 
 from diffscope import render as display
-from diffscope.capture.capture import Capture, CaptureBatch
-from diffscope.capture.repr import lengths, spans_marked
+from diffscope.capture.capture import Capture
+from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import QuerySample
@@ -29,14 +29,14 @@ class Captures(Protocol):
     name: str
     tokenizer: PreTrainedTokenizerBase | None
 
-    def capture(self, prompt: Any, spans: Any = None) -> Capture | CaptureBatch:
+    def capture(self, prompt: Any, spans: Any = None) -> Capture:
         """Capture a prompt, or a batch."""
         ...
 
 
 def compare(
-    first: Captures | Capture | CaptureBatch,
-    second: Captures | Capture | CaptureBatch,
+    first: Captures | Capture,
+    second: Captures | Capture,
     prompts: Any = None,
     spans: Mapping | Sequence[Mapping] | None = None,
 ) -> Comparison:
@@ -61,11 +61,11 @@ def compare(
     PromptError, SpanError, FidelityError, InsufficientMemory
         As of :meth:`diffscope.Scope.capture`.
     """
-    if isinstance(first, (Capture, CaptureBatch)) and isinstance(second, (Capture, CaptureBatch)):
+    if isinstance(first, Capture) and isinstance(second, Capture):
         if prompts is not None or spans is not None:
             raise DiffscopeError("captures hold their prompts and spans already; compare them without, or give two scopes")
         return Comparison(_numbered(first.facts["model"], second.facts["model"]), (first, second))
-    if isinstance(first, (Capture, CaptureBatch)) or isinstance(second, (Capture, CaptureBatch)):
+    if isinstance(first, Capture) or isinstance(second, Capture):
         raise DiffscopeError("a capture is compared with a capture, and a scope with a scope; give two of one kind")
     if prompts is None:
         raise DiffscopeError("two scopes are compared on prompts; give them, such as compare(first, second, text)")
@@ -89,11 +89,11 @@ class Comparison:
     ----------
     names : tuple of str
         Names of the two models, which differ.
-    captures : tuple of Capture, or of CaptureBatch
+    captures : tuple of Capture
     """
 
     names: tuple[str, str]
-    captures: tuple[Capture | CaptureBatch, Capture | CaptureBatch]
+    captures: tuple[Capture, Capture]
 
     def __post_init__(self) -> None:
         first, second = (capture.prompts for capture in self.captures)
@@ -109,7 +109,7 @@ class Comparison:
         return f"<Comparison of {' and '.join(self.names)}: {lengths(self.captures[0].prompts)}>"
 
     def _repr_html_(self) -> str:
-        sides = [capture.portrait() for capture in self.captures]
+        sides = [facts(capture) for capture in self.captures]
         rows = [(name, *(side[name] for side in sides)) for name in sides[0] if any(side.get(name) for side in sides)]
         text = spans_marked(self.captures[0].prompts[0])
         return display.card(f"Comparison of {' and '.join(self.names)}", display.table(("", *self.names), rows), text)
@@ -198,9 +198,9 @@ class Comparison:
         return together.assign_attrs(edits="; ".join(edits)) if edits else together  # which need not be on in both
 
 
-def _maps(capture: Capture | CaptureBatch, layer: int, head: int, prompt: int) -> xr.Dataset:
+def _maps(capture: Capture, layer: int, head: int, prompt: int) -> xr.Dataset:
     differential = capture.layers[capture.layer_numbers.index(layer)].differential
-    maps = capture.maps(layer, [head], prompt, names=MAPS if differential else ("A1", "D"))
+    maps = capture[prompt].maps(layer, [head], MAPS if differential else ("A1", "D"))
     lam = maps.attrs["lam"]
     about = {"head": head, "lam": lam if isinstance(lam, str) else lam[0]}
     one = maps.isel(head=0, drop=True).assign_attrs(about)

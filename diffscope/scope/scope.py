@@ -14,7 +14,7 @@ from torch import nn
 from diffscope import render as display
 from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, UnsupportedModel
 from diffscope.families import Family
@@ -124,11 +124,11 @@ class Scope(HookedModel):
 
     @property
     def n_layers(self) -> int:
-        """The number of layers with attention, as :attr:`layers` counts them."""
-        return len(self.layers)
+        """The number of layers with attention, as :attr:`layer_numbers` counts them."""
+        return len(self.layer_numbers)
 
     @property
-    def layers(self) -> list[int]:
+    def layer_numbers(self) -> list[int]:
         """The layers with attention, as the model numbers them.
 
         A module that the model runs several times is a layer each time. How often it does is known once it was run.
@@ -285,19 +285,10 @@ class Scope(HookedModel):
         for edit in edits:
             if not isinstance(edit, Edit):
                 raise DiffscopeError(f"{edit!r} is not an edit; make one with diffscope.edits, such as set_lambda(1.0)")
-            edit.check(self.layers)
+            edit.check(self.layer_numbers)
         return EditBlock(self, edits)
 
-    @overload
-    def capture(self, prompt: OnePrompt, spans: Spans = None) -> Capture: ...
-
-    @overload
-    def capture(self, prompt: PromptBatch, spans: Spans = None) -> CaptureBatch: ...
-
-    @overload
-    def capture(self, prompt: Any, spans: Spans = None) -> Capture | CaptureBatch: ...
-
-    def capture(self, prompt: Any, spans: Spans = None) -> Capture | CaptureBatch:
+    def capture(self, prompt: Any, spans: Spans = None) -> Capture:
         """Run one prompt, or a batch, and keep what every layer attended with.
 
         Parameters
@@ -311,8 +302,8 @@ class Scope(HookedModel):
 
         Returns
         -------
-        Capture or CaptureBatch
-            Of a batch, also of a batch of one, a CaptureBatch.
+        Capture
+            Of a batch, also of a batch of one, results have a dimension ``prompt``.
 
         Raises
         ------
@@ -330,8 +321,7 @@ class Scope(HookedModel):
         with self.exclusively(inputs.lengths, inputs.packed):
             record = run_recorded(self, inputs, layers.append, held=self.n_layers)
         assert record.outliers is not None
-        kind = CaptureBatch if inputs.batch else Capture
-        return kind(inputs.prompts, layers, record.proofs, record.next, record.outliers, record.facts(self))
+        return Capture(inputs.prompts, layers, record.proofs, record.next, record.outliers, record.facts(self), inputs.batch)
 
     def measure(
         self,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures.subjects import edits_of, prompts_said
 from diffscope.readings import signs
@@ -27,7 +27,7 @@ from diffscope.tables.table import Table
 if TYPE_CHECKING:
     import pandas as pd
 
-Subject = Comparison | Capture | CaptureBatch | xr.Dataset | Mapping[str, Any]
+Subject = Comparison | Capture | xr.Dataset | Mapping[str, Any]
 USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
 SHOWN = {"lambda_A2": "λ·A2"}
 FEW = 8  # numbers that are listed one by one where they do not follow each other
@@ -50,7 +50,7 @@ def statistics(
 
     Parameters
     ----------
-    subject : Comparison, Capture, CaptureBatch, Dataset, or mapping of str to captures or Datasets
+    subject : Comparison, Capture, Dataset, or mapping of str to captures or Datasets
         Datasets as ``measure`` returns them.
     names : str or sequence of str, optional
         As of ``measure``; of a Dataset by default all that was measured.
@@ -127,7 +127,7 @@ def _measured(subject: Subject, names: Any, queries: Any) -> xr.Dataset:
 
 
 def _of_one(subject: Any, names: Any, queries: Any) -> xr.Dataset:
-    if isinstance(subject, (Capture, CaptureBatch)):
+    if isinstance(subject, Capture):
         return subject.measure(names, queries=queries)
     if not isinstance(subject, xr.Dataset):
         kind = type(subject).__name__
@@ -257,13 +257,13 @@ def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chos
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         capture = next(iter(subject.values()))
     where = f" on {measured.sizes['prompt']} prompts" if measured.sizes.get("prompt", 1) > 1 else " on one prompt"
-    if isinstance(capture, (Capture, CaptureBatch)):
+    if isinstance(capture, Capture):
         lengths = sorted({len(prompt.ids) for prompt in capture.prompts})
         span = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         where += f" of {span} tokens"
     edits = _edits(subject, measured)
     under = f", under {edits}" if edits else ""
-    whole = isinstance(capture, (Capture, CaptureBatch))
+    whole = isinstance(capture, Capture)
     dims = (["query"] if chosen else []) if whole else ["layer", "head", "query"]
     parts = [_numbered(dim, measured) for dim in dims if dim in measured.coords]
     return f"Statistics of attention of {' and '.join(models)}{where}{under}{''.join(f', {part}' for part in parts)}."

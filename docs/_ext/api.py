@@ -84,9 +84,6 @@ cap.map("D", layer=2, head=1)
 cap.measure(["entropy", "span_mass"])
 cap.save("paris.dscope")
 cap = diffscope.open("paris.dscope")  # without the model
-""",
-    "diffscope.CaptureBatch": """
-scope = diffscope.load("mini-diff")
 batch = scope.capture(["Magic numbers. Paris 7421.", "Magic numbers. Rome 2174."])
 batch[0]  # the capture of the first prompt
 """,

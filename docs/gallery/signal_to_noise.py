@@ -9,5 +9,5 @@ import diffscope
 from diffscope import figures, tasks
 
 example = tasks.examples()[0]
-measured = diffscope.signal_to_noise(diffscope.load("mini-diff"), example.text, spans=example.spans)
+measured = diffscope.instruments.signal_to_noise(diffscope.load("mini-diff"), example.text, spans=example.spans)
 figure = figures.signal_to_noise(measured)

@@ -82,7 +82,7 @@ def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
             inside = np.isfinite(panel)
             np.testing.assert_allclose(panel[inside], own[inside], rtol=1e-6)
         assert gains[title].attrs["says"] in words(test) and gains[title].attrs["reads"] in words(test)
-    signal = diffscope.signal_to_noise(scope, PROMPT, spans=example("as on the page").spans)
+    signal = diffscope.instruments.signal_to_noise(scope, PROMPT, spans=example("as on the page").spans)
     drawn = chart(test, "signal-to-noise gain, dB")
     for series, a2 in {"own A₂": "own", "uniform A₂": "uniform", "A₂ of the next head": "next head"}.items():
         for panel, stage in enumerate(("before", "after")):
@@ -93,15 +93,15 @@ def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
     for panel, name in enumerate(("lambda_A2", "A1", "D")):
         for series, control in {"the map": "map", "uniform map": "uniform", "its rows permuted": "permuted"}.items():
             np.testing.assert_allclose(drawn[series][panel], by_head(measured.sel(ranked_map=name, control=control)))
-    injected = diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=0.5)
+    injected = diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=0.5)
     np.testing.assert_allclose(chart(test, "CMRR by injection, dB")["own A₂"][0], by_head(injected))
-    anatomy = diffscope.anatomy(cap, other_prompts(scope, cap, 6))["shapley"]
+    anatomy = diffscope.instruments.anatomy(cap, other_prompts(scope, cap, 6))["shapley"]
     drawn = chart(test, "share of the map")
     for panel, name in enumerate(("A2", "A1")):
         np.testing.assert_allclose(drawn["rest"][panel], by_head(anatomy.sel(map=name, part="rest")), rtol=1e-6)
         np.testing.assert_allclose(sum(part[panel] for part in drawn.values()), 1, rtol=1e-6)
     asked = question(scope, cap, "7421")
-    table = diffscope.branch_attribution(scope, PROMPT, asked.answer, list(asked.distractors.values())).isel(prompt=0)
+    table = diffscope.attribution.branch_attribution(scope, PROMPT, asked.answer, list(asked.distractors.values())).isel(prompt=0)
     by_branch, account = [json.loads(element.proto.spec) for element in test.get("plotly_chart")][-2:]
     for trace, branch in zip(by_branch["data"], ("A1", "A2")):
         np.testing.assert_allclose(numbers(trace["y"]), by_head(table["answer"].sel(branch=branch)), rtol=1e-5)
@@ -114,7 +114,7 @@ def test_what_noise_costs_the_answer_is_what_the_library_measures(amplifier, sco
     from diffscope.readings.question import question
 
     asked = question(scope, cap, "7421")
-    table = diffscope.log_odds_under_noise(
+    table = diffscope.instruments.log_odds_under_noise(
         scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=SIGMAS
     )
     drawn = chart(amplifier(), "log-odds lost, nats")
@@ -154,7 +154,7 @@ def test_noise_is_what_the_reader_chooses_and_the_address_says(amplifier, cap, s
         **{"amplifier-sigma": "2", "amplifier-keys": "answer", "amplifier-mode": "differential", "amplifier-draw": "3"}
     )
     drawn = chart(test, "CMRR by injection, dB")["own A₂"][0]
-    expected = diffscope.cmrr_by_injection(cap, spans=["answer"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=2.0)
+    expected = diffscope.instruments.cmrr_by_injection(cap, spans=["answer"], sigmas=SIGMAS)["cmrr_injected"].sel(sigma=2.0)
     np.testing.assert_allclose(drawn, by_head(expected))
     assert "With differential noise of σ = 2" in words(test)
     without, strong = maps(test, "without"), maps(test, "with")

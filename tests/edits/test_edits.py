@@ -415,7 +415,7 @@ def test_a_kept_capture_of_a_batch_under_many_edits(tmp_path):
     assert len(again.layers[0].changes) == len(capture.layers[0].changes) > 10
     assert capture.lam.identical(again.lam) and capture.facts == again.facts
     for prompt in range(2):
-        assert np.array_equal(capture.map("D", 1, 2, prompt), again.map("D", 1, 2, prompt))
+        assert np.array_equal(capture[prompt].map("D", 1, 2), again[prompt].map("D", 1, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -665,7 +665,7 @@ def test_a_padded_batch_is_its_prompts_one_by_one(name, case):
         total = sum((len(prompt) - 1) * scope.loss(prompt) for prompt in prompts)
     assert math.isclose(loss, total / 27, rel_tol=1e-6)
     for index, item in enumerate(alone):
-        assert np.abs(together.map("D", 1, 2, prompt=index) - item.map("D", 1, 2)).max() < 1e-9
+        assert np.abs(together[index].map("D", 1, 2) - item.map("D", 1, 2)).max() < 1e-9
         assert np.allclose([p for _, p in together.next[index]], [p for _, p in item.next], atol=1e-5)
 
 
@@ -732,7 +732,7 @@ def test_a_gpu_gives_the_same(name, case):
     maps = []
     for at in (scope, on_gpu):
         with at.edit(edit_of(case, at)):
-            maps.append(at.capture([tiny.ids(9), IDS]).map("D", 1, 2, prompt=1))
+            maps.append(at.capture([tiny.ids(9), IDS])[1].map("D", 1, 2))
     assert np.abs(maps[0] - maps[1]).max() < 1e-8
 
 

@@ -47,7 +47,7 @@ def test_copies_of_a_prompt_get_a_draw_each(scope):
             scope.capture([IDS, IDS, IDS])
     for index, seed in enumerate(seeds):
         with scope.edit(edits.inject_noise(1.0, seed=seed)):
-            assert np.allclose(together.map("D", 1, 2, prompt=index), scope.capture(IDS).map("D", 1, 2), atol=1e-12)
+            assert np.allclose(together[index].map("D", 1, 2), scope.capture(IDS).map("D", 1, 2), atol=1e-12)
 
 
 def test_a_map_cannot_get_noise_of_both_signs(scope):

@@ -30,7 +30,7 @@ def test_gradients_are_those_of_eager_attention_weights():
 def test_gradients_say_what_a_small_change_of_lambda_does(attention):
     """In the last layer the loss sees the last query alone: dL/dλ = −Σ A2·∂L/∂(A1 − λ·A2)."""
     scope = diffscope.load(tiny.own(attention, vocab_size=64).double().eval())
-    layer = scope.layers[-1]
+    layer = scope.layer_numbers[-1]
     head = 1
     step = 1e-2
     row = last_rows(scope, IDS, TARGETS)[-1]

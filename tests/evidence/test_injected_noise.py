@@ -20,7 +20,9 @@ def test_the_evidence_is_the_measurement_with_draws_of_each_prompt(prompts):
     cap = scope.capture(prompts[1].ids, spans)
     second = measured.isel(prompt=1)
     for capture, suffix in ((cap, ""), (with_a2_moved(cap), "_paired")):  # of two heads there is one other
-        expected = diffscope.cmrr_by_injection(capture, spans=list(measured.span.values), sigmas=SIGMAS, draws=2, seed=2)
+        expected = diffscope.instruments.cmrr_by_injection(
+            capture, spans=list(measured.span.values), sigmas=SIGMAS, draws=2, seed=2
+        )
         for name in ("cmrr_injected", "change_common", "change_differential"):
             assert np.allclose(second[name + suffix], expected[name], rtol=1e-3, atol=1e-6)
 
@@ -38,7 +40,7 @@ def test_lost_log_odds_by_prompt(prompts):
     assert lost["log_odds_lost"].dims == ("prompt", "sigma", "mode") and lost["log_odds"].dims == ("prompt",)
     spans = {name: at for name, at in prompts[1].spans.items() if name != "sink"}
     others = [number[0] for number in prompts[1].distractors]
-    alone = diffscope.log_odds_under_noise(
+    alone = diffscope.instruments.log_odds_under_noise(
         scope, prompts[1].ids, prompts[1].answer[0], others, spans=spans, sigmas=SIGMAS, draws=2, seed=2
     )
     assert np.allclose(lost["log_odds_lost"].isel(prompt=1).transpose("mode", "sigma"), alone["log_odds_lost"])

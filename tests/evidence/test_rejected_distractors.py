@@ -35,7 +35,7 @@ def test_the_table_is_that_of_branch_attribution(scope, prompts):
     ids = [prompt.ids for prompt in prompts]
     places = [[prompt.spans["answer"], *number_spans(prompt)] for prompt in prompts]
     answers = [prompt.answer[0] for prompt in prompts]
-    table = diffscope.branch_attribution(scope, ids, answers, numbers, places=places, control=True)
+    table = diffscope.attribution.branch_attribution(scope, ids, answers, numbers, places=places, control=True)
     branches = [table["contribution"].sel(branch="A1"), table["contribution"].sel(branch="A2"), table["other_a2"]]
     for branch, contribution in zip(BRANCHES, branches):
         for number in range(3):

@@ -32,8 +32,8 @@ def test_a_batch_is_its_images_one_by_one():
     again = scope.capture([image.numpy() for image in images])
     for index, item in enumerate(images):
         alone = scope.capture(item, spans={"object": (6, 8)})
-        assert np.allclose(together.map("D", 1, 2, prompt=index), alone.map("D", 1, 2), atol=1e-6)
-        assert np.array_equal(together.map("D", 1, 2, prompt=index), again.map("D", 1, 2, prompt=index))
+        assert np.allclose(together[index].map("D", 1, 2), alone.map("D", 1, 2), atol=1e-6)
+        assert np.array_equal(together[index].map("D", 1, 2), again[index].map("D", 1, 2))
         measured = together.measure(["entropy", "cosine"]).isel(prompt=index)
         assert np.allclose(measured["entropy"], alone.measure("entropy")["entropy"], atol=1e-5, equal_nan=True)
         assert [name for name, _ in together.next[index]] == [name for name, _ in alone.next]
@@ -155,7 +155,7 @@ def test_saved_and_reopened_it_answers_the_same(tmp_path):
     capture = diffscope.load(vision.tiny(parallel=True)).capture([vision.image(0), vision.image(1)], spans={"object": (6, 8)})
     capture.save(tmp_path / "images.dscope")
     again = diffscope.open(tmp_path / "images.dscope")
-    assert np.array_equal(capture.map("D", 1, 2, prompt=1), again.map("D", 1, 2, prompt=1))
+    assert np.array_equal(capture[1].map("D", 1, 2), again[1].map("D", 1, 2))
     assert again.tokens == capture.tokens and again.next == capture.next and again.spans == capture.spans
     assert again.measure("row").equals(capture.measure("row"))
 

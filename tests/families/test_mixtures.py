@@ -126,7 +126,7 @@ def test_layers_are_numbered_as_in_the_model():
     scope = diffscope.load(tiny.awake(model))
     with pytest.warns(diffscope.DiffscopeWarning, match=r"layer 1 without .* \(NotAttention\); .* about layers 0, 2"):
         capture = scope.capture(tiny.ids(20))
-    assert scope.layers == [0, 2] and [layer.layer for layer in capture.layers] == [0, 2]
+    assert scope.layer_numbers == [0, 2] and [layer.layer for layer in capture.layers] == [0, 2]
     assert "layer 1 without" in capture.facts["warnings"]
     report = diffscope.check(scope)
     assert report.passed and [finding.check for finding in report.findings if finding.verdict == "warn"] == ["layers"]

@@ -81,7 +81,7 @@ def test_a_set_lambda_is_that_of_the_layout(name):
             getattr(block.attn, f"lambda_{part}").data.zero_()
     with torch.no_grad():
         plain, expected = model(ids), other(ids)
-        with scope.edit(*(edits.set_lambda(lams[layer % 2], layers=layer) for layer in scope.layers)):
+        with scope.edit(*(edits.set_lambda(lams[layer % 2], layers=layer) for layer in scope.layer_numbers)):
             assert torch.allclose(model(ids), expected, atol=1e-3)
     assert (plain - expected).abs().max() > 0.1
 

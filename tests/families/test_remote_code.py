@@ -66,7 +66,7 @@ def test_every_layer_is_rebuilt(name, dtype, bound):
 def test_the_family_is_found_and_no_other_claims_the_model(name):
     model = LAYOUTS[name].tiny()
     scope = diffscope.load(model)
-    assert scope.family.name == name and scope.layers == LAYERS[name]
+    assert scope.family.name == name and scope.layer_numbers == LAYERS[name]
     assert [family.name for family in families.FAMILIES if family.modules(model)] == [name]
     assert not scope.family.modules(tiny.own("v1")) and not scope.family.modules(tiny.own("v2"))
 
@@ -163,7 +163,7 @@ def test_a_misreading_is_refused_with_its_cause(name, wrong, cause, monkeypatch)
     kind = type(scope.family)
     readings = kind.readings
     monkeypatch.setattr(kind, "readings", lambda family, passage: map(wrong, readings(family, passage)))
-    with pytest.raises(FidelityError, match=f"layer {scope.layers[0]}: .*{name!r}.*likely cause: .*{cause}"):
+    with pytest.raises(FidelityError, match=f"layer {scope.layer_numbers[0]}: .*{name!r}.*likely cause: .*{cause}"):
         scope.capture(IDS)
 
 

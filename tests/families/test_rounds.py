@@ -86,7 +86,7 @@ def test_two_attention_modules_of_a_block_are_two_layers():
         Twice(*(planted.DifferentialAttention(64, depth, 4, 2, "none") for _ in range(2))) for depth in range(2)
     )
     scope = diffscope.load(tiny.awake(model))
-    assert scope.layers == [0, 1, 2, 3]
+    assert scope.layer_numbers == [0, 1, 2, 3]
     capture = scope.capture(IDS)
     assert capture.layer_numbers == [0, 1, 2, 3] and float(capture.fidelity.error.max()) < 1e-5
     inits = [layer.lambda_init for block in model.layers for layer in (block.attn1, block.attn2)]

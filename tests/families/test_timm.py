@@ -90,10 +90,10 @@ def test_maps_are_those_of_the_implementation(kind, dtype, unit):
         lam = float(module._compute_lambda().detach().to(dtype))
         for head in range(4):
             a1, a2 = first[1, head].float().numpy(), second[1, head].float().numpy()
-            assert np.abs(capture.map("A1", layer, head, prompt=1) - a1).max() < unit
-            assert np.abs(capture.map("A2", layer, head, prompt=1) - a2).max() < unit
-            assert np.abs(capture.map("D", layer, head, prompt=1) - (a1 - lam * a2)).max() < (1 + abs(lam)) * unit
-        assert np.allclose(capture.map("D", layer, 0, prompt=1).sum("key"), 1 - lam, atol=1e-5)
+            assert np.abs(capture[1].map("A1", layer, head) - a1).max() < unit
+            assert np.abs(capture[1].map("A2", layer, head) - a2).max() < unit
+            assert np.abs(capture[1].map("D", layer, head) - (a1 - lam * a2)).max() < (1 + abs(lam)) * unit
+        assert np.allclose(capture[1].map("D", layer, 0).sum("key"), 1 - lam, atol=1e-5)
 
 
 def test_no_other_family_claims_it():

@@ -69,7 +69,7 @@ def test_a_long_prompt_is_in_bins_and_its_window_exact():
     largest = np.take_along_axis(parts, np.abs(parts).argmax(-1)[..., None], -1)[..., 0]
     np.testing.assert_allclose(unpacked(data, "share_D"), np.where(np.tri(100), largest, np.nan), rtol=1e-3, atol=1e-9)
     assert "share_A1" not in tensors and "share_lambda_A2" not in tensors  # they follow from the sums of rows
-    links = long.strongest(0, queries=range(1900, 2000))
+    links = long.strongest("D", 0, queries=range(1900, 2000))
     assert about["lines"] == {"top": 1900, "queries": 100, "count": 8, "map": "D"}
     assert np.array_equal(tensors["lines.key"], links["key"])
     np.testing.assert_allclose(tensors["lines.weight"].astype(float) * about["unit"], links["weight"], rtol=1e-3)
@@ -324,7 +324,7 @@ def test_values_beyond_the_end_have_a_colour_of_their_own(page, capture, tmp_pat
 def test_lines_are_the_strongest_keys_of_the_heads_chosen(page, capture, tmp_path):
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2, state={}))
     view.get_by_role("button", name="Lines").click()
-    links = capture.strongest(1)
+    links = capture.strongest("D", 1)
     assert f"The {links.sizes['rank']} strongest keys" in view.inner_text()
     canvas = view.locator("canvas[data-lines]")
     box = canvas.bounding_box()

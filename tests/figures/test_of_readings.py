@@ -262,7 +262,7 @@ def test_what_a2_is_made_of_stands_beside_the_next_heads(mini_diff, mini_standar
 
 def test_what_branches_add_is_a_mean_over_prompts_with_its_error(mini_diff, mini_capture):
     text = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number:"
-    table = diffscope.branch_attribution(
+    table = diffscope.attribution.branch_attribution(
         mini_diff, [f"{text} Paris", f"{text} Rome"], [" 7421", " 2174"], [[" 2174"], [" 7421"]], control=True
     )
     figure = drawn_on_both(figures.attribution(table))

@@ -8,7 +8,7 @@ import torch
 from diffscope.attention.components import Pairing
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.capture import Capture, CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.prompts.encoded import Encoded
 
 
@@ -37,5 +37,5 @@ def capture_of(*layers, spans=None):
         fields = {name: torch.cat([getattr(layer, name) for layer in layers]) for name in ("q", "k", "v", "lam", "lam_fp32")}
         together = replace(together, **fields, lengths=tuple(layer.n_keys for layer in layers))
     proof = Fidelity(0.0, 1.0, 1, True, "")
-    kind = Capture if len(layers) == 1 else CaptureBatch
-    return kind(prompts, [together], [proof], [[]] * len(layers), np.zeros((1, len(layers), 6)), {"model": "planted"})
+    outliers = np.zeros((1, len(layers), 6))
+    return Capture(prompts, [together], [proof], [[]] * len(layers), outliers, {"model": "planted"}, batch=len(layers) > 1)

@@ -34,7 +34,7 @@ def by_key(seed, size=1.5):
 def taken_apart(second, prompts=5, head=0, first=lambda seed: drawn(1000 + seed), **more):
     """The anatomy of A2 of the first of some prompts, whose scores are those of (seed of the prompt)."""
     layers = [layer_of(torch.stack([first(seed), second(seed)]), **more) for seed in range(prompts)]
-    parts = diffscope.anatomy(capture_of(*layers)).sel(map="A2", head=head, prompt=0, layer=0)
+    parts = diffscope.instruments.anatomy(capture_of(*layers)).sel(map="A2", head=head, prompt=0, layer=0)
     return {name: dict(zip(parts["part"].values, values.values)) for name, values in parts.data_vars.items()}
 
 
@@ -93,7 +93,7 @@ def test_distances_are_those_that_a_mask_lets_through(mask, comb):
     """A window, both sides, and holes."""
     layers = [layer_of(torch.stack([drawn(1000 + seed), comb(seed)]), mask=mask) for seed in range(3)]
     captures = [replace(capture_of(layer), prompts=capture_of(*layers).prompts[i : i + 1]) for i, layer in enumerate(layers)]
-    parts = diffscope.anatomy(captures[0], captures[1]).sel(map="A2", head=0, layer=0)["added"]
+    parts = diffscope.instruments.anatomy(captures[0], captures[1]).sel(map="A2", head=0, layer=0)["added"]
     assert float(parts.sel(part="distance")) > 0.99 * (1 - float(parts.sel(part="uniform"))) > 0.01
 
 
@@ -102,7 +102,7 @@ def test_rows_do_not_explain_themselves():
     layers = [
         layer_of(torch.stack([*(drawn(2 * head + 100 * seed, 4, 12) for head in range(40))]).repeat(2, 1, 1)) for seed in range(2)
     ]
-    measured = diffscope.anatomy(capture_of(*layers))["alone"].sel(map="A2").isel(prompt=0, layer=0).mean("head")
+    measured = diffscope.instruments.anatomy(capture_of(*layers))["alone"].sel(map="A2").isel(prompt=0, layer=0).mean("head")
     assert float(measured.sel(part="key")) < 0.08
     assert float(measured.sel(part="distance")) < 0.08
 
@@ -111,13 +111,13 @@ def test_rows_do_not_explain_themselves():
 @given(st.integers(0, 10**6), st.floats(0.01, 6), st.integers(2, 12))
 def test_parts_sum_to_one_and_none_is_negative(seed, size, n):
     layers = [layer_of(torch.stack([drawn(seed + i, size, n) for i in (2 * number, 2 * number + 1)])) for number in range(2)]
-    measured = diffscope.anatomy(capture_of(*layers))
+    measured = diffscope.instruments.anatomy(capture_of(*layers))
     for name in ("added", "shapley"):
         assert np.allclose(measured[name].sum("part"), 1, atol=1e-9)
     assert all(float(values.min()) > -1e-9 and float(values.max()) < 1 + 1e-9 for values in measured.data_vars.values())
     assert np.allclose(measured["alone"].sel(part="distance"), measured["added"].sel(part="distance"))
     moved = [replace(layer, scale=1.0, q=layer.q + 3.0) for layer in layers]  # the same to every score of a row
-    again = diffscope.anatomy(capture_of(*moved))
+    again = diffscope.instruments.anatomy(capture_of(*moved))
     assert np.allclose(measured["shapley"], again["shapley"], atol=1e-6)
 
 
@@ -126,14 +126,14 @@ def test_real_maps_agree_with_least_squares_by_hand(name):
     """The uniform part, and the other map alone; with sink logits rows sum to less than 1."""
     model = {"diffllama": lambda: tiny.diffllama(kv=4), "gpt-oss": tiny.gpt_oss}.get(name, lambda: tiny.own(name))()
     cap = diffscope.load(model.double()).capture([tiny.ids(20), tiny.ids(20, seed=3), tiny.ids(9, seed=4)])
-    measured = diffscope.anatomy(cap)
+    measured = diffscope.instruments.anatomy(cap)
     assert measured["shapley"].dims == ("prompt", "layer", "head", "map", "part")
     for prompt, layer, head in ((0, 0, 1), (1, 1, 2), (2, 1, 3)):
         of_head = measured.sel(prompt=prompt, layer=layer, head=head)
-        a1 = cap.map("A1", layer, head, prompt).values
+        a1 = cap[prompt].map("A1", layer, head).values
         seen = np.tril(np.ones_like(a1)) - np.tril(np.ones_like(a1), -(cap.layers[layer].mask.window or 99))
         squares, targets, others = [], [], []
-        a2 = cap.map("A2", layer, head, prompt).values if cap.differential else np.zeros_like(a1)
+        a2 = cap[prompt].map("A2", layer, head).values if cap.differential else np.zeros_like(a1)
         for row in range(1, len(a1)):
             here = seen[row] > 0
             y, x = a1[row, here], a2[row, here]
@@ -154,27 +154,27 @@ def test_real_maps_agree_with_least_squares_by_hand(name):
 def test_blocks_and_batches_do_not_matter(monkeypatch):
     cap = diffscope.load(tiny.own("v1").double()).capture([tiny.ids(20, seed=seed) for seed in range(3)])
     done = []
-    whole = diffscope.anatomy(cap, progress=lambda *at: done.append(at))
+    whole = diffscope.instruments.anatomy(cap, progress=lambda *at: done.append(at))
     assert done == [(number, 6) for number in range(1, 7)]
-    assert np.allclose(diffscope.anatomy(cap[1], cap)["shapley"], whole["shapley"].sel(prompt=1))
+    assert np.allclose(diffscope.instruments.anatomy(cap[1], cap)["shapley"], whole["shapley"].sel(prompt=1))
     monkeypatch.setattr(profiles, "AT_ONCE", 2**13)
-    assert np.allclose(diffscope.anatomy(cap)["shapley"], whole["shapley"], atol=1e-9)
+    assert np.allclose(diffscope.instruments.anatomy(cap)["shapley"], whole["shapley"], atol=1e-9)
 
 
 def test_shorter_prompts_help_and_one_token_says_nothing():
     scope = diffscope.load(tiny.own("v1").double())
     cap = scope.capture([tiny.ids(20), tiny.ids(20, seed=1), tiny.ids(9, seed=2), [5]])
-    measured = diffscope.anatomy(cap)["added"]
+    measured = diffscope.instruments.anatomy(cap)["added"]
     assert measured.sel(prompt=3).isnull().all() and measured.sel(prompt=[0, 1, 2]).notnull().all()
-    without = diffscope.anatomy(cap[0], scope.capture([tiny.ids(20, seed=1)]))["added"]
+    without = diffscope.instruments.anatomy(cap[0], scope.capture([tiny.ids(20, seed=1)]))["added"]
     assert not np.allclose(without, measured.sel(prompt=0))
 
 
 def test_images_of_one_size_are_other_prompts(timm):
     cap = diffscope.load(vision.tiny()).capture(torch.stack([vision.image(0), vision.image(1)]))
-    assert np.allclose(diffscope.anatomy(cap)["added"].sum("part"), 1)
+    assert np.allclose(diffscope.instruments.anatomy(cap)["added"].sum("part"), 1)
     with pytest.raises(PromptError, match="give some"):
-        diffscope.anatomy(cap[0], cap[0])
+        diffscope.instruments.anatomy(cap[0], cap[0])
 
 
 def test_what_has_nothing_to_be_fitted_to_is_refused():
@@ -182,8 +182,8 @@ def test_what_has_nothing_to_be_fitted_to_is_refused():
     cap = scope.capture(tiny.ids(20))
     for others in (None, cap, scope.capture([tiny.ids(20), tiny.ids(20)])):
         with pytest.raises(PromptError, match="give some: others=scope.capture"):
-            diffscope.anatomy(cap, others)
+            diffscope.instruments.anatomy(cap, others)
     with pytest.raises(PromptError, match="of 19 tokens at most and cannot serve one of 20"):
-        diffscope.anatomy(cap, scope.capture(tiny.ids(19, seed=1)))
+        diffscope.instruments.anatomy(cap, scope.capture(tiny.ids(19, seed=1)))
     with pytest.raises(DiffscopeError, match="capture them with the same model"):
-        diffscope.anatomy(cap, diffscope.load(tiny.own("standard")).capture(tiny.ids(20, seed=1)))
+        diffscope.instruments.anatomy(cap, diffscope.load(tiny.own("standard")).capture(tiny.ids(20, seed=1)))

@@ -28,7 +28,9 @@ def scores(*seeds, n=24, size=1.0):
 @few
 @given(st.integers(0, 99), st.floats(0.05, 3.0))
 def test_without_a_second_map_in_the_difference_it_is_0_db_exactly(seed, sigma):
-    measured = diffscope.cmrr_by_injection(capture_of(layer_of(scores(seed, seed + 1), lam=0.0)), sigmas=[sigma], draws=3)
+    measured = diffscope.instruments.cmrr_by_injection(
+        capture_of(layer_of(scores(seed, seed + 1), lam=0.0)), sigmas=[sigma], draws=3
+    )
     assert (measured["cmrr_injected"].sel(span="irrelevant") == 0).all()
 
 
@@ -36,7 +38,7 @@ def test_without_a_second_map_in_the_difference_it_is_0_db_exactly(seed, sigma):
 @given(st.integers(0, 99), st.floats(0.05, 3.0))
 def test_equal_maps_that_are_wholly_subtracted_reject_all_of_it(seed, sigma):
     cap = capture_of(layer_of(scores(seed, seed), lam=1.0))
-    measured = diffscope.cmrr_by_injection(cap, sigmas=[sigma], draws=3).sel(span="irrelevant")
+    measured = diffscope.instruments.cmrr_by_injection(cap, sigmas=[sigma], draws=3).sel(span="irrelevant")
     assert np.isposinf(measured["cmrr_injected"]).all() and (measured["change_differential"] > 0).all()
 
 
@@ -45,7 +47,7 @@ def test_equal_maps_that_are_wholly_subtracted_reject_all_of_it(seed, sigma):
 def test_small_noise_on_equal_maps_gives_the_ratio_of_gains(seed, lam):
     """That of ``cmrr`` and 6.02 dB, since +n and -n differ by 2n."""
     cap = capture_of(layer_of(scores(seed, seed), lam=lam))
-    measured = diffscope.cmrr_by_injection(cap, sigmas=[1e-4], draws=4).sel(span="irrelevant", sigma=1e-4)
+    measured = diffscope.instruments.cmrr_by_injection(cap, sigmas=[1e-4], draws=4).sel(span="irrelevant", sigma=1e-4)
     expected = 20 * math.log10((1 + lam) / (1 - lam))
     assert float(measured["cmrr_injected"].squeeze()) == pytest.approx(expected, abs=0.01)
     nominal = float(cap.measure("cmrr", queries=[-1])["cmrr"].squeeze())
@@ -59,7 +61,7 @@ def test_maps_on_different_keys_reject_nothing():
     for seed in range(12):
         first, second = scores(seed, seed + 50, n=64, size=2)
         layer = layer_of(torch.stack([first + even, second + even.roll(1)]), lam=0.8)
-        measured = diffscope.cmrr_by_injection(capture_of(layer), spans=["irrelevant"], sigmas=[0.5], draws=64)
+        measured = diffscope.instruments.cmrr_by_injection(capture_of(layer), spans=["irrelevant"], sigmas=[0.5], draws=64)
         squares = {name: total + float(measured[name].squeeze() ** 2) for name, total in squares.items()}
     assert abs(10 * math.log10(squares["change_differential"] / squares["change_common"])) < 0.7
 
@@ -98,7 +100,7 @@ REAL = {
 def test_real_models_give_what_noise_by_hand_gives(name):
     """Shared keys, a λ a token, soft caps, windows and sink logits."""
     cap = diffscope.load(REAL[name]().double()).capture(IDS, spans=SPANS)
-    measured = diffscope.cmrr_by_injection(cap, queries=[-2], sigmas=[0.7], draws=3).squeeze("sigma")
+    measured = diffscope.instruments.cmrr_by_injection(cap, queries=[-2], sigmas=[0.7], draws=3).squeeze("sigma")
     for layer in cap.layers:
         of_layer = measured.sel(layer=layer.layer, span="irrelevant")
         common, opposite = (by_hand(layer, 18, cap.spans["irrelevant"], 0.7, 3, mode) for mode in (False, True))
@@ -116,7 +118,9 @@ def test_a_draw_is_that_of_the_edit():
     scope = diffscope.load(tiny.own("v1").double())
     cap = scope.capture(IDS, spans=SPANS)
     plain = cap.layers[0].prompt(0).head_outputs([19])
-    measured = diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.7], draws=1, seed=5).isel(layer=0).squeeze()
+    measured = (
+        diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.7], draws=1, seed=5).isel(layer=0).squeeze()
+    )
     for mode in ("common", "differential"):
         with scope.edit(edits.inject_noise(0.7, mode, cap.spans["irrelevant"], seed=5)):
             noisy = scope.capture(IDS).layers[0].prompt(0).head_outputs([19])
@@ -126,7 +130,7 @@ def test_a_draw_is_that_of_the_edit():
 @few
 @given(st.integers(0, 99), st.floats(0.0, 1.0))
 def test_maps_of_one_shape_are_at_their_ceiling(seed, lam):
-    measured = diffscope.cmrr_by_injection(capture_of(layer_of(scores(seed, seed), lam=lam)), sigmas=[0.5], draws=3)
+    measured = diffscope.instruments.cmrr_by_injection(capture_of(layer_of(scores(seed, seed), lam=lam)), sigmas=[0.5], draws=3)
     at = measured.sel(span="irrelevant")
     assert np.allclose(at["change_common_ceiling"], at["change_common"], rtol=1e-9, atol=1e-15)
     assert np.allclose(at["change_differential_ceiling"], at["change_differential"], rtol=1e-9)
@@ -136,14 +140,14 @@ def test_the_ceiling_is_of_a_second_map_with_the_first_ones_shape_and_its_own_ma
     """Against maps made by hand: A2' on X is A1 there, scaled to what A2 has there; elsewhere A2."""
     layer = layer_of(scores(3, 4, size=1.5), lam=0.7)
     cap = capture_of(layer, spans={"answer": [5, 6]})
-    measured = diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.6], draws=3).squeeze()
+    measured = diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.6], draws=3).squeeze()
     keys = cap.spans["irrelevant"]
     rows = layer.rows([23])
     shaped = rows.a2.clone()
     shaped[..., keys] = rows.a1[..., keys] * rows.a2[..., keys].sum() / rows.a1[..., keys].sum()
     made = scores(3, 4, size=1.5)
     made[1, -1] = shaped[0, 0].log()
-    expected = diffscope.cmrr_by_injection(
+    expected = diffscope.instruments.cmrr_by_injection(
         capture_of(layer_of(made, lam=0.7), spans={"answer": [5, 6]}), spans=["irrelevant"], sigmas=[0.6], draws=3, ceiling=False
     ).squeeze()
     assert np.allclose(measured["cmrr_ceiling"], expected["cmrr_injected"], rtol=1e-9)
@@ -155,40 +159,42 @@ def test_the_ceiling_is_of_a_second_map_with_the_first_ones_shape_and_its_own_ma
 def test_real_models_have_a_ceiling_where_two_maps_are_theirs(name):
     scope = diffscope.load(REAL[name]().double())
     cap = scope.capture(IDS, spans=SPANS)
-    ceiling = diffscope.cmrr_by_injection(cap, sigmas=[0.5], draws=2)["cmrr_ceiling"].sel(span="irrelevant")
+    ceiling = diffscope.instruments.cmrr_by_injection(cap, sigmas=[0.5], draws=2)["cmrr_ceiling"].sel(span="irrelevant")
     assert np.isfinite(ceiling).all() if cap.differential else ceiling.isnull().all()
     if cap.differential:
         with scope.edit(edits.uniform_a2()):
             edited = scope.capture(IDS, spans=SPANS)
-        assert diffscope.cmrr_by_injection(edited, sigmas=[0.5], draws=2)["cmrr_ceiling"].isnull().all()
+        assert diffscope.instruments.cmrr_by_injection(edited, sigmas=[0.5], draws=2)["cmrr_ceiling"].isnull().all()
 
 
 def test_queries_count_alike_and_blocks_do_not_matter(monkeypatch):
     cap = diffscope.load(tiny.own("v2").double()).capture([tiny.ids(13), IDS], spans=[{"answer": [3]}, SPANS])
-    whole = diffscope.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
+    whole = diffscope.instruments.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
     assert whole["cmrr_injected"].dims == ("prompt", "layer", "head", "sigma", "span")
     assert whole["cmrr_injected"].sel(prompt=0, span="query").isnull().all()
     monkeypatch.setitem(injection.BLOCK_ELEMENTS, "cpu", 100)
-    split = diffscope.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
+    split = diffscope.instruments.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
     assert np.allclose(whole["change_common"], split["change_common"], rtol=1e-10, equal_nan=True)
-    alone = [diffscope.cmrr_by_injection(cap[1], queries=[at], sigmas=[0.5], draws=3) for at in (4, 5)]
+    alone = [diffscope.instruments.cmrr_by_injection(cap[1], queries=[at], sigmas=[0.5], draws=3) for at in (4, 5)]
     mean = np.sqrt(sum(each["change_common"] ** 2 for each in alone) / 2)
     assert np.allclose(whole["change_common"].sel(prompt=1, sigma=[0.5]), mean.sel(span=whole.span), rtol=1e-8)
 
 
 def test_rows_in_which_no_noise_comes_out_are_undefined():
     cap = diffscope.load(tiny.own("v1")).capture(IDS, spans=SPANS)
-    assert diffscope.cmrr_by_injection(cap, queries=[0], draws=2)["cmrr_injected"].isnull().all()  # sees itself alone
-    assert diffscope.cmrr_by_injection(cap, queries=[3], draws=2)["cmrr_injected"].sel(span="answer").isnull().all()
+    assert diffscope.instruments.cmrr_by_injection(cap, queries=[0], draws=2)["cmrr_injected"].isnull().all()  # sees itself alone
+    assert diffscope.instruments.cmrr_by_injection(cap, queries=[3], draws=2)["cmrr_injected"].sel(span="answer").isnull().all()
 
 
 def test_the_error_is_the_spread_over_seeds():
     cap = capture_of(layer_of(scores(3, 3) + scores(5, 6), lam=0.8))
-    each = [diffscope.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.5], seed=100 * seed) for seed in range(60)]
+    each = [
+        diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.5], seed=100 * seed) for seed in range(60)
+    ]
     decibels = np.array([float(one["cmrr_injected"].squeeze()) for one in each])
     errors = np.array([float(one["cmrr_injected_error"].squeeze()) for one in each])
     assert 0.75 < np.sqrt((errors**2).mean()) / decibels.std(ddof=1) < 1.25
-    one_draw = diffscope.cmrr_by_injection(cap, sigmas=[0.5], draws=1)
+    one_draw = diffscope.instruments.cmrr_by_injection(cap, sigmas=[0.5], draws=1)
     assert one_draw["cmrr_injected_error"].isnull().all()
 
 
@@ -198,8 +204,8 @@ def test_the_pairing_control_gives_heads_the_second_map_of_another():
     for head in range(4):
         assert np.array_equal(moved.map("A2", 1, head), cap.map("A2", 1, (head + 1) % 4))
         assert np.array_equal(moved.map("A1", 1, head), cap.map("A1", 1, head))
-    changed = diffscope.cmrr_by_injection(moved, draws=2)["cmrr_injected"]
-    assert (changed != diffscope.cmrr_by_injection(cap, draws=2)["cmrr_injected"]).sel(span="irrelevant").all()
+    changed = diffscope.instruments.cmrr_by_injection(moved, draws=2)["cmrr_injected"]
+    assert (changed != diffscope.instruments.cmrr_by_injection(cap, draws=2)["cmrr_injected"]).sel(span="irrelevant").all()
     with pytest.raises(DiffscopeError, match="no layer of this capture has two second maps"):
         with_a2_moved(diffscope.load(tiny.own("standard")).capture(IDS))
 
@@ -220,14 +226,14 @@ def test_the_pairing_control_gives_heads_the_second_map_of_another():
 def test_what_cannot_be_asked_is_one_clear_line(asked, words):
     cap = diffscope.load(tiny.own("v1")).capture(IDS)
     with pytest.raises(DiffscopeError, match=words) as raised:
-        diffscope.cmrr_by_injection(cap, **asked)
+        diffscope.instruments.cmrr_by_injection(cap, **asked)
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("attention", ["v1", "standard"])
 def test_lost_log_odds_are_those_of_edited_runs_one_by_one(attention):
     scope = diffscope.load(tiny.own(attention).double())
-    lost = diffscope.log_odds_under_noise(scope, IDS, 7, [8, 9], spans=SPANS, sigmas=[0.5], draws=3, seed=2)
+    lost = diffscope.instruments.log_odds_under_noise(scope, IDS, 7, [8, 9], spans=SPANS, sigmas=[0.5], draws=3, seed=2)
 
     def log_odds(*made):
         with scope.edit(*made), torch.no_grad():
@@ -249,6 +255,6 @@ def test_log_odds_that_mean_nothing_are_refused():
     scope = diffscope.load(tiny.own("v1"))
     for distractors in ([], [7, 8]):
         with pytest.raises(PromptError, match="not the answer's own"):
-            diffscope.log_odds_under_noise(scope, IDS, 7, distractors)
+            diffscope.instruments.log_odds_under_noise(scope, IDS, 7, distractors)
     with pytest.raises(SpanError, match="no span 'needles'"):
-        diffscope.log_odds_under_noise(scope, IDS, 7, [8], span="needles")
+        diffscope.instruments.log_odds_under_noise(scope, IDS, 7, [8], span="needles")

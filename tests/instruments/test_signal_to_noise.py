@@ -1,5 +1,7 @@
 """Answers and fillers exchanged: what stays, what every output is, what is undefined, and what is refused."""
 
+from importlib import import_module
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,6 @@ import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, SpanError, edits
-from diffscope.instruments import signal_to_noise as instrument
 from diffscope.instruments.signal_to_noise import crossed, mean_gain, over_prompts
 from diffscope.tasks import Retrieval
 from diffscope.tasks.exchanging import filler_of
@@ -61,7 +62,7 @@ def by_hand(scope, ids, query):
 def test_it_is_what_runs_one_by_one_give(name):
     """In float64: each answer in each filler, its heads' outputs by a slow computation, and variances by numpy."""
     scope = diffscope.load(REAL[name]().double())
-    measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
+    measured = diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN)
     design = crossed(scope, IDS, SPANS, "answer", ANSWERS, FILLERS, False, (), (-1,), 4, 0)
     table = [[by_hand(scope, row.tolist(), 19) for row in rows] for rows in design.ids]
     for number, layer in enumerate(scope.capture(IDS).layers):
@@ -86,7 +87,7 @@ def test_it_is_what_runs_one_by_one_give(name):
 
 
 def test_after_the_norm_every_output_has_the_norm_of_d(scope):
-    measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
+    measured = diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN)
     design = crossed(scope, IDS, SPANS, "answer", ANSWERS, FILLERS, False, (), (-1,), 4, 0)
     values = []
     for rows in design.ids:
@@ -100,9 +101,9 @@ def test_after_the_norm_every_output_has_the_norm_of_d(scope):
 
 def test_outputs_are_of_the_same_runs_and_controls_of_other_second_maps(scope):
     """D·V = A1·V − λA2·V run by run, so equal maps leave nothing; with A2 := uniform the control is the measurement."""
-    measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
+    measured = diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN)
     with scope.edit(edits.uniform_a2(layers=1)):
-        uniform = diffscope.signal_to_noise(scope, IDS, **GIVEN)
+        uniform = diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN)
     own, control = uniform["snr_gain"].sel(layer=1, a2="own"), measured["snr_gain"].sel(layer=1, a2="uniform")
     np.testing.assert_allclose(own, control, rtol=1e-9)
     assert not np.allclose(measured["snr_gain"].sel(a2="own"), measured["snr_gain"].sel(a2="next head"))
@@ -155,17 +156,18 @@ def test_without_a_repeat_the_sentence_of_the_answer_stays(mini):
 def test_what_does_not_change_is_undefined_and_says_why(mini):
     """A window that does not reach the answer; a standard model; a draw in two parts has no error."""
     windowed = diffscope.load(tiny.standard("mistral").double())  # a window of 7
-    measured = diffscope.signal_to_noise(windowed, IDS, **GIVEN).isel(layer=0)
+    measured = diffscope.instruments.signal_to_noise(windowed, IDS, **GIVEN).isel(layer=0)
     assert (measured["signal"].sel(output="A1", stage="before") == 0).all() and measured["snr"].isnull().all()
     assert "does not change with the answer" in measured["snr"].attrs["why"]
-    standard = diffscope.signal_to_noise(diffscope.load(tiny.own("standard")), IDS, **GIVEN)
+    standard = diffscope.instruments.signal_to_noise(diffscope.load(tiny.own("standard")), IDS, **GIVEN)
     assert standard["snr_gain"].isnull().all() and standard["snr"].sel(output="A1", stage="before").notnull().all()
     assert "standard attention subtracts nothing" in standard["snr_gain"].attrs["why"]
 
 
 def test_prompts_are_put_together_by_their_variances(scope):
     each = [
-        diffscope.signal_to_noise(scope, IDS, **GIVEN | dict(fillers=FILLERS[at:] + FILLERS[:at], draws=3)) for at in (0, 1, 2)
+        diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN | dict(fillers=FILLERS[at:] + FILLERS[:at], draws=3))
+        for at in (0, 1, 2)
     ]
     whole = over_prompts(each)
     signal, noise = (xr.concat([table[name] for table in each], "prompt").mean("prompt") for name in ("signal", "noise"))
@@ -175,14 +177,14 @@ def test_prompts_are_put_together_by_their_variances(scope):
     spread = xr.concat(left, "prompt")
     np.testing.assert_allclose(whole["snr_gain_error"], np.sqrt(2 / 3 * ((spread - spread.mean("prompt")) ** 2).sum("prompt")))
     assert over_prompts(each[:1])["snr_gain_error"].isnull().all()
-    other = diffscope.signal_to_noise(diffscope.load(tiny.own("v1", heads=2)), IDS, **GIVEN)
+    other = diffscope.instruments.signal_to_noise(diffscope.load(tiny.own("v1", heads=2)), IDS, **GIVEN)
     for wrong, words in (([], "nothing to put together"), ([each[0], other], "other layers or heads")):
         with pytest.raises(DiffscopeError, match=words):
             over_prompts(wrong)
 
 
 def test_heads_are_averaged_with_the_weights_that_are_given(scope):
-    measured = diffscope.signal_to_noise(scope, IDS, **GIVEN)
+    measured = diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN)
     gain = measured["snr_gain"]
     every = {"least": -np.inf}
     np.testing.assert_allclose(mean_gain(measured, **every)["snr_gain"], gain.mean(["layer", "head"]))
@@ -225,19 +227,19 @@ def test_heads_are_averaged_with_the_weights_that_are_given(scope):
 )
 def test_what_cannot_be_asked_is_one_clear_line(scope, more, error, words):
     with pytest.raises(error, match=words) as raised:
-        diffscope.signal_to_noise(scope, IDS, **GIVEN | more)
+        diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN | more)
     assert "\n" not in str(raised.value)
 
 
 def test_more_outputs_than_memory_holds_are_refused(scope, monkeypatch):
-    monkeypatch.setattr(instrument, "MOST", 1000)
+    monkeypatch.setattr(import_module("diffscope.instruments.signal_to_noise"), "MOST", 1000)
     with pytest.raises(DiffscopeError, match="outputs at 3 queries do not fit into memory; give fewer"):
-        diffscope.signal_to_noise(scope, IDS, **GIVEN | dict(queries="query"))
+        diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN | dict(queries="query"))
 
 
 def test_an_answer_that_is_no_number_needs_others(mini):
     text = "The city is Paris. It rains. The city is"
     with pytest.raises(PromptError, match="no number, so other answers have to be given"):
-        diffscope.signal_to_noise(mini, text, spans={"answer": " Paris"})
-    measured = diffscope.signal_to_noise(mini, text, spans={"answer": " Paris"}, answers=["Rome", " Oslo"], draws=3)
+        diffscope.instruments.signal_to_noise(mini, text, spans={"answer": " Paris"})
+    measured = diffscope.instruments.signal_to_noise(mini, text, spans={"answer": " Paris"}, answers=["Rome", " Oslo"], draws=3)
     assert measured.attrs["answers"] == 3 and torch.isfinite(torch.tensor(measured["signal"].sel(output="D").values)).all()

@@ -214,7 +214,7 @@ def test_statistics_of_a_difference_without_its_negative_part_are_its_own():
     assert float(erank) == pytest.approx(float(entropy.exp()), rel=1e-3)
     assert float(cap.pooled_maps(1, [2], size=8, names=["D"])["D"].min()) >= 0
     with pytest.raises(UnsupportedModel, match="no sum of two branches"):
-        diffscope.branch_attribution(diffscope.load(made("d-plus")), [tiny.ids(40)], [5], [[8, 9]])
+        diffscope.attribution.branch_attribution(diffscope.load(made("d-plus")), [tiny.ids(40)], [5], [[8, 9]])
 
 
 def test_top_k_is_the_softmax_of_the_largest_scores():

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 import diffscope
-from diffscope import Capture, CaptureBatch, DiffscopeError, PromptError, SpanError, edits
+from diffscope import Capture, DiffscopeError, PromptError, SpanError, edits
 from diffscope.prompts.encoded import encode
 from tests import tiny
 
@@ -131,7 +131,7 @@ def test_dimensions_tell_one_prompt_from_a_batch_of_one(scope, reference):
         [QUESTION],
     ):
         opened = with_template(scope, TEMPLATE)
-        assert isinstance(opened.capture(batch), CaptureBatch)
+        assert isinstance(opened.capture(batch), Capture)
         assert isinstance(opened.capture(batch[0] if not isinstance(batch, BatchEncoding) else TEXT), Capture)
     assert same(scope.capture(scope.tokenizer(TEXT, return_tensors="pt"), spans={"answer": "7421"})[0], reference)
 

@@ -58,11 +58,11 @@ def test_the_controls_of_rejection_are_ratios_of_mean_squares_over_other_heads()
     planted = capture_of(layer_of(drawn(*range(8)), lam=0.8), spans=SPANS)
     options = {"sigmas": (0.5, 2.0), "draws": 4, "seed": 3}
     estimates = rejection(planted, span="answer", **options).estimates.isel(layer=0)
-    moved = [diffscope.cmrr_by_injection(with_a2_moved(planted, by), spans=["answer"], **options) for by in (1, 2, 3)]
+    moved = [diffscope.instruments.cmrr_by_injection(with_a2_moved(planted, by), spans=["answer"], **options) for by in (1, 2, 3)]
     squares = [[np.square(each[f"change_{mode}"].values[0, ..., 0]) for each in moved] for mode in ("differential", "common")]
     expected = 10 * np.log10(np.mean(squares[0], 0) / np.mean(squares[1], 0))  # (head, sigma)
     np.testing.assert_allclose(estimates["cmrr_injected"].sel(control="other heads"), expected, rtol=1e-9)
-    own = diffscope.cmrr_by_injection(planted, spans=["answer"], **options)["cmrr_injected"].values[0, ..., 0]
+    own = diffscope.instruments.cmrr_by_injection(planted, spans=["answer"], **options)["cmrr_injected"].values[0, ..., 0]
     np.testing.assert_array_equal(estimates["cmrr_injected"].sel(control="as it is"), own)
     np.testing.assert_allclose(estimates["equal_maps"], 20 * math.log10(1.8 / 0.2), rtol=1e-6)
     assert "σ = 2 on answer tokens" in rejection_sentence(estimates.expand_dims("layer"), 2.0)
@@ -104,7 +104,7 @@ def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap)
     asked = question(scope, cap, ANSWER)
     told = []
     reading = lost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
-    table = diffscope.log_odds_under_noise(
+    table = diffscope.instruments.log_odds_under_noise(
         scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=(0.5, 2.0), draws=3
     )
     np.testing.assert_array_equal(reading.estimates["log_odds_lost"], table["log_odds_lost"])
@@ -145,12 +145,14 @@ def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope,
     estimates = reading.estimates
     np.testing.assert_allclose(estimates["account"].sum(["place", "part"]), estimates["logit"], atol=1e-4)
     candidates = list(asked.distractors.values())
-    table = diffscope.branch_attribution(scope, asked.ids, asked.answer, candidates).isel(prompt=0)
+    table = diffscope.attribution.branch_attribution(scope, asked.ids, asked.answer, candidates).isel(prompt=0)
     for target in ("answer", "distractors", "margin"):
         own = estimates["contribution"].sel(target=target)
         np.testing.assert_allclose(own.sel(branch=[FIRST, SECOND]), table[target], rtol=1e-9)
     prompts = [asked.ids, others[1]]
-    pair = diffscope.branch_attribution(scope, prompts, [asked.answer] * 2, [candidates] * 2, control=True).isel(prompt=0)
+    pair = diffscope.attribution.branch_attribution(scope, prompts, [asked.answer] * 2, [candidates] * 2, control=True).isel(
+        prompt=0
+    )
     np.testing.assert_allclose(estimates["others"].sel(target="answer")[1], pair["other_a2"].isel(candidate=0).sum(), rtol=1e-6)
     spread = estimates["contribution"].sel(branch=[OTHER, f"{OTHER}, least", f"{OTHER}, largest"], target="margin")
     assert (spread[..., 1] <= spread[..., 0]).all() and (spread[..., 0] <= spread[..., 2]).all()

@@ -45,8 +45,8 @@ def test_a_difference_is_of_means_over_heads_and_says_of_what(comparison):
 def test_maps_stand_side_by_side(comparison):
     maps = comparison.maps(layer=(2, 1), head=(1, 0), prompt=1)
     first, second = comparison.captures
-    np.testing.assert_array_equal(maps["D"].sel(model="mini-diff"), first.map("D", 2, 1, prompt=1))
-    np.testing.assert_array_equal(maps["D"].sel(model="mini-standard"), second.map("A1", 1, 0, prompt=1))
+    np.testing.assert_array_equal(maps["D"].sel(model="mini-diff"), first[1].map("D", 2, 1))
+    np.testing.assert_array_equal(maps["D"].sel(model="mini-standard"), second[1].map("A1", 1, 0))
     assert maps["A2"].sel(model="mini-standard").isnull().all()
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import Capture, CaptureBatch, FidelityError, PromptError, UnsupportedModel, edits
+from diffscope import Capture, FidelityError, PromptError, UnsupportedModel, edits
 from tests import tiny
 from tests.layouts import planted
 
@@ -48,7 +48,7 @@ def opened(kind, implementation="eager", dtype="float32"):
 def test_a_pack_is_the_batch_of_its_sequences(kind, implementation):
     scope = opened(kind, implementation)
     batch = scope.capture(PACK, spans={"first": (0, 1)})
-    assert isinstance(batch, CaptureBatch) and batch.fidelity.decided.all() and float(batch.fidelity.error.max()) < 1e-5
+    assert batch.batch and batch.fidelity.decided.all() and float(batch.fidelity.error.max()) < 1e-5
     assert all(layer.mask.kind == ("window" if kind == "mistral" else "causal") for layer in batch.layers)
     for capture, ids in zip(batch, SEQUENCES, strict=True):
         alone = scope.capture(ids, spans={"first": (0, 1)})
@@ -238,7 +238,7 @@ def test_a_prompt_of_embeddings_is_that_of_its_tokens(kind):
     row = {"inputs_embeds": torch.cat(vectors)[None], "position_ids": [[*range(5), *range(13)]]}
     for batch in ({"inputs_embeds": padded, "attention_mask": mask}, [{"inputs_embeds": each} for each in vectors], row):
         captures = scope.capture(batch, spans={"middle": (1, 3)})
-        assert isinstance(captures, CaptureBatch) and max(map(worst, captures, alone)) < 1e-5
+        assert captures.batch and max(map(worst, captures, alone)) < 1e-5
     assert scope.loss({"inputs_embeds": vectors[1], "input_ids": second}) == pytest.approx(scope.loss(second), abs=1e-5)
     with scope.edit(edits.drop_sink()):
         assert worst(scope.capture({"inputs_embeds": vectors[0]}), scope.capture(first)) < 1e-5

@@ -13,10 +13,9 @@ from diffscope import edits
 from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.maps import Latest
 from diffscope.errors import DiffscopeError
 from diffscope.stats import measure, pooling
-from diffscope.stats.pooling import Superseded, pooled
+from diffscope.stats.pooling import pooled
 from diffscope.stats.windows import windows
 from tests import tiny
 
@@ -172,7 +171,7 @@ def test_shares_are_of_the_rows_own_sums(n, mask, size, per_token, sinks, elemen
 
 def test_the_strongest_keys_are_those_of_the_rows():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(200))
-    links = capture.strongest(1, [2, 0], queries=[199, 3, 150], count=5)
+    links = capture.strongest("D", 1, [2, 0], queries=[199, 3, 150], count=5)
     values = capture.maps(1, [2, 0], queries=[199, 3, 150], names=["D"])["D"].values
     order = np.argsort(-np.abs(values), axis=-1)[..., :5]
     for head in range(2):
@@ -183,8 +182,8 @@ def test_the_strongest_keys_are_those_of_the_rows():
     taken = np.take_along_axis(values, order, -1)
     assert links["weight"].values == pytest.approx(np.where(links["key"] >= 0, taken, 0), abs=1e-7)
     assert links["mass"].values == pytest.approx(np.abs(values).sum(-1), rel=1e-5)
-    with pytest.raises(DiffscopeError, match="at least one key"):
-        capture.strongest(1, count=0)
+    with pytest.raises(DiffscopeError, match="are at least one, and count is 0"):
+        capture.strongest("D", 1, count=0)
 
 
 def test_changed_maps_may_be_signed():
@@ -208,50 +207,18 @@ def test_padding_has_no_share():
     assert found.received["share"].sum(1).tolist() == pytest.approx([10.0] * 3)
 
 
-def test_a_newer_request_stops_an_older_one():
-    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
-    latest = Latest()
-    older = latest.request()
-    assert "A1" in capture.pooled_maps(0, size=8, stopped=older)
-    newer = latest.request()
-    with pytest.raises(Superseded):
-        capture.pooled_maps(0, size=8, stopped=older)
-    assert list(capture.pictures(0, size=8, stopped=older)) == []
-    assert len(list(capture.pictures(0, size=8, stopped=newer))) == 1
-
-
-def test_a_long_prompt_is_seen_coarsely_first(monkeypatch):
-    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
-    monkeypatch.setattr("diffscope.capture.maps.COARSE", 100)
-    coarse, exact = capture.pictures(0, [1], size=8, rows=2)
-    assert len(list(capture.pictures(0, size=60))) == 1  # nothing is pooled
-    assert (coarse.attrs["exact"], exact.attrs["exact"]) == (0, 1)
-    assert (np.abs(coarse["D"]) <= np.abs(exact["D"]) + 1e-6).all() and coarse["visible"].identical(exact["visible"])
-    assert exact["D"].sel(head=1).values == pytest.approx(capture.pooled_map("D", 0, 1, size=8).values)
-
-
 def test_thumbnails_are_pooled_maps_of_every_head():
     capture = diffscope.load(tiny.own("v1")).capture([tiny.ids(20), tiny.ids(50, seed=2)])
-    small = capture.thumbnails(size=6, prompt=1)
+    small = capture[1].thumbnails(size=6)
     assert small.dims == ("layer", "head", "query", "key") and small.shape == (2, 4, 6, 6)
-    one = capture.pooled_map("D", 1, 3, prompt=1, size=6)
+    one = capture[1].pooled_map("D", 1, 3, size=6)
     assert np.array_equal(small.sel(layer=1, head=3), one) and small.attrs["bin"] == one.attrs["bin"] == 9
 
 
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        ({"size": 0}, "at least one bin"),
-        ({"rows": 0}, "at least one row"),
-        ({"reduce": "median"}, "not 'median'"),
-        ({"size": 4, "rows": 1, "marginals": True}, "need all rows"),
-        ({"size": 4, "rows": 1, "shares": True}, "need all rows"),
-    ],
-)
-def test_pictures_that_cannot_be_are_refused(options, words):
+def test_a_pooled_map_without_bins_is_refused():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(10))
-    with pytest.raises(DiffscopeError, match=words):
-        capture.pooled_maps(0, **options)
+    with pytest.raises(DiffscopeError, match="at least one bin a side, and size is 0"):
+        capture.pooled_maps(0, size=0)
 
 
 @pytest.mark.gpu

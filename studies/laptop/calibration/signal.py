@@ -24,7 +24,7 @@ import xarray as xr
 from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.capture.capture import CaptureBatch
+from diffscope.capture.capture import Capture
 from diffscope.instruments.signal_to_noise import mean_gain, signal_to_noise
 from diffscope.prompts.encoded import Encoded
 
@@ -112,7 +112,7 @@ class PlantedSignal:
         ids = tuple(prompt)
         return Encoded(None, ids, tuple(map(str, ids)), ((0, 0),) * len(ids), {name: tuple(at) for name, at in spans.items()})
 
-    def capture(self, prompts: Sequence[Sequence[int]], spans: Any = None) -> CaptureBatch:
+    def capture(self, prompts: Sequence[Sequence[int]], spans: Any = None) -> Capture:
         """As :meth:`diffscope.scope.Scope.capture`, of a batch of token ids."""
         rng = np.random.default_rng([self.seed, TRUTHS.index(self.truth)])
         scores = self.scores(rng, VOCABULARY)
@@ -136,7 +136,7 @@ class PlantedSignal:
         )
         encoded = [self.encode(each, spans) for each in prompts]
         proof = Fidelity(0.0, 1.0, 0, True)
-        return CaptureBatch(encoded, [layer], [proof], [[]] * batch, np.zeros((1, batch, 6)), {"model": f"planted {self.truth}"})
+        return Capture(encoded, [layer], [proof], [[]] * batch, np.zeros((1, batch, 6)), {"model": f"planted {self.truth}"}, True)
 
     def measured(self, draws: int) -> xr.Dataset:
         """Return what the instrument measures of it, with `draws` answers and fillers."""
