@@ -15,7 +15,7 @@ import diffscope
 from diffscope import FidelityError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.bundled import Own
+from diffscope.families.bundled import Bundled
 from diffscope.proof.fidelity import deviation, deviations, fidelities, other_pairings
 from tests import tiny
 from tests.proof.test_fidelity import unit_in_numpy
@@ -237,7 +237,7 @@ def test_memory_is_linear_in_the_prompt():
     assert held(200) < 2.2 * held(100)
 
 
-class Misreading(Own):
+class Misreading(Bundled):
     """A family that gets one thing wrong."""
 
     def __init__(self, change):

@@ -615,10 +615,10 @@ def test_the_dashboard_answers_and_stops(port, tmp_path):
 
 def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):
     """Once by the command, in its own words, and again where the capture is opened; not as a Python warning."""
-    from diffscope.families.bundled import Own
+    from diffscope.families.bundled import Bundled
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Own, "warnings", lambda self, layer: ["its keys are shared"])
+        patch.setattr(Bundled, "warnings", lambda self, layer: ["its keys are shared"])
         copy = tmp_path / "a.dscope"
         status, out, err = run("capture", "--model", tiny_diff_folder, "--prompt", "a city is found", "--out", copy)
     assert status == 0 and err.count("warnings: its keys are shared") == 1 and "DiffscopeWarning" not in err

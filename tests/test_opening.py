@@ -277,5 +277,5 @@ def test_an_error_under_edits_stands_beside_its_own_tolerance():
     before, after = Fidelity(1e-5, 2e-5, 9, True), Fidelity(3e-5, 5e-5, 9, True)
     record = RunRecord("a model")
     layer = SimpleNamespace(layer=0, q=torch.zeros(1))
-    record.add(SimpleNamespace(index=0, turn=0), layer, after, before, [])
+    record.add(SimpleNamespace(index=0, repeat=0), layer, after, before, [])
     assert (record.proofs[0].error, record.proofs[0].tolerance) == (3e-5, 5e-5)

@@ -15,7 +15,7 @@ from diffscope.attention.precision import without_autocast
 from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import ForeignModule
-from diffscope.families.offloaded import fetched
+from diffscope.families.offloaded import weights_loaded
 from diffscope.proof.fidelity import TOLERANCE
 
 BRANCHES = ("A1", "A2")
@@ -189,7 +189,7 @@ def project(projection: ForeignModule, x: Tensor) -> tuple[Tensor, Tensor]:
 
     A projection that is more than its weights (adapted, quantised) is called itself, in its own precision.
     """
-    with fetched(projection), torch.no_grad():
+    with weights_loaded(projection), torch.no_grad():
         if type(projection) not in (nn.Linear, Conv1D):
             dtype = next(weight.dtype for weight in projection.parameters() if weight.is_floating_point())
             with_zero = torch.cat([torch.zeros_like(x[:1]), x])

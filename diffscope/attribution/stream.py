@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from diffscope.attribution.runs import Run, Runs
 from diffscope.errors import UnsupportedModel
 from diffscope.families.base import ForeignModule
-from diffscope.families.offloaded import fetched
+from diffscope.families.offloaded import weights_loaded
 from diffscope.scope import Scope
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
@@ -84,7 +84,7 @@ class Stream:
 
 def rows_of(unembedding: ForeignModule, tokens: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Return the rows of an unembedding's weight and bias for some tokens, (token, hidden) and (token,), in float64."""
-    with fetched(unembedding):
+    with weights_loaded(unembedding):
         index = torch.tensor(list(tokens), device=unembedding.weight.device)
         rows = unembedding.weight.detach()[index].double().cpu()
         bias = getattr(unembedding, "bias", None)
@@ -223,7 +223,7 @@ def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
     """Fit a norm as a linear map to its run; its weight may count from 0 (Gemma) or be missing, and it may subtract the mean."""
     entering = run.input.double()
     leaving = run.output.double()
-    with fetched(module):
+    with weights_loaded(module):
         held = (getattr(module, name, None) for name in ("weight", "bias"))
         weight, bias = (torch.zeros(entering.shape[-1]).double() if x is None else x.detach().double().cpu() for x in held)
     precision = 2 * max(ROUNDINGS * EPS, torch.finfo(run.output.dtype).eps)

@@ -9,7 +9,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.axolotl import Axolotl
 from diffscope.families.base import REGISTER, AttentionPass, Call, Convention, Family, compact, mask_of
-from diffscope.families.bundled import Own
+from diffscope.families.bundled import Bundled
 from diffscope.families.dex import Dex
 from diffscope.families.diffclip import DiffClip
 from diffscope.families.diffllama import DiffLlama
@@ -25,7 +25,7 @@ from diffscope.families.yoco import Yoco
 
 # The most particular first: the first that recognises a model's attention modules opens it.
 FAMILIES: list[Family] = [
-    Own(),
+    Bundled(),
     DiffLlama(),
     Motif(),
     GroupedMotif(),

@@ -46,7 +46,7 @@ class Axolotl(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return projections(module)
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
@@ -55,31 +55,31 @@ class Axolotl(Family):
         exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # it is a parameter, rounded as all of them are
         return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        return next(self.readings(passage))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        return next(self.readings(attention_pass))
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
-        module = passage.module
-        d = len(passage.module.lambda_q1)
-        angles = angles_of(passage)
-        q, k = (rotate_half(heads_of(passage.parts[name], d), *angles) for name in ("q", "k"))  # (batch, map, token, d)
-        v = heads_of(passage.parts["v"], d)
-        k, v = from_cache(passage, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys side by side
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
+        module = attention_pass.module
+        d = len(attention_pass.module.lambda_q1)
+        angles = angles_of(attention_pass)
+        q, k = (rotate_half(heads_of(attention_pass.outputs[name], d), *angles) for name in ("q", "k"))  # (batch, map, token, d)
+        v = heads_of(attention_pass.outputs["v"], d)
+        k, v = from_cache(attention_pass, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys side by side
         k = k.flatten(1, 2)
         heads = q.shape[1] // 2
         lam, lam_fp32 = (_mix(module) * x for x in lambda_of(module, module.lambda_init, q.dtype))
         width = module.o_proj.in_features // heads
         for values in _values(v, d, width):
             layer = LayerAttention(
-                layer=passage.number,
+                layer=attention_pass.number,
                 family=self.name,
                 q=q,
                 k=k,
                 v=values,
                 scale=d**-0.5,
                 pairing=Pairing.halves(heads, k.shape[1] // 2, q.device),
-                lengths=passage.lengths,
-                mask=self._mask(passage, k.shape[2]),
+                lengths=attention_pass.lengths,
+                mask=self._mask(attention_pass, k.shape[2]),
                 lam=lam,
                 lam_fp32=lam_fp32,
                 lam_init=number_of(module, "lambda_init"),
@@ -89,10 +89,10 @@ class Axolotl(Family):
             yield layer
             yield replace(layer, post_scale=1 - number_of(module, "lambda_init"))
 
-    def _mask(self, passage: AttentionPass, keys: int) -> Mask:
-        if passage.arguments.get("attention_mask") is None and _eager(passage.module):
+    def _mask(self, attention_pass: AttentionPass, keys: int) -> Mask:
+        if attention_pass.arguments.get("attention_mask") is None and _eager(attention_pass.module):
             return Mask("full")  # only its SDPA and flash-attn classes are causal by themselves
-        return given_mask(passage, keys)
+        return given_mask(attention_pass, keys)
 
 
 def _mix(module: ForeignModule) -> float:

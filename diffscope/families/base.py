@@ -50,36 +50,38 @@ class Call:
 
 @dataclass
 class AttentionPass:
-    """One passage of a batch through one attention module.
+    """One pass of a batch through one attention module.
 
     Attributes
     ----------
     module : nn.Module
     index : int
-        Which of the family's modules it is, from 0.
+        Position of the module among those of the family, from 0.
     number : int
         The layer's number in the model, from 0. A module that a model runs several times is a layer each time: those of further
         rounds are numbered on from the highest number of the first.
     lengths : tuple of int
         Tokens of each prompt; padding is on the right.
     arguments : dict
-        What the module's forward was called with, by the names of its signature.
-    parts : dict of str to Tensor
-        What the submodules that :meth:`Family.parts` names gave.
+        Arguments of the module's forward, by the names of its signature.
+    outputs : dict of str to Tensor
+        Outputs of the submodules that :attr:`Family.watch` names.
     calls : list of Call
         Its calls of the Hugging Face attention interface.
     observed : Tensor, (batch, query, head·width)
-        What entered the output projection; set when that is called.
-    turn : int
-        How often the model had run the module before, in the same run.
+        Input of the output projection; set when that is called.
+    repeat : int
+        How often the model had run the module before, in the same forward.
     cached : tuple of Tensor, optional
-        Keys and values that the cache held before this passage, each (batch, head, key, width).
+        Keys and values that the cache held before this pass, each (batch, head, key, width).
     call : ModelCall, optional
-        What the model itself was called with; None where a part of it was called by itself.
+        The call of the model itself; None if a part of it was called by itself.
     pack : tuple of int, optional
-        Tokens of each sequence, where the one prompt is a pack of several.
+        Tokens of each sequence, if the one prompt is a pack of several.
     float32 : Float32Proof, optional
-        What a run of the module in float32 says of how it is read, if the passage is in half precision.
+        The proof of the module in float32, if the pass is in half precision.
+    family : str
+        Name of the family that reads it.
     """
 
     module: ForeignModule
@@ -87,14 +89,20 @@ class AttentionPass:
     number: int
     lengths: tuple[int, ...]
     arguments: dict = field(default_factory=dict)
-    parts: dict[str, Tensor] = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     observed: Tensor = field(init=False, repr=False)
-    turn: int = 0
+    repeat: int = 0
     cached: tuple[Tensor, Tensor] | None = None
     call: ModelCall | None = None
     pack: tuple[int, ...] | None = None
     float32: Float32Proof | None = None
+    family: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the module's class."""
+        return type(self.module).__name__
 
     @property
     def hidden(self) -> Tensor:
@@ -175,7 +183,7 @@ class Family(ABC):
         What the implementation does by design; None for standard attention.
     interface : bool
         Whether its modules call the Hugging Face attention interface, where their queries, keys and values are seen; otherwise
-        `read` works them out from `parts` and the arguments.
+        `read` works them out from the outputs of the `watched` submodules and the arguments.
     tried_on : {"real class", "documented layout"}
         What the family was tested against: the published class itself, or a module of ours that follows what is documented of it.
     """
@@ -202,7 +210,7 @@ class Family(ABC):
         """How many leading elements of what enters the output projection are the attention's; None where all are."""
         return None
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         """Submodules whose outputs `read` needs, by the name it knows them under."""
         return {}
 
@@ -230,18 +238,18 @@ class Family(ABC):
         return [numbers[-1] if numbers else None for numbers in digits]
 
     @abstractmethod
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        """Translate a passage into the contract."""
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        """Translate a attention_pass into the contract."""
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         """What this module does by design, where a family's modules differ."""
         return self.convention
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
-        """Every translation of a passage that this family allows; the first that rebuilds the model's output is taken."""
-        yield self.read(passage)
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
+        """Every translation of a attention_pass that this family allows; the first that rebuilds the model's output is taken."""
+        yield self.read(attention_pass)
 
-    def suspects(self, passage: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
+    def suspects(self, attention_pass: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
         """Mistakes of such modules in words, each with the layer as it would be read with it: tried when no reading fits."""
         yield from ()
 
@@ -293,18 +301,18 @@ def compiles_another(module: nn.Module) -> bool:
     return "_orig_mod" in module._modules
 
 
-def expect_calls(passage: AttentionPass, family: str, count: int) -> None:
+def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None:
     """Raise unless the module called the attention interface exactly `count` times, and each call is understood."""
-    kind = type(passage.module).__name__
-    unread = next((call.unread for call in passage.calls if call.unread), None)
+    kind = attention_pass.kind
+    unread = next((call.unread for call in attention_pass.calls if call.unread), None)
     if unread:
         raise UnsupportedModel(
             f"{kind} calls its attention with {unread}, which family {family} does not read: its maps would not be the model's"
         )
-    if len(passage.calls) == count:
+    if len(attention_pass.calls) == count:
         return
-    times = f"{kind} called the attention interface {len(passage.calls)} times"
-    if not passage.calls:
+    times = f"{kind} called the attention interface {len(attention_pass.calls)} times"
+    if not attention_pass.calls:
         raise UnsupportedModel(f"{times}: it does not go through transformers' attention interface; {REGISTER}")
     raise UnsupportedModel(f"{times} where family {family!r} expects {count}: it attends in another way; {REGISTER}")
 
@@ -358,7 +366,7 @@ def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -
     return Mask("given", visible=visible.clone())
 
 
-def mask_of(call: Call, passage: AttentionPass) -> Mask:
+def mask_of(call: Call, attention_pass: AttentionPass) -> Mask:
     """The compact form of the mask of a call.
 
     Raises
@@ -366,11 +374,11 @@ def mask_of(call: Call, passage: AttentionPass) -> Mask:
     UnsupportedModel
         See :func:`compact`.
     """
-    causal = getattr(passage.module, "is_causal", True) if call.is_causal is None else call.is_causal
+    causal = getattr(attention_pass.module, "is_causal", True) if call.is_causal is None else call.is_causal
     if call.mask is None:
         if not causal:
             return Mask("full")
         return Mask("causal") if call.window is None else Mask("window", call.window)
     if not isinstance(call.mask, Tensor) or call.mask.dim() == 2:  # FlexAttention's block mask; flash-attn's padding mask
         return Mask("causal") if call.window is None else Mask("window", call.window)
-    return compact(call.mask, passage.lengths, call.window)
+    return compact(call.mask, attention_pass.lengths, call.window)

@@ -44,7 +44,7 @@ def norm_of_heads(module: Attention) -> Norm | None:
     return norm_of(module.subln, module.o_proj.in_features // module.heads, torch.float32)
 
 
-class Own(Family):
+class Bundled(Family):
     """diffscope's own models behind one configuration field."""
 
     name = "diffscope"
@@ -69,28 +69,28 @@ class Own(Family):
             return Convention(STRIPES, SIGMOID, None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
         return None
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
         if isinstance(module, DiffV1Attention):
-            return self._like_v1(passage)
-        layer = self._one_call(passage)
+            return self._like_v1(attention_pass)
+        layer = self._one_call(attention_pass)
         if isinstance(module, GatedAttention):
-            return replace(layer, gate=module.gates(passage.hidden).transpose(1, 2).unsqueeze(-1))
+            return replace(layer, gate=module.gates(attention_pass.hidden).transpose(1, 2).unsqueeze(-1))
         if isinstance(module, TopKAttention):
             assert module.config.top_keys is not None  # the configuration has seen to that
             change = TopKA1(tuple(range(module.heads)), module.config.top_keys, renormalise=True)
             return replace(layer, changes=(change,))
         if isinstance(module, SignedAttention):
-            return replace(layer, changes=(self._signed_mask(passage),))
+            return replace(layer, changes=(self._signed_mask(attention_pass),))
         return layer
 
-    def _like_v1(self, passage: AttentionPass) -> LayerAttention:
+    def _like_v1(self, attention_pass: AttentionPass) -> LayerAttention:
         """V1, and the arms that differ from it in one respect."""
-        module = passage.module
+        module = attention_pass.module
         lam = module.lam()
-        used = lam.to(passage.calls[0].query.dtype)
+        used = lam.to(attention_pass.calls[0].query.dtype)
         calls = 1 if isinstance(module, DPlusAttention) else 2
-        layer = read_halves(passage, self.name, norm_of_heads(module), used, lam, calls)
+        layer = read_halves(attention_pass, self.name, norm_of_heads(module), used, lam, calls)
         if module.fixed not in (None, module.lambda_init):  # a constant never had that value, which still sets the factor
             layer = replace(layer, lam_init=None)
         if isinstance(module, PlusAttention):  # D = gain·A1 − λ·A2 is A1 + λ·A2 with λ of the other sign
@@ -105,24 +105,24 @@ class Own(Family):
             return replace(layer, q=q, k=k, pairing=pairing)
         return layer
 
-    def _one_call(self, passage: AttentionPass) -> LayerAttention:
+    def _one_call(self, attention_pass: AttentionPass) -> LayerAttention:
         """All but V1: one call, keys and values shared by all maps of a group."""
-        expect_calls(passage, self.name, 1)
-        call = passage.calls[0]
-        module = passage.module
+        expect_calls(attention_pass, self.name, 1)
+        call = attention_pass.calls[0]
+        module = attention_pass.module
         maps = call.query.shape[1]
         groups = call.key.shape[1]
         device = call.query.device
         layer = LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=call.query,
             k=call.key,
             v=call.value,
             scale=call.scaling,
             pairing=Pairing.plain(maps, groups, device),
-            lengths=passage.lengths,
-            mask=mask_of(call, passage),
+            lengths=attention_pass.lengths,
+            mask=mask_of(call, attention_pass),
             norm=norm_of_heads(module),
             score_dtype=call.score_dtype,
             soft_cap=call.soft_cap,
@@ -130,16 +130,16 @@ class Own(Family):
         )
         if not isinstance(module, DiffV2Attention):
             return layer
-        lam = module.lam(passage.hidden).transpose(1, 2)  # (batch, head, query)
-        logits = wide_linear(module.lambda_proj, passage.hidden)  # (batch, query, head)
+        lam = module.lam(attention_pass.hidden).transpose(1, 2)  # (batch, head, query)
+        logits = wide_linear(module.lambda_proj, attention_pass.hidden)  # (batch, query, head)
         lam_fp32 = lam.to(layer.dtype) if logits is None else logits.sigmoid().transpose(1, 2)
         pairing = Pairing.stripes(maps // 2, groups, shared_keys=True, device=device)
         return replace(layer, pairing=pairing, lam=lam, lam_fp32=lam_fp32)
 
-    def _signed_mask(self, passage: AttentionPass) -> SignedMask:
-        module = passage.module
-        cache = passage.cache_layer
-        values = module.values(passage.hidden) if cache is None else filled(cache, cache.values)
+    def _signed_mask(self, attention_pass: AttentionPass) -> SignedMask:
+        module = attention_pass.module
+        cache = attention_pass.cache_layer
+        values = module.values(attention_pass.hidden) if cache is None else filled(cache, cache.values)
         w: Tensor = repeat_kv(values[..., module.head_dim :], module.num_key_value_groups)
         bias = module.mask_bias.detach()[None].clone()
-        return SignedMask(tuple(range(module.heads)), module.left(passage.hidden), w, bias)
+        return SignedMask(tuple(range(module.heads)), module.left(attention_pass.hidden), w, bias)

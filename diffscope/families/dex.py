@@ -70,9 +70,9 @@ class Dex(Standard):
             )
         return others[0]
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        layer = super().read(passage)
-        adapter = adapter_of(passage.module)
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        layer = super().read(attention_pass)
+        adapter = adapter_of(attention_pass.module)
         layer = replace(layer, family=self.name)
         if adapter is None:
             return layer

@@ -37,16 +37,16 @@ class DiffClip(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
-        heads = passage.module.effective_heads
-        batch, tokens, width = passage.parts["q"].shape
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
+        heads = attention_pass.module.effective_heads
+        batch, tokens, width = attention_pass.outputs["q"].shape
         d = width // (2 * heads)
-        q, k = (heads_of(passage.parts[name], d) for name in ("q", "k"))  # (batch, map, token, d)
-        lengths = passage.lengths if len(passage.lengths) == batch else (tokens,) * batch  # of a text the tokens come first
+        q, k = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k"))  # (batch, map, token, d)
+        lengths = attention_pass.lengths if len(attention_pass.lengths) == batch else (tokens,) * batch  # text: tokens first
         scale = d**-0.5
         rounded = None
         if q.dtype in HALF:  # q is scaled, then multiplied, and both are rounded
@@ -55,13 +55,13 @@ class DiffClip(Family):
             scale = 1.0
         init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
-        mask = passage.arguments.get("attn_mask")
+        mask = attention_pass.arguments.get("attn_mask")
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
-            v=heads_of(passage.parts["v"], 2 * d),
+            v=heads_of(attention_pass.outputs["v"], 2 * d),
             scale=scale,
             pairing=Pairing.stripes(heads, device=q.device),
             lengths=lengths,

@@ -12,27 +12,27 @@ from diffscope.families.base import EXPONENTIAL, HALVES, AttentionPass, Conventi
 
 
 def read_halves(
-    passage: AttentionPass, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
+    attention_pass: AttentionPass, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
 ) -> LayerAttention:
     """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
 
     The interface saw q (batch, 2H, query, d), k (batch, 2G, key, d), and in two calls the two
     halves of the values, each (batch, 2G, key, d) with the G value heads repeated for either branch; or in one call both halves.
     """
-    expect_calls(passage, family, calls)
-    first = passage.calls[0]
-    module = passage.module
+    expect_calls(attention_pass, family, calls)
+    first = attention_pass.calls[0]
+    module = attention_pass.module
     heads, groups = first.query.shape[1] // 2, first.key.shape[1] // 2
     return LayerAttention(
-        layer=passage.number,
+        layer=attention_pass.number,
         family=family,
         q=first.query,
         k=first.key,
-        v=torch.cat([call.value[:, :groups] for call in passage.calls], dim=-1),  # (batch, value head, key, 2d)
+        v=torch.cat([call.value[:, :groups] for call in attention_pass.calls], dim=-1),  # (batch, value head, key, 2d)
         scale=first.scaling,
         pairing=Pairing.halves(heads, groups, first.query.device),
-        lengths=passage.lengths,
-        mask=mask_of(first, passage),
+        lengths=attention_pass.lengths,
+        mask=mask_of(first, attention_pass),
         lam=lam.reshape(1, 1, 1),
         lam_fp32=lam_fp32.reshape(1, 1, 1),
         lam_init=module.lambda_init,
@@ -65,7 +65,7 @@ class DiffLlama(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        norm = Norm("rms", passage.module.groupnorm.eps)
-        dtype = passage.calls[0].given_dtype or passage.calls[0].query.dtype
-        return read_halves(passage, self.name, norm, *lambda_of(passage.module, dtype))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        norm = Norm("rms", attention_pass.module.groupnorm.eps)
+        dtype = attention_pass.calls[0].given_dtype or attention_pass.calls[0].query.dtype
+        return read_halves(attention_pass, self.name, norm, *lambda_of(attention_pass.module, dtype))

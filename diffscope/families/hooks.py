@@ -24,9 +24,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from diffscope.errors import DiffscopeWarning, UnsupportedModel
 from diffscope.families.base import AttentionPass, Call, Family, ForeignModule, filled
 from diffscope.families.flex import FLEX, compiled, compiled_apart
-from diffscope.families.interface import call_of
+from diffscope.families.interface import record_call
 from diffscope.families.model_call import ModelCall
-from diffscope.families.offloaded import fetched
+from diffscope.families.offloaded import weights_loaded
 
 _OBSERVED = "diffscope_of_"  # before the name of an implementation whose calls are observed
 
@@ -84,10 +84,10 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     return eager
 
 
-def _kept(value: Any) -> Any:
-    """A copy of a tensor, or of a tuple of some: a module may change in place what it computed, or use its memory again."""
+def _copied(value: Any) -> Any:
+    """Copy a tensor, or the tensors of a tuple: a module may change its output in place, or use the memory again."""
     if isinstance(value, tuple):
-        return tuple(map(_kept, value))
+        return tuple(map(_copied, value))
     return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
 
 
@@ -168,7 +168,7 @@ class _Observers:
         thread = this_thread()
         looking = [see for of, see in tuple(self.seeing.get(own, ())) if of is thread]
         if looking:
-            call = call_of(module, own, _kept(query), _kept(key), _kept(value), attention_mask, kwargs)
+            call = record_call(module, own, _copied(query), _copied(key), _copied(value), attention_mask, kwargs)
             for see in looking:
                 see(call, module)
         function = _original(module, own)
@@ -242,8 +242,9 @@ def _of_tokens_so_far(call: Call, cache_layer: Any) -> Call:
     return replace(call, key=key, value=value, mask=call.mask[..., : key.shape[-2]] if by_key else call.mask)
 
 
-Take = Callable[[AttentionPass], Callable[[], None] | None]
-Change = Callable[[AttentionPass], Tensor | None]
+AfterForward = Callable[[], None]
+OnPass = Callable[[AttentionPass], AfterForward | None]
+ReplaceOutput = Callable[[AttentionPass], Tensor | None]
 
 
 class Replay(NamedTuple):
@@ -263,7 +264,7 @@ class Replay(NamedTuple):
     run: Callable[[nn.Module, tuple, dict], AttentionPass]
 
 
-Begin = Callable[[AttentionPass, Replay], None]
+BeforeForward = Callable[[AttentionPass, Replay], None]
 
 
 class Hook:
@@ -314,30 +315,32 @@ class _Enough(BaseException):
 
 
 class _Watch:
-    """The passages of this thread that are under way, and the hooks that follow them."""
+    """The passes through attention of this thread that are under way, and the hooks that record them."""
 
     def __init__(self, family: Family, lengths: tuple[int, ...] | None, layers: int) -> None:
         self.family = family
         self.lengths = lengths
-        self.layers = layers  # how far the numbers of a further round of the same modules are from those of the one before
-        self.turns: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
-        self.call: ModelCall | None = None  # what the model was called with; None while it is not running
-        self.learning = True  # whether the run of the model was begun with gradients, or only a part of it is run
+        self.layers = layers  # the numbers of one round of the modules: each further round is numbered on by so many
+        self.runs: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
+        self.call: ModelCall | None = None  # the call of the model; None while it is not running
+        self.learning = True  # whether the model was called with gradients; true if only a part of it is run
         self.open: dict[nn.Module, AttentionPass] = {}
-        self.then: dict[nn.Module, Callable[[], None] | None] = {}  # what to do when a module is done
+        self.after_forward: dict[nn.Module, AfterForward | None] = {}
 
-    def begin(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Begin to count: a run of the model begins."""
-        self.turns = Counter()
+    def start_run(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Begin to count the runs of each module: a forward of the model begins."""
+        self.runs = Counter()
         self.call = ModelCall.of(model, args, kwargs)
         self.learning = torch.is_grad_enabled() or _within_checkpoint()  # which may have turned gradients off
 
-    def finish(self, model: nn.Module, args: tuple, output: Any) -> None:
-        self.turns = None
+    def end_run(self, model: nn.Module, args: tuple, output: Any) -> None:
+        """Forget what belongs to the forward of the model that has ended."""
+        self.runs = None
         self.call = None
         self.learning = True
 
     def see(self, call: Call, module: nn.Module) -> None:
+        """Add a call of the attention interface to the pass that it belongs to."""
         if module in self.open:
             self.open[module].calls.append(_of_tokens_so_far(call, self.open[module].cache_layer))
 
@@ -347,70 +350,84 @@ class _Watch:
         module: nn.Module,
         index: int,
         number: int,
-        take: Take | None = None,
-        change: Change | None = None,
-        begin: Begin | None = None,
+        on_pass: OnPass | None = None,
+        replace_output: ReplaceOutput | None = None,
+        before_forward: BeforeForward | None = None,
     ) -> Iterator[None]:
-        """Record every passage through one attention module; parameters as of :func:`passages`."""
+        """Record every pass through one attention module; parameters as of :func:`attention_passes`."""
 
         def start(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            turn = 0
-            if self.turns is not None:
-                turn = self.turns[module]
-                self.turns[module] += 1
-            named = _named(module, args, kwargs)
-            passage = AttentionPass(module, index, number + turn * self.layers, (), named, turn=turn, call=self.call)
-            self._check_prompts(passage)
-            passage.lengths = self.lengths or (passage.hidden.shape[1],) * len(passage.hidden)
-            before = passage.cache_layer  # a cache that keeps a window lets go of some as soon as others come
-            passage.cached = None if before is None else (before.keys, before.values)
-            if begin:  # before the passage is open: a forward that somebody replaced may lead a copy back to this module
-                begin(passage, Replay(args, kwargs, partial(self._run_in_place, passage)))
-            self.open[module] = passage
+            repeat = 0
+            if self.runs is not None:
+                repeat = self.runs[module]
+                self.runs[module] += 1
+            attention_pass = AttentionPass(
+                module,
+                index,
+                number + repeat * self.layers,
+                (),
+                _named(module, args, kwargs),
+                repeat=repeat,
+                call=self.call,
+                family=self.family.name,
+            )
+            self._check_prompts(attention_pass)
+            hidden = attention_pass.hidden
+            attention_pass.lengths = self.lengths or (hidden.shape[1],) * len(hidden)
+            before = attention_pass.cache_layer  # a cache of a window drops old keys as soon as new ones come
+            attention_pass.cached = None if before is None else (before.keys, before.values)
+            if before_forward:  # before the pass is open: a forward that was replaced may lead a copy back to this module
+                before_forward(attention_pass, Replay(args, kwargs, partial(self._run_in_place, attention_pass)))
+            self.open[module] = attention_pass
 
         def end(module: nn.Module, args: tuple, output: Any) -> None:
-            passage = self.open.pop(module)
-            if not hasattr(passage, "observed"):
+            attention_pass = self.open.pop(module)
+            if not hasattr(attention_pass, "observed"):
                 kind = type(module).__name__
                 raise UnsupportedModel(f"{kind} does not call its output projection, so its maps cannot be proved")
-            if then := self.then.pop(module):
-                with fetched(module):
-                    then()
+            if after_forward := self.after_forward.pop(module):
+                with weights_loaded(module):
+                    after_forward()
 
         with ExitStack() as stack:
             stack.callback(module.register_forward_pre_hook(Hook(start), with_kwargs=True).remove)
-            for name, watched in self.family.parts(module).items():
-                stack.callback(watched.register_forward_hook(Hook(self._part(module, name))).remove)
+            for name, submodule in self.family.watched(module).items():
+                stack.callback(submodule.register_forward_hook(Hook(self._after_watched(module, name))).remove)
             projection = self.family.output_projection(module)
-            stack.callback(projection.register_forward_pre_hook(Hook(self._before_output(module, take, change))).remove)
+            before_output = Hook(self._before_output(module, on_pass, replace_output))
+            stack.callback(projection.register_forward_pre_hook(before_output).remove)
             stack.callback(module.register_forward_hook(Hook(end)).remove)
             yield
 
-    def _check_prompts(self, passage: AttentionPass) -> None:
-        """Raise UnsupportedModel where a module is not given all prompts at once: which of them it has is not known."""
-        given = (None, None) if passage.call is None else (passage.call.tokens, passage.call.prompts)
+    def _check_prompts(self, attention_pass: AttentionPass) -> None:
+        """Raise UnsupportedModel if a module does not get all prompts at once: it is not known which of them it has."""
+        call = attention_pass.call
+        given = (None, None) if call is None else (call.tokens, call.prompts)
         tokens, prompts = given if self.lengths is None else (max(self.lengths), len(self.lengths))
-        count, second = passage.hidden.shape[:2]
+        count, second = attention_pass.hidden.shape[:2]
         if prompts and count < prompts and (count, second) != (tokens, prompts):  # some have the tokens first
-            kind = type(passage.module).__name__
+            kind = attention_pass.kind
             raise UnsupportedModel(
-                f"layer {passage.number}: {kind} is given {count} of {prompts} prompts at a time, so the model takes its batch "
-                "apart; give it one prompt at a time"
+                f"layer {attention_pass.number}: {kind} is given {count} of {prompts} prompts at a time, so the model takes its "
+                "batch apart; give it one prompt at a time"
             )
 
-    def _part(self, owner: nn.Module, name: str) -> Callable:
+    def _after_watched(self, owner: nn.Module, name: str) -> Callable:
+        """Return a hook that records the output of a watched submodule under the name that the family knows it by."""
+
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             if owner in self.open:
-                self.open[owner].parts[name] = _kept(output)
+                self.open[owner].outputs[name] = _copied(output)
 
         return hook
 
-    def _before_output(self, owner: nn.Module, take: Take | None, change: Change | None) -> Callable:
+    def _before_output(self, owner: nn.Module, on_pass: OnPass | None, replace_output: ReplaceOutput | None) -> Callable:
+        """Return a hook that shows a pass as its output projection is called, and may replace what enters that."""
         width = self.family.attention_width(owner)
 
         def hook(module: nn.Module, args: tuple) -> tuple | None:
-            passage = self.open.get(owner)
-            if passage is None:
+            attention_pass = self.open.get(owner)
+            if attention_pass is None:
                 kind = type(owner).__name__
                 raise UnsupportedModel(f"{kind} is not called itself, only its forward or a part of it, so it cannot be observed")
             if not self.family.interface and torch.is_autocast_enabled(args[0].device.type):
@@ -418,77 +435,85 @@ class _Watch:
                     f"under torch.autocast it is not known in which precision {type(owner).__name__} multiplies; "
                     "capture outside of it, or convert the model"
                 )
-            if hasattr(passage, "observed"):
+            if hasattr(attention_pass, "observed"):
                 kind = type(owner).__name__
                 raise UnsupportedModel(f"{kind} calls its output projection more than once, so it is not known what enters it")
-            passage.observed = args[0][..., :width]
-            with fetched(owner):
-                self.then[owner] = take(passage) if take else None
-                changed = change(passage) if change else None
-            if changed is None:
+            attention_pass.observed = args[0][..., :width]
+            with weights_loaded(owner):
+                self.after_forward[owner] = on_pass(attention_pass) if on_pass else None
+                output = replace_output(attention_pass) if replace_output else None
+            if output is None:
                 return None
             if self.learning and _within_checkpoint():
                 raise UnsupportedModel(
                     "edits cannot be made under gradient checkpointing, which runs layers again in the backward pass, where they "
                     "may be closed; turn it off, or run the model under torch.no_grad()"
                 )
-            if width is not None:  # what is not attention goes on as it came
-                changed = torch.cat([changed, args[0][..., width:]], dim=-1)
-            return (changed, *args[1:])
+            if width is not None:  # the rest is not attention and stays
+                output = torch.cat([output, args[0][..., width:]], dim=-1)
+            return (output, *args[1:])
 
         return hook
 
-    def _run_in_place(self, passage: AttentionPass, module: nn.Module, args: tuple, kwargs: dict) -> AttentionPass:
+    def _run_in_place(self, attention_pass: AttentionPass, module: nn.Module, args: tuple, kwargs: dict) -> AttentionPass:
         """Run another module in place of that of a pass, and return its own pass up to the output projection."""
-        taken: list[AttentionPass] = []
+        passes: list[AttentionPass] = []
 
-        def take(passage: AttentionPass) -> None:
-            taken.append(passage)
+        def stop(other: AttentionPass) -> None:
+            passes.append(other)
             raise _Enough
 
-        with self.follow(module, passage.index, passage.number, take), suppress(_Enough):
+        with self.follow(module, attention_pass.index, attention_pass.number, stop), suppress(_Enough):
             try:
                 module(*args, **kwargs)
             finally:  # the layers that follow need its memory
-                for held in (self.open, self.then, self.turns or {}):
-                    held.pop(module, None)
-        taken[0].lengths, taken[0].pack = passage.lengths, passage.pack
-        return taken[0]
+                for by_module in (self.open, self.after_forward, self.runs or {}):
+                    by_module.pop(module, None)
+        passes[0].lengths, passes[0].pack = attention_pass.lengths, attention_pass.pack
+        return passes[0]
 
 
 @contextmanager
-def passages(
+def attention_passes(
     model: nn.Module,
     family: Family,
     lengths: tuple[int, ...] | None,
-    take: Take | None = None,
-    change: Change | None = None,
-    begin: Begin | None = None,
+    on_pass: OnPass | None = None,
+    replace_output: ReplaceOutput | None = None,
+    before_forward: BeforeForward | None = None,
 ) -> Iterator[None]:
-    """While the context is open, record every passage through an attention module and hand it over.
+    """Record every pass through a model's attention modules while the context is open.
 
-    Only those of this thread: other threads that run the model meanwhile run it as it is.
+    Only the passes of this thread are recorded: in other threads the model runs as it is.
 
     Parameters
     ----------
+    model : nn.Module
+    family : Family
     lengths : tuple of int, optional
-        Tokens of each prompt of the batch about to be run; padding is on the right. Without it every row is a token.
-    take : callable, optional
-        Gets a passage before the output projection, while what the module was called with is as it attended to it; its tensors
-        must not be changed. What it returns, if anything, is called when the module is done and its memory is free again.
-    change : callable, optional
-        Gets a passage before the output projection, and gives what is to enter it instead, or None.
-    begin : callable, optional
-        Gets a passage before its module has done anything, and its inputs with a function that runs another module on such inputs
-        first (:class:`Replay`).
+        Tokens of each prompt of the batch about to be run; padding is on the right. By default every position is a token.
+    on_pass : callable, optional
+        Called with a pass before its output projection, while the arguments of the module are as it attended to them. It must
+        not change the tensors of the pass. If it returns a function, that is called when the module is done and its memory is
+        free again.
+    replace_output : callable, optional
+        Called with a pass before its output projection. Returns the tensor that is to enter the projection instead, or None.
+    before_forward : callable, optional
+        Called with a pass before its module runs, and with the inputs and a function that runs another module on such inputs
+        (:class:`Replay`).
+
+    Raises
+    ------
+    UnsupportedModel
+        The model runs its attention in a way that cannot be observed.
     """
     numbers = family.numbers(model)
     watch = _Watch(family, lengths, 1 + max(numbers, default=0))
     with ExitStack() as stack:
-        stack.callback(model.register_forward_pre_hook(Hook(watch.begin), with_kwargs=True).remove)
-        stack.callback(model.register_forward_hook(Hook(watch.finish), always_call=True).remove)
+        stack.callback(model.register_forward_pre_hook(Hook(watch.start_run), with_kwargs=True).remove)
+        stack.callback(model.register_forward_hook(Hook(watch.end_run), always_call=True).remove)
         for index, (module, number) in enumerate(zip(family.modules(model), numbers)):
-            stack.enter_context(watch.follow(module, index, number, take, change, begin))
+            stack.enter_context(watch.follow(module, index, number, on_pass, replace_output, before_forward))
         if family.interface:
             stack.enter_context(observed(model, watch.see))
         yield

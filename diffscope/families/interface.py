@@ -9,24 +9,24 @@ from torch import Tensor, nn
 
 from diffscope.families.base import Call
 
-READ = frozenset("scaling sliding_window softcap s_aux is_causal dropout".split())
+UNDERSTOOD = frozenset("scaling sliding_window softcap s_aux is_causal dropout".split())
 
 #: What models hand through to their attention that changes no map: it is for the model, its cache, the loss or the kernel.
-HARMLESS = frozenset(
+NEUTRAL = frozenset(
     "attention_mask cache_position deterministic image_grid_thw kernel_options labels logits_to_keep max_length_k max_length_q "
     "mm_token_type_ids num_items_in_batch output_attentions output_hidden_states output_router_logits past_key_values "
     "position_embeddings position_ids return_dict shift_labels token_type_ids use_cache video_grid_thw".split()
 )
 
 #: What an implementation of transformers takes and does not compute with.
-IGNORED = {
+NOT_COMPUTED = {
     "sdpa": frozenset({"softcap", "s_aux"}),
     "flash_attention_2": frozenset({"s_aux"}),
     "flash_attention_3": frozenset({"s_aux"}),
 }
 
 
-def call_of(
+def record_call(
     module: nn.Module, implementation: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, keywords: dict[str, Any]
 ) -> Call:
     """What a call of the interface says of the maps, as the implementation computes them.
@@ -43,7 +43,7 @@ def call_of(
     """
     scaling = keywords.get("scaling")
     eager = implementation == "eager"
-    ignored = IGNORED.get(implementation, frozenset())
+    ignored = NOT_COMPUTED.get(implementation, frozenset())
     soft_cap = keywords.get("softcap")
     sinks = keywords.get("s_aux")
     without = []
@@ -87,6 +87,8 @@ def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | N
     dropout = keywords.get("dropout") or 0.0
     if dropout > 0 and (module.training or not eager):  # eager attention drops nothing in evaluation
         return f"a dropout of {dropout:g}"
-    unknown = (name for name in keywords.keys() - READ - HARMLESS if keywords[name] is not None and keywords[name] is not False)
+    unknown = (
+        name for name in keywords.keys() - UNDERSTOOD - NEUTRAL if keywords[name] is not None and keywords[name] is not False
+    )
     name = min(unknown, default=None)
     return None if name is None else f"the keyword {name!r}"

@@ -27,25 +27,27 @@ class Kyegomez(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.W_o
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {f"{name}{h}": getattr(head, f"W_{name}") for h, head in enumerate(_heads(module)) for name in ("q", "k", "v")}
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        heads = range(len(_heads(passage.module)))
-        q, k, v = (torch.cat([passage.parts[f"{name}{h}"] for h in heads], dim=-1) for name in ("q", "k", "v"))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        heads = range(len(_heads(attention_pass.module)))
+        q, k, v = (torch.cat([attention_pass.outputs[f"{name}{h}"] for h in heads], dim=-1) for name in ("q", "k", "v"))
         d = q.shape[-1] // (2 * len(heads))
-        given = next((passage.arguments[name] for name in ("λ", "lambda_", "lam") if name in passage.arguments), None)
+        given = next(
+            (attention_pass.arguments[name] for name in ("λ", "lambda_", "lam") if name in attention_pass.arguments), None
+        )
         if not isinstance(given, (float, int, Tensor)) or (isinstance(given, Tensor) and given.numel() != 1):
-            raise UnsupportedModel(f"{type(passage.module).__name__} was not given one number for λ, which diffscope reads")
+            raise UnsupportedModel(f"{attention_pass.kind} was not given one number for λ, which diffscope reads")
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=heads_of(q, d),  # (batch, map, token, d)
             k=heads_of(k, d),
             v=heads_of(v, d),
             scale=d**-0.5,
             pairing=Pairing.stripes(len(heads), device=q.device),
-            lengths=passage.lengths,
+            lengths=attention_pass.lengths,
             mask=Mask("full"),
             lam=torch.full((1, 1, 1), float(given), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device),
             score_dtype=q.dtype if q.dtype in HALF else None,

@@ -65,17 +65,17 @@ class Motif(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return projections(module)
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
-        d = len(passage.module.lambda_q1)
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
+        d = len(attention_pass.module.lambda_q1)
         heads, seconds = heads_and_seconds(module)
-        q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, map, token, d)
-        angles = angles_of(passage)
+        q, k, v = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k", "v"))  # (batch, map, token, d)
+        angles = angles_of(attention_pass)
         q = rotate_half(q, *angles)
-        k, v = from_cache(passage, rotate_half(k, *angles), v)
+        k, v = from_cache(attention_pass, rotate_half(k, *angles), v)
         pairs = k.shape[1] // 2
         v = v if v.shape[-1] == 2 * d else paired_values(v)  # a cache may hold them either way
         if k.dim() != 4 or v.shape[1::2] != (pairs, 2 * d) or seconds % pairs:
@@ -87,15 +87,15 @@ class Motif(Family):
         init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
             v=v,
             scale=d**-0.5,
             pairing=Pairing.grouped(heads, seconds, pairs, device=q.device),
-            lengths=passage.lengths,
-            mask=given_mask(passage, k.shape[2]),
+            lengths=attention_pass.lengths,
+            mask=given_mask(attention_pass, k.shape[2]),
             lam=lam,
             lam_fp32=lam_fp32,
             lam_init=init,

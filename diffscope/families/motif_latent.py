@@ -46,68 +46,68 @@ class MotifLatent(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.wo
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         names = {"latent": "q_norm", "q": "wq_b", "kv_a": "wkv_a", "kv": "wkv_b", "lambda": "lambda_proj"}
         names |= {"gate": "wq_b_gate", "rotary": "swa_rotary_emb"}  # absent in some layers
         return {name: part for name, at in names.items() if isinstance(part := getattr(module, at, None), nn.Module)}
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
-        layer = self.read(passage)
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
+        layer = self.read(attention_pass)
         yield layer
         if layer.n_queries == layer.q.shape[1]:
             raise UnsupportedModel(
-                f"the published {type(passage.module).__name__} takes tokens for heads when a prompt has exactly as many of them "
+                f"the published {attention_pass.kind} takes tokens for heads when a prompt has exactly as many of them "
                 f"as there are query maps ({layer.n_queries}); give a prompt one token longer or shorter"
             )
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
-        parts = passage.parts
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
+        outputs = attention_pass.outputs
         maps = setting(module, "num_attention_heads", "num_heads")
         groups = setting(module, "num_key_value_heads")
         heads = module.lambda_proj.out_features
         width = module.wo.in_features // heads
         if maps % groups or not 0 < maps - heads <= heads or heads % (maps - heads):
             raise UnsupportedModel(f"{type(module).__name__} has {maps} maps for {heads} heads; {REGISTER}")
-        q, k, v = self._projected(passage, maps, groups, width)
-        k, v = from_cache(passage, k, v)
+        q, k, v = self._projected(attention_pass, maps, groups, width)
+        k, v = from_cache(attention_pass, k, v)
         if k.shape[-1] != q.shape[-1] or v.shape[-1] != width:
             raise UnsupportedModel(
                 f"the cache of {type(module).__name__} does not hold the keys and values of its heads; use a DynamicCache, "
                 "or use_cache=False"
             )
-        lam_fp32 = _sigmoid(parts["lambda"]).transpose(1, 2)  # (batch, head, query)
+        lam_fp32 = _sigmoid(outputs["lambda"]).transpose(1, 2)  # (batch, head, query)
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
             v=v,
             scale=number(setting(module, "scaling", "softmax_scale", "scale"), module, "scale"),
             pairing=Pairing.grouped(heads, maps - heads, groups, shared_keys=True, device=q.device),
-            lengths=passage.lengths,
-            mask=given_mask(passage, k.shape[2], _window(module)),
+            lengths=attention_pass.lengths,
+            mask=given_mask(attention_pass, k.shape[2], _window(module)),
             lam=lam_fp32.to(q.dtype),
             lam_fp32=lam_fp32,
             score_dtype=rounded_scores(module, q.dtype),
-            gate=heads_of(parts["gate"].sigmoid(), width) if "gate" in parts else None,
+            gate=heads_of(outputs["gate"].sigmoid(), width) if "gate" in outputs else None,
         )
 
     @staticmethod
-    def _projected(passage: AttentionPass, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, map, token, d), and keys and values of this passage's tokens, (batch, group, token, d or width)."""
-        module = passage.module
-        parts = passage.parts
-        dtype = parts["kv"].dtype
-        if "q" in parts:
-            q = parts["q"]
+    def _projected(attention_pass: AttentionPass, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries (batch, map, token, d), and keys and values of this pass, (batch, group, token, d or width)."""
+        module = attention_pass.module
+        outputs = attention_pass.outputs
+        dtype = outputs["kv"].dtype
+        if "q" in outputs:
+            q = outputs["q"]
         else:  # the published code multiplies with the weight in float32 and so passes the module by
-            q = nn.functional.linear(parts["latent"], module.wq_b.weight.to(parts["latent"].dtype))
+            q = nn.functional.linear(outputs["latent"], module.wq_b.weight.to(outputs["latent"].dtype))
         q = heads_of(q.to(dtype), q.shape[-1] // maps)
-        still = parts["kv"].shape[-1] // groups - width  # of the width of queries and keys, what is not turned
-        k, v = heads_of(parts["kv"], still + width).split([still, width], dim=-1)
-        shared = parts["kv_a"][:, None, :, module.wkv_b.in_features :]  # (batch, 1, token, turned)
-        angles = angles_of(passage)
+        still = outputs["kv"].shape[-1] // groups - width  # of the width of queries and keys, what is not turned
+        k, v = heads_of(outputs["kv"], still + width).split([still, width], dim=-1)
+        shared = outputs["kv_a"][:, None, :, module.wkv_b.in_features :]  # (batch, 1, token, turned)
+        angles = angles_of(attention_pass)
         q = torch.cat([q[..., :still], _turned(q[..., still:], angles)], dim=-1)
         k = torch.cat([k, _turned(shared, angles).expand(-1, groups, -1, -1)], dim=-1)
         return q, k, v

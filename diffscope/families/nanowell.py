@@ -34,28 +34,28 @@ class Nanowell(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.W_o
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.W_q, "k": module.W_k, "v": module.W_v}
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        return next(self.readings(passage))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        return next(self.readings(attention_pass))
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
-        module = passage.module
-        heads = passage.module.num_heads
-        d = passage.parts["q"].shape[-1] // (2 * heads)
-        q, k = (heads_of(passage.parts[name], d) for name in ("q", "k"))  # (batch, map, token, d)
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
+        module = attention_pass.module
+        heads = attention_pass.module.num_heads
+        d = attention_pass.outputs["q"].shape[-1] // (2 * heads)
+        q, k = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k"))  # (batch, map, token, d)
         init = number_of(module, "lambda_init")
         lam = (_exponential(module, 1) - _exponential(module, 2) + init).expand(heads).reshape(1, heads, 1)
         layer = LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
-            v=heads_of(passage.parts["v"], 2 * d),
+            v=heads_of(attention_pass.outputs["v"], 2 * d),
             scale=d**-0.5,
             pairing=Pairing.stripes(heads, device=q.device),
-            lengths=passage.lengths,
+            lengths=attention_pass.lengths,
             lam=lam,
             lam_init=init,
             norm=Norm("rms", module.eps, module.rms_scale.detach().clone()),

@@ -9,7 +9,7 @@ from torch import nn
 
 
 @contextmanager
-def fetched(module: nn.Module) -> Iterator[None]:
+def weights_loaded(module: nn.Module) -> Iterator[None]:
     """A context in which the weights of a module and its parts are where the module runs."""
     with ExitStack() as stack:
         for part in module.modules():

@@ -34,53 +34,51 @@ class Phi4Flash(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"qkv": module.Wqkv}
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        return next(self.readings(passage))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        return next(self.readings(attention_pass))
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         """Of a layer that looks at shared keys: as the remote code hands them over, then as ports do that have tokens first."""
-        d = len(passage.module.inner_cross_attn.lambda_q1)
-        wide = passage.module.out_proj.in_features
-        q, own = (heads_of(x, d) for x in passage.parts["qkv"].tensor_split([wide], dim=-1))  # (batch, map, token, d)
+        d = len(attention_pass.module.inner_cross_attn.lambda_q1)
+        wide = attention_pass.module.out_proj.in_features
+        q, own = (heads_of(x, d) for x in attention_pass.outputs["qkv"].tensor_split([wide], dim=-1))  # (batch, map, token, d)
         if own.shape[1]:
-            yield self._layer(passage, q, *from_cache(passage, *own.chunk(2, dim=1)))
+            yield self._layer(attention_pass, q, *from_cache(attention_pass, *own.chunk(2, dim=1)))
             return
-        shared = passage.arguments.get("yoco_key_values")
+        shared = attention_pass.arguments.get("yoco_key_values")
         if shared is None:
-            raise UnsupportedModel(
-                f"{type(passage.module).__name__} projects no keys and was given no yoco_key_values=(k, v); {REGISTER}"
-            )
+            raise UnsupportedModel(f"{attention_pass.kind} projects no keys and was given no yoco_key_values=(k, v); {REGISTER}")
         k, v = shared
         layouts = [(k, v), (k.transpose(1, 2), v.transpose(1, 2))]
         fitting = [keys_and_values for keys_and_values in layouts if _serves(keys_and_values[0], q)]
         for keys_and_values in fitting or layouts[:1]:
-            yield self._layer(passage, q, *keys_and_values)
+            yield self._layer(attention_pass, q, *keys_and_values)
 
-    def _layer(self, passage: AttentionPass, q: Tensor, k: Tensor, v: Tensor) -> LayerAttention:
+    def _layer(self, attention_pass: AttentionPass, q: Tensor, k: Tensor, v: Tensor) -> LayerAttention:
         """The layer with keys and values of all tokens so far, all (batch, map, token, d)."""
-        module = passage.module
-        inner = passage.module.inner_cross_attn
+        module = attention_pass.module
+        inner = attention_pass.module.inner_cross_attn
         if k.shape != v.shape or not _serves(k, q):
             shapes = f"{q.shape[1]} query maps of width {q.shape[-1]} for keys {tuple(k.shape[1:])}"
             raise UnsupportedModel(f"{type(module).__name__} has {shapes}; {REGISTER}")
-        mask = passage.arguments.get("attention_mask")
+        mask = attention_pass.arguments.get("attention_mask")
         tokens = k.shape[2] if mask is None else mask.shape[-1]  # a cache may have room for more
         k = k[:, :, :tokens]
         heads, pairs, d = q.shape[1] // 2, k.shape[1] // 2, q.shape[-1]
         lam, lam_fp32 = lambda_of(inner, inner.lambda_init, q.dtype)
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
             v=paired_values(v[:, :, :tokens]),
             scale=d**-0.5,
             pairing=Pairing.stripes(heads, pairs, device=q.device),
-            lengths=passage.lengths,
-            mask=given_mask(passage, k.shape[2], _window(module)),
+            lengths=attention_pass.lengths,
+            mask=given_mask(attention_pass, k.shape[2], _window(module)),
             lam=lam,
             lam_fp32=lam_fp32,
             lam_init=inner.lambda_init,

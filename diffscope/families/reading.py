@@ -84,38 +84,38 @@ def wide_linear(projection: ForeignModule, x: Tensor) -> Tensor | None:
 _linear = without_autocast()(nn.functional.linear)
 
 
-def from_cache(passage: AttentionPass, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def from_cache(attention_pass: AttentionPass, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values that the module attended to: with those before them, where it was given a cache.
 
     Parameters
     ----------
     k, v : Tensor, (batch, head, token, width)
-        Of this passage's tokens, laid out as the module hands them to its cache.
+        Of this attention_pass's tokens, laid out as the module hands them to its cache.
 
     Raises
     ------
     UnsupportedModel
         It is a cache whose layout is not known.
     """
-    cache = passage.cache
-    layer = passage.cache_layer
+    cache = attention_pass.cache
+    layer = attention_pass.cache_layer
     keeps_window = getattr(layer, "is_sliding", False)
     if (cache is not None and not hasattr(cache, "layers")) or (keeps_window and layer.is_compileable):
         raise UnsupportedModel(
-            f"diffscope does not read what {type(cache).__name__} keeps for {type(passage.module).__name__}; "
+            f"diffscope does not read what {type(cache).__name__} keeps for {attention_pass.kind}; "
             "use a DynamicCache, or use_cache=False"
         )
     if layer is None:
         return k, v
     if not keeps_window:
         return filled(layer, layer.keys), filled(layer, layer.values)
-    if passage.cached is None:
+    if attention_pass.cached is None:
         return k, v
-    keys, values = passage.cached  # by now the cache has let go of keys that were attended to
+    keys, values = attention_pass.cached  # by now the cache has let go of keys that were attended to
     return torch.cat([keys, k], dim=-2), torch.cat([values, v], dim=-2)
 
 
-def given_mask(passage: AttentionPass, keys: int, window: int | None = None) -> Mask:
+def given_mask(attention_pass: AttentionPass, keys: int, window: int | None = None) -> Mask:
     """The mask of a causal module, from its `attention_mask`: one of all scores, or one of padding, or none.
 
     Parameters
@@ -130,17 +130,17 @@ def given_mask(passage: AttentionPass, keys: int, window: int | None = None) -> 
     UnsupportedModel
         There is padding other than on the right of the prompts.
     """
-    mask = passage.arguments.get("attention_mask")
-    lengths = passage.lengths
+    mask = attention_pass.arguments.get("attention_mask")
+    lengths = attention_pass.lengths
     if mask is not None and mask.dim() == 4:
         return compact(mask[..., :keys], lengths, window)
-    offset = keys - passage.hidden.shape[1]
+    offset = keys - attention_pass.hidden.shape[1]
     if mask is not None and not all(mask[index % len(mask), : n + offset].all() for index, n in enumerate(lengths)):
         raise UnsupportedModel("padding cannot be told from text here; use scope.capture or scope.loss, or prompts of one length")
     return Mask("causal") if window is None else Mask("window", window)
 
 
-def angles_of(passage: AttentionPass) -> tuple[Tensor, Tensor]:
+def angles_of(attention_pass: AttentionPass) -> tuple[Tensor, Tensor]:
     """cos and sin of the rotary embedding, (batch or 1, token, d): those of the module's own rotary part, or those it was given.
 
     Raises
@@ -148,11 +148,11 @@ def angles_of(passage: AttentionPass) -> tuple[Tensor, Tensor]:
     UnsupportedModel
         There are none, or they are of another shape.
     """
-    angles: Any = passage.parts.get("rotary", passage.arguments.get("position_embeddings"))
+    angles: Any = attention_pass.outputs.get("rotary", attention_pass.arguments.get("position_embeddings"))
     pair = isinstance(angles, (tuple, list)) and len(angles) == 2
-    if not pair or any(x.dim() not in (2, 3) or x.shape[-2] != passage.hidden.shape[1] for x in angles):
+    if not pair or any(x.dim() not in (2, 3) or x.shape[-2] != attention_pass.hidden.shape[1] for x in angles):
         raise UnsupportedModel(
-            f"{type(passage.module).__name__} was not given position_embeddings=(cos, sin), one row a token, and has no rotary "
+            f"{attention_pass.kind} was not given position_embeddings=(cos, sin), one row a token, and has no rotary "
             f"part that makes them; {REGISTER}"
         )
     cos, sin = (x if x.dim() == 3 else x[None] for x in angles)

@@ -45,19 +45,19 @@ class Standard(Family):
             f"{type(module).__name__} has no output projection named {', '.join(OUTPUT_NAMES)}, so its maps cannot be proved"
         )
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        expect_calls(passage, self.name, 1)
-        call = passage.calls[0]
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        expect_calls(attention_pass, self.name, 1)
+        call = attention_pass.calls[0]
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=call.query,
             k=call.key,
             v=call.value,
             scale=call.scaling,
             pairing=Pairing.plain(call.query.shape[1], call.key.shape[1], call.query.device),
-            lengths=passage.lengths,
-            mask=mask_of(call, passage),
+            lengths=attention_pass.lengths,
+            mask=mask_of(call, attention_pass),
             score_dtype=call.score_dtype,
             soft_cap=call.soft_cap,
             sink_logit=call.sink_logit,

@@ -52,20 +52,20 @@ class Timm(Family):
     def attention_width(self, module: ForeignModule) -> int | None:
         return module.in_split[-1] if _is_block(module) else None  # beside it stands what the MLP made
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         projection = module.in_proj if _is_block(module) else module.qkv
         return {"projected": projection, "q": module.q_norm, "k": module.k_norm}
 
     def convention_of(self, module: ForeignModule) -> Convention:
         return replace(self.convention, lam="exp(a) − exp(b) + λ_init") if module.dual_lambda else self.convention
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
         width = 2 * module.head_dim
-        projected = passage.parts["projected"]  # (batch, token, [MLP | q | k | v])
+        projected = attention_pass.outputs["projected"]  # (batch, token, [MLP | q | k | v])
         values = projected[..., -module.num_heads * width :]
-        q = passage.parts["q"]
-        k = passage.parts["k"]
+        q = attention_pass.outputs["q"]
+        k = attention_pass.outputs["k"]
         v = heads_of(values, width).contiguous()  # (batch, head, token, width); a view would keep all that was projected
         scale = q.shape[-1] ** -0.5
         rounded = None
@@ -75,15 +75,15 @@ class Timm(Family):
             q = q * module.scale
         lam = _lambda(module).reshape(1, 1, 1)
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
             v=v,
             scale=scale,
             pairing=Pairing.stripes(module.num_heads, device=q.device),
-            lengths=passage.lengths,
-            mask=_mask(passage),
+            lengths=attention_pass.lengths,
+            mask=_mask(attention_pass),
             lam=lam.to(q.dtype),
             lam_fp32=lam.to(torch.promote_types(lam.dtype, torch.float32)),
             lam_init=number_of(module, "lambda_init"),
@@ -105,14 +105,14 @@ def _lambda(module: ForeignModule) -> Tensor:
     return first.exp() - second.exp() + module.lambda_init
 
 
-def _mask(passage: AttentionPass) -> Mask:
+def _mask(attention_pass: AttentionPass) -> Mask:
     """All tokens see all others, unless the module was told otherwise."""
-    mask = passage.arguments.get("attn_mask")
-    tokens = passage.hidden.shape[1]
-    if passage.arguments.get("is_causal"):
+    mask = attention_pass.arguments.get("attn_mask")
+    tokens = attention_pass.hidden.shape[1]
+    if attention_pass.arguments.get("is_causal"):
         return Mask("causal")
     if mask is None:
         return Mask("full")
     while mask.dim() < 4:
         mask = mask[None]
-    return compact(mask.expand(-1, -1, tokens, -1), passage.lengths)  # a mask of keys alone has one row
+    return compact(mask.expand(-1, -1, tokens, -1), attention_pass.lengths)  # a mask of keys alone has one row

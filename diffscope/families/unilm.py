@@ -30,24 +30,24 @@ V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2"
 NAIVE = "MultiheadDiffAttn"
 
 
-def _check_arguments(passage: AttentionPass, *known: str) -> None:
+def _check_arguments(attention_pass: AttentionPass, *known: str) -> None:
     """Raise UnsupportedModel if the module was given more than the published ones take."""
-    for name, value in list(passage.arguments.items())[1:]:
+    for name, value in list(attention_pass.arguments.items())[1:]:
         if name not in known and not isinstance(value, (bool, int, float, str, type(None))):
             raise UnsupportedModel(
-                f"{type(passage.module).__name__} was called with {name!r}, which the published module does not take; diffscope "
+                f"{attention_pass.kind} was called with {name!r}, which the published module does not take; diffscope "
                 f"reads {', '.join(known)}"
             )
 
 
-def _turned(passage: AttentionPass, x: Tensor) -> Tensor:
+def _turned(attention_pass: AttentionPass, x: Tensor) -> Tensor:
     """Queries or keys (batch, head, token, d) after RoPE by the `rel_pos` that the module was given; without one as they are."""
-    rel_pos = passage.arguments.get("rel_pos")
+    rel_pos = attention_pass.arguments.get("rel_pos")
     if rel_pos is None:
         return x
     if len(rel_pos) != 2 or any(a.dim() != 2 or a.shape[0] < x.shape[2] or 2 * a.shape[1] > x.shape[3] for a in rel_pos):
         raise UnsupportedModel(
-            f"{type(passage.module).__name__} was given a rel_pos that is not (cos, sin), each (position, at most d / 2 angles)"
+            f"{attention_pass.kind} was given a rel_pos that is not (cos, sin), each (position, at most d / 2 angles)"
         )
     return rotate_interleaved(x, *rel_pos)
 
@@ -67,45 +67,47 @@ class UnilmV1(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        return next(iter(self.readings(passage)))
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        return next(iter(self.readings(attention_pass)))
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         """As the flash files do it, then as the naive file does, which repeats grouped keys before it pairs them.
 
         The naive file's own class is read its way first: before training the two differ by less than half precision rounds.
         The flash files ignore a mask that they are given; the naive one takes it.
         """
-        for mask in self._masks(passage):
-            flash = self._flash(passage, mask)
+        for mask in self._masks(attention_pass):
+            flash = self._flash(attention_pass, mask)
             maps, keys = flash.q.shape[1], flash.k.shape[1]
             key_of_map = torch.arange(maps, device=flash.q.device) * keys // maps
             naive = [replace(flash, pairing=replace(flash.pairing, key_of_map=key_of_map))] if keys < maps else []
-            yield from [*naive, flash] if type(passage.module).__name__ == NAIVE else [flash, *naive]
+            yield from [*naive, flash] if attention_pass.kind == NAIVE else [flash, *naive]
 
-    def _masks(self, passage: AttentionPass) -> list[Mask]:
-        mask = passage.arguments.get("attn_mask")
-        tokens = passage.hidden.shape[1]
+    def _masks(self, attention_pass: AttentionPass) -> list[Mask]:
+        mask = attention_pass.arguments.get("attn_mask")
+        tokens = attention_pass.hidden.shape[1]
         if mask is None:
             return [Mask("causal")]
         if mask.dim() not in (2, 3, 4) or mask.shape[-2:] != (tokens, tokens):
             raise UnsupportedModel(
-                f"{type(passage.module).__name__} was given an attn_mask of shape {tuple(mask.shape)} for {tokens} tokens; "
+                f"{attention_pass.kind} was given an attn_mask of shape {tuple(mask.shape)} for {tokens} tokens; "
                 "diffscope reads one of all scores, (..., query, key)"
             )
         mask = mask[None] if mask.dim() == 2 else mask  # (batch or 1, query, key), or with a head dimension
-        explicit = compact(mask[:, None] if mask.dim() == 3 else mask, passage.lengths)
+        explicit = compact(mask[:, None] if mask.dim() == 3 else mask, attention_pass.lengths)
         return [explicit] if explicit.kind == "causal" else [explicit, Mask("causal")]
 
-    def _flash(self, passage: AttentionPass, mask: Mask) -> LayerAttention:
+    def _flash(self, attention_pass: AttentionPass, mask: Mask) -> LayerAttention:
         """Grouped keys paired first: map c of head h looks at key map 2·(h // repeat) + c."""
-        module = passage.module
-        _check_arguments(passage, "rel_pos", "attn_mask")
-        heads, groups, d = self._sizes(passage)
-        q, k = (_turned(passage, heads_of(passage.parts[name], d)) for name in ("q", "k"))  # (batch, map, token, d)
+        module = attention_pass.module
+        _check_arguments(attention_pass, "rel_pos", "attn_mask")
+        heads, groups, d = self._sizes(attention_pass)
+        q, k = (
+            _turned(attention_pass, heads_of(attention_pass.outputs[name], d)) for name in ("q", "k")
+        )  # (batch, map, token, d)
         scale = d**-0.5
         rounded = None
         if type(module).__name__ == NAIVE and q.dtype in (torch.bfloat16, torch.float16):
@@ -114,14 +116,14 @@ class UnilmV1(Family):
             scale = 1.0
         lam, lam_fp32 = lambda_of(module, number_of(module, "lambda_init"), q.dtype)
         return LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
-            v=heads_of(passage.parts["v"], 2 * d),
+            v=heads_of(attention_pass.outputs["v"], 2 * d),
             scale=scale,
             pairing=Pairing.stripes(heads, groups, device=q.device),
-            lengths=passage.lengths,
+            lengths=attention_pass.lengths,
             mask=mask,
             lam=lam,
             lam_fp32=lam_fp32,
@@ -131,23 +133,23 @@ class UnilmV1(Family):
             score_dtype=rounded,
         )
 
-    def suspects(self, passage: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
-        layer = self.read(passage)
-        rel_pos = passage.arguments.get("rel_pos")
+    def suspects(self, attention_pass: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
+        layer = self.read(attention_pass)
+        rel_pos = attention_pass.arguments.get("rel_pos")
         if rel_pos is None or layer.score_dtype is not None:
             return
         d = layer.q.shape[-1]
-        q, k = (heads_of(passage.parts[name], d) for name in ("q", "k"))
+        q, k = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k"))
         yield "RoPE is missing", replace(layer, q=q, k=k)
         cos, sin = (torch.cat([angle[: q.shape[2]]] * 2, dim=-1)[None].to(q.dtype) for angle in rel_pos)  # (1, token, d)
         if cos.shape[-1] == d:
             turned = replace(layer, q=rotate_half(q, cos, sin), k=rotate_half(k, cos, sin))
             yield "RoPE turns element i with i + d/2 instead of 2i with 2i + 1", turned
 
-    def _sizes(self, passage: AttentionPass) -> tuple[int, int, int]:
+    def _sizes(self, attention_pass: AttentionPass) -> tuple[int, int, int]:
         """Heads, key groups and d, from the sizes of the projections and of λ's vectors."""
-        module = passage.module
-        (q, k, v) = (passage.parts[name].shape[-1] for name in ("q", "k", "v"))
+        module = attention_pass.module
+        (q, k, v) = (attention_pass.outputs[name].shape[-1] for name in ("q", "k", "v"))
         if module.lambda_q1.dim() != 1:
             raise UnsupportedModel(
                 f"{type(module).__name__} has λ vectors of shape {tuple(module.lambda_q1.shape)}; diffscope reads one λ a layer"
@@ -187,31 +189,31 @@ class UnilmV2(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         parts = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
         return parts | {"lambda": module.lambda_proj} if module.use_diff_v2 else parts
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.use_diff_v2 else None
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
-        d = passage.module.head_dim
-        _check_arguments(passage, "rel_pos")
-        q, k, v = (heads_of(passage.parts[name], d) for name in ("q", "k", "v"))  # (batch, head, token, d)
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
+        d = attention_pass.module.head_dim
+        _check_arguments(attention_pass, "rel_pos")
+        q, k, v = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k", "v"))  # (batch, head, token, d)
         layer = LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
-            q=_turned(passage, q),
-            k=_turned(passage, k),
+            q=_turned(attention_pass, q),
+            k=_turned(attention_pass, k),
             v=v,
             scale=d**-0.5,
             pairing=Pairing.plain(q.shape[1], k.shape[1], q.device),
-            lengths=passage.lengths,
+            lengths=attention_pass.lengths,
         )
         if not module.use_diff_v2:
             return layer
-        lam, lam_fp32 = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda"])
+        lam, lam_fp32 = sigmoid_of(module.lambda_proj, attention_pass.hidden, attention_pass.outputs["lambda"])
         return replace(layer, pairing=pair_on_shared_keys(q, k), lam=lam, lam_fp32=lam_fp32)
 
 

@@ -44,7 +44,7 @@ class Yoco(Family):
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.o_proj
 
-    def parts(self, module: ForeignModule) -> dict[str, nn.Module]:
+    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
         names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "lambda_proj")
         return {name: part for name in names if isinstance(part := getattr(module, name, None), nn.Module)}
 
@@ -53,29 +53,31 @@ class Yoco(Family):
         lam = GATES if _gates_both(module) else SIGMOID
         return Convention(STRIPES, lam, schedule=None, norm=None, post_scale=False, rope=rope, keys="shared by both maps")
 
-    def readings(self, passage: AttentionPass) -> Iterator[LayerAttention]:
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         """With a window of as many keys as it is called, and with one key more: two public implementations differ in that."""
-        layer = self.read(passage)
+        layer = self.read(attention_pass)
         yield layer
         if layer.mask.window is not None and layer.n_keys > layer.mask.window:
             yield replace(layer, mask=Mask("window", layer.mask.window + 1))
 
-    def read(self, passage: AttentionPass) -> LayerAttention:
-        module = passage.module
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module = attention_pass.module
         if getattr(module, "universal_loop", 1) != 1:
             raise UnsupportedModel("this model runs its layers several times (universal_loop), where diffscope reads each once")
-        q, k, v, window = self._attended(passage)
-        gates, exact = sigmoid_of(module.lambda_proj, passage.hidden, passage.parts["lambda_proj"])  # (batch, gate, token)
+        q, k, v, window = self._attended(attention_pass)
+        gates, exact = sigmoid_of(
+            module.lambda_proj, attention_pass.hidden, attention_pass.outputs["lambda_proj"]
+        )  # (batch, gate, token)
         layer = LayerAttention(
-            layer=passage.number,
+            layer=attention_pass.number,
             family=self.name,
             q=q,
             k=k,
             v=v,
             scale=module.head_dim**-0.5,
             pairing=pair_on_shared_keys(q, k),
-            lengths=passage.lengths,
-            mask=given_mask(passage, k.shape[2], window),
+            lengths=attention_pass.lengths,
+            mask=given_mask(attention_pass, k.shape[2], window),
             lam=gates,
             lam_fp32=exact,
         )
@@ -83,29 +85,31 @@ class Yoco(Family):
             return layer
         return replace(layer, gain=gates[:, 0::2], lam=gates[:, 1::2], lam_fp32=exact[:, 1::2])
 
-    def _attended(self, passage: AttentionPass) -> tuple[Tensor, Tensor, Tensor, int | None]:
+    def _attended(self, attention_pass: AttentionPass) -> tuple[Tensor, Tensor, Tensor, int | None]:
         """Queries, keys and values, each (batch, head, token, d), and the window."""
-        module = passage.module
-        d = passage.module.head_dim
+        module = attention_pass.module
+        d = attention_pass.module.head_dim
         if hasattr(module, "k_proj"):
-            v = heads_of(passage.parts["v_proj"], d)
-            k, v = from_cache(passage, self._turned(passage, self._normed(passage, "k")), v)
-            return self._turned(passage, self._normed(passage, "q")), k, v, getattr(module, "sliding_window", None)
-        shared = [passage.arguments.get(name) for name in ("yoco_key", "yoco_value")]
+            v = heads_of(attention_pass.outputs["v_proj"], d)
+            k, v = from_cache(attention_pass, self._turned(attention_pass, self._normed(attention_pass, "k")), v)
+            return self._turned(attention_pass, self._normed(attention_pass, "q")), k, v, getattr(module, "sliding_window", None)
+        shared = [attention_pass.arguments.get(name) for name in ("yoco_key", "yoco_value")]
         if any(x is None or x.dim() != 3 for x in shared):
             raise UnsupportedModel(
                 f"{type(module).__name__} has no keys of its own and was not given yoco_key and yoco_value, each (batch, token, "
                 f"head·d); {REGISTER}"
             )
         k, v = (heads_of(x, d) for x in shared if x is not None)
-        return self._normed(passage, "q"), k, v, None
+        return self._normed(attention_pass, "q"), k, v, None
 
-    def _normed(self, passage: AttentionPass, name: str) -> Tensor:
+    def _normed(self, attention_pass: AttentionPass, name: str) -> Tensor:
         """Queries or keys after their norm, where they have one: (batch, head, token, d)."""
-        x = passage.parts.get(f"{name}_norm", passage.parts[f"{name}_proj"])  # (batch, token, head, d) or (batch, token, head·d)
-        return heads_of(x.flatten(2), passage.module.head_dim)
+        x = attention_pass.outputs.get(
+            f"{name}_norm", attention_pass.outputs[f"{name}_proj"]
+        )  # (batch, token, head, d) or (batch, token, head·d)
+        return heads_of(x.flatten(2), attention_pass.module.head_dim)
 
-    def _turned(self, passage: AttentionPass, x: Tensor) -> Tensor:
+    def _turned(self, attention_pass: AttentionPass, x: Tensor) -> Tensor:
         """After RoPE, which is computed as precisely as its angles are given, one or both halves of them."""
-        twice = [a if a.shape[-1] == x.shape[-1] else torch.cat([a, a], dim=-1) for a in angles_of(passage)]
+        twice = [a if a.shape[-1] == x.shape[-1] else torch.cat([a, a], dim=-1) for a in angles_of(attention_pass)]
         return rotate_half(x, *twice).to(x.dtype)

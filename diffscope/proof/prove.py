@@ -73,7 +73,7 @@ def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
     """
     alone = 0 if passage.cache is None else None  # a part of the model that somebody called by itself
     before = passage.call.cached if passage.call else alone
-    if before is None or (passage.turn and passage.cache is not None):
+    if before is None or (passage.repeat and passage.cache is not None):
         return
     tokens = before + layer.n_queries
     if layer.n_keys > tokens or (layer.n_keys < tokens and not before):

@@ -19,7 +19,7 @@ from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, UnsupportedModel
 from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
-from diffscope.families.hooks import Replay, WarnsOtherThreads, passages, this_thread
+from diffscope.families.hooks import Replay, WarnsOtherThreads, attention_passes, this_thread
 from diffscope.families.packs import hides_others, sequences_in, together
 from diffscope.proof.prove import prove_all
 from diffscope.scope.hooked import HookedModel
@@ -117,14 +117,14 @@ def _hooks(scope: HookedModel) -> AbstractContextManager[None]:
     """Return the context in which the edits of the model's family act, whichever are open."""
     state, family = scope._state, scope.family
 
-    def begin(passage: AttentionPass, replay: Replay) -> None:
+    def before_forward(passage: AttentionPass, replay: Replay) -> None:
         state.layers_run.setdefault(family.name, set()).add(passage.number)
         passage.pack = state.pack
         state.float32.begin(passage)
         if any(edit.concerns(passage.number) for edit in state.edits_of(family)):
             state.float32.prove(family, passage, replay, shown=False)
 
-    return passages(scope.model, family, None, None, partial(_edited_output, scope), begin)
+    return attention_passes(scope.model, family, None, None, partial(_edited_output, scope), before_forward)
 
 
 def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:

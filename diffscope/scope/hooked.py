@@ -15,7 +15,7 @@ from diffscope.edits import Edit
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
-from diffscope.families.hooks import Change, Replay, Take, passages
+from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_passes
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.inputs import Spans
 from diffscope.proof.prove import OFFLOADED
@@ -176,7 +176,11 @@ class HookedModel:
             return self.runner.logits(ids, torch.ones_like(ids), columns=columns)
 
     def hooked(
-        self, on_pass: Take | None = None, replace_output: Change | None = None, *, lengths: tuple[int, ...] | None = None
+        self,
+        on_pass: OnPass | None = None,
+        replace_output: ReplaceOutput | None = None,
+        *,
+        lengths: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
         """Hook every pass through an attention module while the context is open, in this thread.
 
@@ -191,7 +195,7 @@ class HookedModel:
             Tokens of each prompt about to be run, padded on the right; by default every position is a token.
         """
 
-        def begin(passage: AttentionPass, replay: Replay) -> None:
+        def before_forward(passage: AttentionPass, replay: Replay) -> None:
             self._state.layers_run.setdefault(self.family.name, set()).add(passage.number)
             passage.pack = self._state.pack
             if not self._state.edits_of(self.family):  # otherwise their hooks, which run first, have called it
@@ -199,7 +203,7 @@ class HookedModel:
             if on_pass or replace_output:
                 self._state.float32.prove(self.family, passage, replay, shown=True)
 
-        return passages(self.model, self.family, lengths, on_pass, replace_output, begin)
+        return attention_passes(self.model, self.family, lengths, on_pass, replace_output, before_forward)
 
     def refuse_without_weights(self) -> None:
         """Raise UnsupportedModel if the model's weights are not in memory."""

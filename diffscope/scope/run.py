@@ -94,7 +94,7 @@ class RunRecord:
         own = before or proof
         self.dtype = self.dtype or layer.q.dtype
         self.numbers.append(layer.layer)
-        self.passes.append((passage.index, passage.turn))
+        self.passes.append((passage.index, passage.repeat))
         worse = max(own, proof, key=lambda each: each.error)
         self.proofs.append(replace(own, error=worse.error, tolerance=worse.tolerance))
         self.warned.update(dict.fromkeys(warned))

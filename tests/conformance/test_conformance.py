@@ -228,11 +228,11 @@ def test_the_command_tells_pass_from_fail(tmp_path, capsys, monkeypatch):
     assert main(["check", "--model", str(tmp_path / "right")]) == 0
     assert "every other pairing of the maps is refused" in capsys.readouterr().out
 
-    from diffscope.families.bundled import Own
+    from diffscope.families.bundled import Bundled
 
-    read = Own.read
+    read = Bundled.read
     wrong = lambda self, passage: replace(read(self, passage), scale=1.0)  # noqa: E731
-    monkeypatch.setattr(Own, "read", wrong)
+    monkeypatch.setattr(Bundled, "read", wrong)
     assert main(["check", "--model", str(tmp_path / "right")]) == 1
     assert "fail" in capsys.readouterr().out
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import diffscope
 from diffscope import DiffscopeError, PromptError, UnsupportedModel, edits
 from diffscope.attention.components import Mask
-from diffscope.families.hooks import passages
+from diffscope.families.hooks import attention_passes
 from tests import reference as slow
 from tests import tiny
 from tests.reference import Slow
@@ -61,7 +61,10 @@ def watched(scope, ids, *made):
         projections = [scope.family.output_projection(module) for module in scope.family.modules(scope.model)]
         handles = [at.register_forward_pre_hook(lambda module, args: seen.append(args[0].clone())) for at in projections]
         try:
-            with torch.no_grad(), passages(scope.model, scope.family, None, lambda p: layers.append(scope.family.read(p))):
+            with (
+                torch.no_grad(),
+                attention_passes(scope.model, scope.family, None, lambda p: layers.append(scope.family.read(p))),
+            ):
                 scope.model(torch.tensor([ids]))
         finally:
             for handle in handles:

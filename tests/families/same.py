@@ -5,7 +5,7 @@ from transformers import DynamicCache
 
 import diffscope
 from diffscope import edits
-from diffscope.families.hooks import passages
+from diffscope.families.hooks import attention_passes
 from diffscope.proof.prove import prove
 
 
@@ -17,7 +17,7 @@ def cached_steps_see_the_whole_prompt(model, ids, sizes=(20, 1, 1, 5, 6), cache=
     for size in sizes:
         steps, end = [], begin + size
         argument = {"attention_mask": torch.ones(1, end)} if masked else {}
-        with passages(model, scope.family, None, steps.append):
+        with attention_passes(model, scope.family, None, steps.append):
             model(torch.tensor([ids[begin:end]]), past_key_values=cache, use_cache=True, **argument)
         for passage, layer in zip(steps, whole, strict=True):
             step = prove(scope.family, passage)[0]

@@ -11,7 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel
-from diffscope.families.interface import HARMLESS, IGNORED, READ, call_of
+from diffscope.families.interface import NEUTRAL, NOT_COMPUTED, UNDERSTOOD, record_call
 from diffscope.families.standard import Standard
 from tests import tiny
 
@@ -121,7 +121,7 @@ def _attended(implementation, **keywords):
 @pytest.mark.parametrize("keyword, value", [("softcap", 1.0), ("s_aux", torch.ones(2))])
 def test_sdpa_leaves_out_what_is_said_of_it(keyword, value):
     """Whatever the installed transformers does: it refuses the keyword, or computes without it."""
-    assert keyword in IGNORED["sdpa"]
+    assert keyword in NOT_COMPUTED["sdpa"]
     try:
         out = _attended("sdpa", **{keyword: value})
     except ValueError as error:
@@ -184,13 +184,13 @@ def test_what_changes_no_map_is_let_through():
         IDS
     )
     assert float(capture.fidelity.error.max()) < 5e-6
-    assert not READ & HARMLESS
+    assert not UNDERSTOOD & NEUTRAL
 
 
 @pytest.mark.parametrize("implementation, unread", [("sdpa", "a dropout of 0.1"), ("eager", None)])
 def test_dropout_in_evaluation_is_understood_where_it_drops_nothing(implementation, unread):
     q = torch.zeros(1, 2, 5, 16)
-    assert call_of(torch.nn.Module().eval(), implementation, q, q, q, None, {"dropout": 0.1}).unread == unread
+    assert record_call(torch.nn.Module().eval(), implementation, q, q, q, None, {"dropout": 0.1}).unread == unread
 
 
 # Reading it wrongly

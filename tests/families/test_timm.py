@@ -9,7 +9,7 @@ import torch
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits, families
 from diffscope.attention.components import Mask
-from diffscope.families.hooks import passages
+from diffscope.families.hooks import attention_passes
 from diffscope.families.timm import Timm
 from diffscope.proof.prove import prove
 from tests.layouts import vision
@@ -154,12 +154,16 @@ def masks():
 def test_a_mask_given_to_the_model_is_read(kind, mask):
     model, layers = vision.tiny(**KINDS[kind]), []
     argument, seen = masks()[mask]
-    with torch.no_grad(), passages(model, Timm(), None, lambda passage: layers.append(prove(Timm(), passage))):
+    with torch.no_grad(), attention_passes(model, Timm(), None, lambda passage: layers.append(prove(Timm(), passage))):
         model(vision.image()[None], **argument)
     for layer, proof in layers:
         assert proof.error < 1e-5 and torch.equal(layer.visible(), seen)
     if mask == "bool":
-        with pytest.raises(UnsupportedModel, match="head to head"), passages(model, Timm(), None, Timm().read), torch.no_grad():
+        with (
+            pytest.raises(UnsupportedModel, match="head to head"),
+            attention_passes(model, Timm(), None, Timm().read),
+            torch.no_grad(),
+        ):
             model(vision.image()[None], attn_mask=seen.expand(1, 4 if kind != "attention-own-softmax" else 8, 17, 17))
 
 

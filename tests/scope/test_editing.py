@@ -14,7 +14,7 @@ from torch import nn
 
 import diffscope
 from diffscope import DiffscopeError, DiffscopeWarning, UnsupportedModel, edits
-from diffscope.families.bundled import Own
+from diffscope.families.bundled import Bundled
 from tests import tiny
 from tests.wrappings import state
 
@@ -175,7 +175,7 @@ def test_another_thread_cannot_close_a_block(model):
 
 
 def test_layers_are_not_edited_by_two_families_at_once(model):
-    class Another(Own):
+    class Another(Bundled):
         name = "another"
 
     scope, other = diffscope.load(model), diffscope.load(model, family=Another())
@@ -188,7 +188,7 @@ def test_layers_are_not_edited_by_two_families_at_once(model):
         assert torch.equal(logits_of(model), logits_under(THREE[0]))
 
 
-class One(Own):
+class One(Bundled):
     """The attention of one layer alone."""
 
     def __init__(self, layer):
