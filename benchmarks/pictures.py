@@ -8,9 +8,8 @@ median of the runs after a first one, unless that took more than ten seconds. *p
 takes at least: both maps of the head as products and softmax in blocks of 512 rows up to the diagonal, in plain torch on all
 cores.
 
-diffscope: A1, A2, λ·A2 and D in 512 × 512 bins, labelled, and as bytes for a canvas; *coarse* is its first picture of a long
-prompt, *window* 512 × 512 positions in the middle, *thumbnails* D of 6 layers of 8 heads; *figure* is its plotly figure. A
-plotly heatmap, BertViz and CircuitsVis draw maps that somebody has computed, one of the head's: A1 or D, whole, in plain torch,
+diffscope: A1, A2, λ·A2 and D in 512 × 512 bins, labelled, and as bytes for a canvas; *window* 512 × 512 positions
+in the middle, *thumbnails* D of 6 layers of 8 heads; *figure* is its plotly figure. A plotly heatmap, BertViz and CircuitsVis draw maps that somebody has computed, one of the head's: A1 or D, whole, in plain torch,
 which is in their time.
 """
 
@@ -140,7 +139,6 @@ def error(tokens: int) -> float:
 def methods_at(tokens: int, chosen: Sequence[str]) -> list[str]:
     """Return what is tried at one length."""
     names = ["diffscope", "window"] if tokens > MOST_WHOLE else ["products", "diffscope", "window", "figure"]
-    names += ["coarse"] if tokens >= MOST_FOR_PEERS else []
     names += PEERS if tokens <= MOST_FOR_PEERS else []
     names += ["thumbnails"] if tokens == THUMBNAILS else []
     return [name for name in METHODS if name in names and name in chosen]

@@ -17,8 +17,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MAPS, check_map, present
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.selection import token_positions
-from diffscope.stats import pooling, windows
-from diffscope.stats.strongest import strongest as strongest_keys
+from diffscope.stats.maps import Bins, top_keys, window
+from diffscope.stats.maps import bins as maps_in_bins
 
 if TYPE_CHECKING:
     from diffscope.capture.capture import Capture
@@ -90,7 +90,7 @@ def maps(
     columns = token_positions(keys, spans, attention.n_keys, "keys")
     device = attention.q.device
     with Workers() as workers:
-        values = windows.windows(attention, names, heads, rows.to(device), columns.to(device), workers)
+        values = window(attention, names, heads, rows.to(device), columns.to(device), workers)
     return _labelled(capture, values, attention, heads, rows, columns)
 
 
@@ -157,7 +157,7 @@ def pooled_maps(
         raise DiffscopeError(f"a pooled map has at least one bin a side, and size is {size}")
     attention, heads, names = _selected(capture, layer, heads, names)
     with Workers() as workers:
-        bins = pooling.pooled(attention, names, heads, size, marginals=marginals, shares=shares, workers=workers)
+        bins = maps_in_bins(attention, names, heads, size, marginals=marginals, shares=shares, workers=workers)
     queries = range(0, attention.n_queries, bins.width)
     keys = range(0, attention.n_keys, bins.width)
     dataset = _labelled(capture, bins.maps, attention, heads, queries, keys)
@@ -203,7 +203,7 @@ def strongest(
     attention, heads, _ = _selected(capture, layer, heads, [name])
     rows = token_positions(queries, capture.prompts[0].span_positions(), attention.n_queries)
     with Workers() as workers:
-        keys, weights, mass = strongest_keys(attention, name, heads, rows.to(attention.q.device), count, workers)
+        keys, weights, mass = top_keys(attention, name, heads, rows.to(attention.q.device), count, workers)
     dims = ("head", "query", "rank")
     values = {
         "key": (dims, keys.cpu().numpy()),
@@ -286,7 +286,7 @@ def _labelled(
     )
 
 
-def _marginals_and_shares(bins: pooling.Pooled) -> dict[str, tuple]:
+def _marginals_and_shares(bins: Bins) -> dict[str, tuple]:
     """Return the variables that marginals and shares add to maps in bins; empty without either."""
     parts = (
         ("received", "token", "mass received from all queries", "1", bins.received),

@@ -6,7 +6,7 @@ import torch
 import diffscope
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.stats.windows import windows
+from diffscope.stats.maps import window
 from tests import tiny
 
 
@@ -50,7 +50,7 @@ def test_an_unknown_map_is_not_the_subtracted_one():
     layer = diffscope.load(tiny.own("v1")).capture(tiny.ids(8)).layers[0]
     for name in ("noise", "a2", "uniform"):
         with pytest.raises(ValueError, match="there is no map"):
-            windows(layer, [name], [0], torch.arange(3), torch.arange(3))
+            window(layer, [name], [0], torch.arange(3), torch.arange(3))
 
 
 def test_a_second_map_without_lambda_is_refused():

@@ -15,8 +15,8 @@ from diffscope.edits.base import apply
 from diffscope.proof.fidelity import deviations
 from diffscope.stats import measure
 from diffscope.stats.engine import measure_layers
+from diffscope.stats.maps import window
 from diffscope.stats.ranks import exact as rank
-from diffscope.stats.windows import windows
 from tests import reference as slow
 from tests.reference import Slow
 
@@ -79,8 +79,8 @@ def test_every_path_gives_the_same_rows(mask, differential, monkeypatch):
     if mask != "given":
         same(cached.rows(), slice(20, None))
         same(layer.prefix(17).rows(), slice(17), slice(17))
-    window = windows(layer, ["D"], [1], torch.tensor([29, 4]), torch.tensor([3, 0, 2]))["D"][0]
-    assert np.abs(window.numpy() - expected[-1][1][[29, 4]][:, [3, 0, 2]]).max() < 1e-12
+    part = window(layer, ["D"], [1], torch.tensor([29, 4]), torch.tensor([3, 0, 2]))["D"][0]
+    assert np.abs(part.numpy() - expected[-1][1][[29, 4]][:, [3, 0, 2]]).max() < 1e-12
     if mask == "given":
         return
     other = _layer(mask, differential, seed=1)

@@ -1,5 +1,6 @@
 """Maps in bins are those of whole maps cut into bins, whatever the mask, the block and the number of threads."""
 
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -10,13 +11,13 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import edits
+from diffscope.attention import blocks
 from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
-from diffscope.stats import measure, pooling
-from diffscope.stats.pooling import pooled
-from diffscope.stats.windows import windows
+from diffscope.stats import measure
+from diffscope.stats.maps import bins, window
 from tests import tiny
 
 NAMES = ("A1", "A2", "lambda_A2", "D", "share")
@@ -58,25 +59,30 @@ def whole(layer, name):
     return (maps[name] if name != "share" else rows.d.abs() / rows.d.abs().sum(-1, keepdim=True)).numpy()
 
 
-def in_bins(values, seen, width, reduce, taken=None):
+def in_bins(values, seen, width):
     """Bins of a map (head, query, key) one by one, and which have a visible cell."""
     heads, n, keys = values.shape
     result = np.zeros((heads, -(-n // width), -(-keys // width)))
     visible = np.zeros(result.shape[1:], dtype=bool)
     for i in range(result.shape[1]):
-        last = min(n, (i + 1) * width) - 1
-        rows = range(i * width, last + 1) if taken is None else [last]
         for j in range(result.shape[2]):
-            columns = slice(j * width, (j + 1) * width)
-            cells = seen[rows][:, columns]
-            visible[i, j] = seen[i * width : last + 1, columns].any()
+            rows, columns = slice(i * width, (i + 1) * width), slice(j * width, (j + 1) * width)
+            visible[i, j] = seen[rows, columns].any()
             for head in range(heads):
-                found = values[head][rows][:, columns]
-                if reduce == "mean":
-                    result[head, i, j] = found[cells].mean() if cells.any() else 0
-                else:
-                    result[head, i, j] = found.flat[np.abs(found).argmax()]
+                cells = values[head, rows, columns]
+                result[head, i, j] = cells.flat[np.abs(cells).argmax()]
     return result, visible
+
+
+@contextmanager
+def blocks_of(nbytes):
+    """Cut rows into blocks of so many bytes, which are computed by threads however little there is to do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(blocks.BLOCK_BYTES, "cpu", nbytes)
+        patch.setattr(blocks, "MIN_ROWS", 2)
+        patch.setattr(blocks, "MIN_PARALLEL_VALUES", 0)
+        with Workers(2) as workers:
+            yield workers
 
 
 @settings(max_examples=60, deadline=None)
@@ -87,27 +93,18 @@ def in_bins(values, seen, width, reduce, taken=None):
     size=st.integers(1, 45),
     per_token=st.booleans(),
     capped=st.booleans(),
-    reduce=st.sampled_from(["largest", "mean"]),
-    taken=st.sampled_from([None, 1]),
-    elements=st.sampled_from([1, 300, 2**20]),
+    nbytes=st.sampled_from([1, 20_000, 2**26]),
     seed=st.integers(0, 99),
 )
-def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, reduce, taken, elements, seed):
+def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, nbytes, seed):
     layer = layer_of(n, n + before, mask, per_token, seed, cap=1.5 if capped else None, sinks=capped)
     width = -(-(n + before) // size)
-    patch = pytest.MonkeyPatch()
-    patch.setitem(pooling.ELEMENTS, "cpu", elements)
-    patch.setattr(pooling, "LEAST_ROWS", 2)
-    patch.setattr(pooling, "TOO_LITTLE", 0)
-    try:
-        with Workers(2) as workers:
-            found = pooled(layer, NAMES, [2, 0], size, reduce, rows=taken, workers=workers)
-    finally:
-        patch.undo()
-    assert found.width == width and found.exact == (taken is None or width == 1)
+    with blocks_of(nbytes) as workers:
+        found = bins(layer, NAMES, [2, 0], size, workers=workers)
+    assert found.width == width
     seen = layer.visible().numpy()
     for name in NAMES:
-        expected, visible = in_bins(whole(layer, name)[[2, 0]], seen, width, reduce, taken)
+        expected, visible = in_bins(whole(layer, name)[[2, 0]], seen, width)
         assert np.abs(found.maps[name].numpy()) == pytest.approx(np.abs(expected), abs=1e-12)
         clear = np.abs(expected) > 1e-9
         assert (np.sign(found.maps[name].numpy()) == np.sign(expected))[clear].mean() > 0.99 if clear.any() else True
@@ -115,13 +112,19 @@ def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, 
 
 
 @settings(max_examples=30, deadline=None)
-@given(mask=st.sampled_from(MASKS), n=st.integers(2, 300), per_token=st.booleans(), seed=st.integers(0, 99))
-def test_windows_are_pieces_of_whole_maps(mask, n, per_token, seed):
+@given(
+    mask=st.sampled_from(MASKS),
+    n=st.integers(2, 300),
+    per_token=st.booleans(),
+    nbytes=st.sampled_from([1, 2**26]),
+    seed=st.integers(0, 99),
+)
+def test_windows_are_pieces_of_whole_maps(mask, n, per_token, nbytes, seed):
     rng = np.random.default_rng(seed)
     layer = layer_of(n, n + seed % 3, mask, per_token, seed)
     queries, keys = (torch.from_numpy(rng.permutation(size)[: size // 2 + 1]) for size in (n, n + seed % 3))
-    with Workers(2) as workers:
-        found = windows(layer, NAMES, [1, 2], queries, keys, workers)
+    with blocks_of(nbytes) as workers:
+        found = window(layer, NAMES, [1, 2], queries, keys, workers)
     for name in NAMES:
         expected = whole(layer, name)[[1, 2]][:, queries][:, :, keys]
         assert found[name].numpy() == pytest.approx(expected, abs=1e-12)
@@ -147,26 +150,21 @@ def test_marginals_are_those_of_measure(attention):
     size=st.integers(1, 45),
     per_token=st.booleans(),
     sinks=st.booleans(),
-    elements=st.sampled_from([300, 2**20]),
+    nbytes=st.sampled_from([20_000, 2**26]),
     seed=st.integers(0, 99),
 )
-def test_shares_are_of_the_rows_own_sums(n, mask, size, per_token, sinks, elements, seed):
+def test_shares_are_of_the_rows_own_sums(n, mask, size, per_token, sinks, nbytes, seed):
     layer = layer_of(n, n, mask, per_token, seed, sinks=sinks)
-    patch = pytest.MonkeyPatch()
-    patch.setitem(pooling.ELEMENTS, "cpu", elements)
-    patch.setattr(pooling, "LEAST_ROWS", 2)
-    try:
-        bins = pooled(layer, NAMES, None, size, shares=True)
-    finally:
-        patch.undo()
+    with blocks_of(nbytes) as workers:
+        found = bins(layer, NAMES, None, size, shares=True, workers=workers)
     for name in NAMES:
         values = whole(layer, name)
         mass = np.abs(values).sum(-1)
-        assert bins.mass[name].numpy() == pytest.approx(mass, rel=1e-9)
-        expected, _ = in_bins(values / mass[..., None], layer.visible().numpy(), bins.width, "largest")
-        shares = bins.shares[name].numpy()
+        assert found.mass[name].numpy() == pytest.approx(mass, rel=1e-9)
+        expected, _ = in_bins(values / mass[..., None], layer.visible().numpy(), found.width)
+        shares = found.shares[name].numpy()
         assert np.abs(shares) == pytest.approx(np.abs(expected), abs=1e-9)
-        assert bins.width > 1 or shares == pytest.approx(expected, abs=1e-9)
+        assert found.width > 1 or shares == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_strongest_keys_are_those_of_the_rows():
@@ -190,10 +188,10 @@ def test_changed_maps_may_be_signed():
     scope = diffscope.load(tiny.own("v1"))
     with scope.edit(edits.normalise_d()):
         layer = scope.capture(tiny.ids(30)).layers[0]
-    found = pooled(layer, ("A1", "D"), None, 7)
+    found = bins(layer, ("A1", "D"), None, 7)
     rows = layer.rows()
     for name, values in (("A1", rows.a1), ("D", rows.d)):
-        expected, _ = in_bins(values.double().numpy(), layer.visible().numpy(), found.width, "largest")
+        expected, _ = in_bins(values.double().numpy(), layer.visible().numpy(), found.width)
         assert found.maps[name].numpy() == pytest.approx(expected, abs=1e-6)
 
 
@@ -202,7 +200,7 @@ def test_padding_has_no_share():
     seen = torch.ones(12, 12, dtype=torch.bool).tril()
     seen[:2] = False
     layer = replace(layer, mask=replace(layer.mask, visible=seen[None]))
-    found = pooled(layer, ("share",), None, 4, marginals=True)
+    found = bins(layer, ("share",), None, 4, marginals=True)
     assert not found.maps["share"].isnan().any() and not found.visible[0, 1:].any()
     assert found.received["share"].sum(1).tolist() == pytest.approx([10.0] * 3)
 
@@ -227,10 +225,8 @@ def test_a_gpu_gives_the_same_pictures(attention):
     model = tiny.own(attention)
     on_cpu = diffscope.load(model).capture(tiny.ids(90))
     on_gpu = diffscope.load(model.to("cuda")).capture(tiny.ids(90))
-    for reduce in ("largest", "mean"):
-        options = {"size": 16, "reduce": reduce, "marginals": True}
-        expected, found = (capture.pooled_maps(1, **options) for capture in (on_cpu, on_gpu))
-        for name, values in expected.items():
-            assert np.allclose(np.abs(found[name]), np.abs(values), atol=1e-4, equal_nan=True), name
+    expected, found = (capture.pooled_maps(1, size=16, marginals=True) for capture in (on_cpu, on_gpu))
+    for name, values in expected.items():
+        assert np.allclose(np.abs(found[name]), np.abs(values), atol=1e-4, equal_nan=True), name
     expected, found = (capture.maps(1, queries=slice(30, 60)) for capture in (on_cpu, on_gpu))
     assert all(np.allclose(found[name], values, atol=1e-5) for name, values in expected.items())
