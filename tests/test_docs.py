@@ -190,6 +190,22 @@ def test_a_dead_link_of_a_built_page_is_found(extensions, tmp_path):
     ]
 
 
+ROOMS = ("conformance",)
+PRONOUNS = {"What", "Which", "Those", "Who", "That"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_docstring_begins_with_a_verb_or_a_noun(room):
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    begins = [
+        f"{path.relative_to(ROOT)}: {docstring.splitlines()[0]}"
+        for path in (ROOT / "diffscope").glob(room if room.endswith(".py") else f"{room}/**/*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, kinds) and (docstring := ast.get_docstring(node)) and docstring.split()[0].strip(",:") in PRONOUNS
+    ]
+    assert not begins, "\n".join(begins)
+
+
 SCRIPTS = sorted((DOCS / "gallery").glob("*.py"))
 
 

@@ -1,4 +1,4 @@
-"""Is this model's attention what it claims to be?"""
+"""Check a model's attention against the design of its family."""
 
 from diffscope.conformance.checks import check
 from diffscope.conformance.report import Finding, Report

@@ -1,4 +1,4 @@
-"""Random prompts that can fail a check: longer than a window, and of whatever kind the model takes."""
+"""Make random prompts that can fail a check: longer than an attention window, of tokens or of images."""
 
 from __future__ import annotations
 
@@ -11,12 +11,20 @@ from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 
 LONGEST = 4096
-LENGTH = 48  # tokens of the long prompt, where no other length is asked for
+LENGTH = 48  # tokens of the long prompt, if no other length is asked for
 SHORT = 24  # tokens of prompts that are run many times
 
 
 class Prompts:
-    """Random prompts of the kind a model takes."""
+    """Random prompts of the kind that a model takes.
+
+    Parameters
+    ----------
+    scope : Scope
+    seed : int
+    long : int
+        Tokens of the long prompt.
+    """
 
     def __init__(self, scope: Scope, seed: int, long: int) -> None:
         self.scope = scope
@@ -24,7 +32,7 @@ class Prompts:
         self.generator = torch.Generator().manual_seed(seed)
 
     def of_length(self, n: int) -> Any:
-        """Token ids of n tokens; or an image, whatever n is."""
+        """Return n random token ids; of a model of images an image, whatever n is."""
         if isinstance(self.scope.runner, ImageModel):
             return self.scope.runner.random_image(self.generator)
         size = self.scope.runner.vocabulary
@@ -34,7 +42,7 @@ class Prompts:
 
 
 def declared_window(scope: Scope) -> int | None:
-    """The widest attention window the model or its attention modules declare."""
+    """Return the widest attention window, in tokens, that the model or its attention modules declare; None if none do."""
     holders = [getattr(scope.model, "config", None), *scope.family.modules(scope.model)]
     names = ("sliding_window", "window_size", "sliding_window_size")
     declared = [getattr(holder, name, None) for holder in holders for name in names]
@@ -43,7 +51,7 @@ def declared_window(scope: Scope) -> int | None:
 
 
 def check_length(scope: Scope, length: int) -> None:
-    """Refuse a length of prompts that was asked for and that the model, or the check, does not take.
+    """Refuse a length of prompts that the model or the check does not take.
 
     Raises
     ------
@@ -61,6 +69,6 @@ def check_length(scope: Scope, length: int) -> None:
 
 
 def long_enough(scope: Scope, length: int, window: int | None) -> int:
-    """Tokens of the long prompt: beyond the window, within what the model takes."""
+    """Return the tokens of the long prompt: beyond the window, within the positions of the model."""
     wanted = max(length, SHORT + 1, (window or 0) + 16)
     return min(wanted, LONGEST, scope.max_length or LONGEST)

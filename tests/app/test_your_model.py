@@ -90,8 +90,8 @@ def test_tests_that_can_run_are_told_from_those_that_cannot(app, folders):
 
 
 def test_a_layer_that_is_not_what_it_claims_to_be_is_named(app, folders, monkeypatch):
-    wrong = checks.Finding("fail", "second map", "changing A2 does not change the logits", (1,))
-    monkeypatch.setattr(checks, "_check_second_map", lambda scope, report, *_: report.findings.append(wrong))
+    wrong = ("fail", "second map", "changing A2 does not change the logits", (1,))
+    monkeypatch.setattr(checks, "check_second_map", lambda run, *_: run.report.add(*wrong))
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
     verdicts = table(test, "verdict")
     assert [("does not fit" in words) for words in verdicts["verdict"]] == [False, True, False]

@@ -12,7 +12,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 import diffscope
 from diffscope import DiffscopeError
 from diffscope.cli import main
-from diffscope.conformance.report import schedule_offset
+from diffscope.conformance.description import schedule_offset
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
 from tests import tiny

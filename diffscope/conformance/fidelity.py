@@ -1,0 +1,196 @@
+"""Rebuild each layer's output on several kinds of prompts, and judge how close it comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from diffscope.attention.fidelity import UNDECIDED
+from diffscope.attention.layer import LayerAttention
+from diffscope.conformance.report import Report
+from diffscope.conformance.run import CheckRun
+from diffscope.errors import DiffscopeError, FidelityError
+from diffscope.families import AttentionPass
+from diffscope.proof.fidelity import tolerated
+from diffscope.proof.prove import prove
+from diffscope.scope import Scope
+from diffscope.scope.runners import ImageModel
+
+
+@dataclass(frozen=True)
+class LayerProof:
+    """How close one layer was rebuilt.
+
+    Attributes
+    ----------
+    number : int
+        The layer.
+    error : float
+        Relative to rounding; NaN if the layer was refused.
+    tolerance : float
+        The largest error that rounding explains.
+    decided : bool
+        Whether the same comparison refuses other readings.
+    cause : str
+        Likely cause of a refusal; empty if the layer was rebuilt.
+    reason : str
+        Why it is undecided; empty if it is decided.
+    error_float32 : float
+        The error of a float32 run of a half-precision layer, else NaN.
+    """
+
+    number: int
+    error: float
+    tolerance: float
+    decided: bool
+    cause: str = ""
+    reason: str = ""
+    error_float32: float = math.nan
+
+
+class ObservedLayer(NamedTuple):
+    """One layer as it ran on one batch of prompts.
+
+    Attributes
+    ----------
+    layer : LayerAttention
+    module : torch.nn.Module
+    proof : LayerProof
+    warnings : list of str
+        Of the pass through the module.
+    """
+
+    layer: LayerAttention
+    module: nn.Module
+    proof: LayerProof
+    warnings: list[str]
+
+
+def check_fidelity(run: CheckRun, window: int | None) -> list[ObservedLayer]:
+    """Report how well layers are rebuilt on a long prompt and on a padded batch; return the layers on the long prompt.
+
+    Parameters
+    ----------
+    run : CheckRun
+    window : int or None
+        The widest attention window that the model declares.
+
+    Raises
+    ------
+    DiffscopeError
+        The model could not be run on any prompt.
+    """
+    scope, report, prompts, _ = run
+    observed_by_kind: list[list[ObservedLayer]] = []
+    for kind, batch in batches(run).items():
+        run.announce(f"rebuilding what it attends with: {kind}")
+        try:
+            observed = observe_layers(scope, batch)
+        except DiffscopeError as error:
+            report.add("undecided", "fidelity", f"{kind}: {error}")
+            continue
+        observed_by_kind.append(observed)
+        judge(report, kind, [each.proof for each in observed])
+    if not observed_by_kind:
+        raise DiffscopeError(f"{scope.name} could not be run on any prompt; the last reason: {report.findings[-1].says}")
+    all_observed = [each for observed in observed_by_kind for each in observed]
+    _judge_decided(report, all_observed)
+    for each in all_observed:
+        report.note(each.proof.number, each.proof.error, each.proof.tolerance)
+    if unseen := tuple(sorted({*scope.layer_numbers} - {each.proof.number for each in all_observed})):
+        report.add("undecided", "fidelity", "the model did not run the attention of these layers", unseen)
+    if window is not None and prompts.long <= window:
+        says = f"the prompts are no longer than the window of {window}; the window itself was not seen at work"
+        report.add("undecided", "window", says)
+    return observed_by_kind[0]
+
+
+def batches(run: CheckRun) -> dict[str, list]:
+    """Return the batches of prompts that layers are rebuilt on, by their description."""
+    prompts = run.prompts
+    if isinstance(run.scope.runner, ImageModel):
+        return {"an image": [prompts.of_length(0)], "two images": [prompts.of_length(0), prompts.of_length(0)]}
+    long, short = prompts.long, max(2, prompts.long * 2 // 3)
+    return {
+        f"a prompt of {long} tokens": [prompts.of_length(long)],
+        "two prompts, one of them padded": [prompts.of_length(long), prompts.of_length(short)],
+    }
+
+
+def observe_layers(scope: Scope, batch: list) -> list[ObservedLayer]:
+    """Run a batch of prompts, and return every layer with its proof, also layers that are refused.
+
+    Raises
+    ------
+    DiffscopeError
+        The model calls no attention module, or attends more than once in a layer.
+    """
+    inputs = scope.prepare(batch if len(batch) > 1 else batch[0])
+    observed: list[ObservedLayer] = []
+
+    def take(passage: AttentionPass) -> None:
+        scope.runner.check_tokens(passage)
+        scope.runner.check_batch(scope.family.read(passage))
+        observed.append(observe(scope, passage))
+
+    with scope.hooked(take, lengths=inputs.lengths):
+        scope.run(inputs, columns=[0])  # all logits of long prompts would fill the memory
+    if not observed:
+        raise DiffscopeError(f"{scope.name} ran without calling any of its attention modules")
+    if len({each.proof.number for each in observed}) < len(observed):
+        raise DiffscopeError("the model attends more than once in a layer, where diffscope reads one attention a layer")
+    return observed
+
+
+def observe(scope: Scope, passage: AttentionPass) -> ObservedLayer:
+    """Return a layer with its proof, or with the likely cause of its refusal."""
+    try:
+        layer, proof = prove(scope.family, passage)
+    except FidelityError as error:
+        cause = str(error).partition("); ")[2] or str(error)
+        layer = scope.family.read(passage)
+        tolerance = tolerated(layer, passage.observed.dtype)
+        return ObservedLayer(layer, passage.module, LayerProof(layer.layer, math.nan, tolerance, False, cause), passage.warnings)
+    of_layer = LayerProof(
+        layer.layer, proof.error, proof.tolerance, proof.decided, reason=proof.reason, error_float32=proof.error_float32
+    )
+    return ObservedLayer(layer, passage.module, of_layer, passage.warnings)
+
+
+def judge(report: Report, kind: str, proofs: list[LayerProof]) -> None:
+    """Report how well layers were rebuilt on one kind of prompts."""
+    report.fidelity[kind] = float(torch.tensor([proof.error for proof in proofs]).max())  # a NaN stays a NaN
+    for cause in dict.fromkeys(proof.cause for proof in proofs if proof.cause):
+        layers = _numbers(proof for proof in proofs if proof.cause == cause)
+        report.add("fail", "fidelity", f"{kind}: not what the model computed; {cause}", layers)
+    rebuilt = [proof for proof in proofs if not proof.cause]
+    if rebuilt:
+        says = f"{kind}: rebuilt to {max(proof.error for proof in rebuilt):.1e} (tolerance {rebuilt[0].tolerance:.0e})"
+        in_float32 = [proof.error_float32 for proof in rebuilt if not math.isnan(proof.error_float32)]
+        says += f"; each layer run in float32: {max(in_float32):.1e}" if in_float32 else ""
+        report.add("pass", "fidelity", says, _numbers(rebuilt))
+
+
+def _numbers(proofs: Iterable[LayerProof]) -> tuple[int, ...]:
+    """Return the number of every layer once, in the order of the proofs."""
+    return tuple(dict.fromkeys(proof.number for proof in proofs))
+
+
+def _judge_decided(report: Report, observed: list[ObservedLayer]) -> None:
+    """Report whether the same comparison would have refused other pairings, on any of the prompts."""
+    decided = {each.proof.number for each in observed if each.proof.decided}
+    proved = {each.proof.number for each in observed if not each.proof.cause and each.layer.differential}
+    # A standard layer has no pairing to decide, but it may have a formula that half precision cannot decide.
+    open_formulas = {each.proof.number for each in observed if each.proof.reason not in ("", UNDECIDED)}
+    undecided = (proved | open_formulas) - decided
+    reasons = {each.proof.number: each.proof.reason for each in observed if each.proof.number in undecided}
+    for reason in dict.fromkeys(reasons.values()):
+        layers = tuple(sorted(number for number, of_layer in reasons.items() if of_layer == reason))
+        report.add("undecided", "pairing", reason, layers)
+    if certain := tuple(sorted(proved & decided)):
+        report.add("pass", "pairing", "every other pairing of the maps is refused", certain)
