@@ -17,7 +17,7 @@ from diffscope.conformance.run import CheckRun
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import AttentionPass
 from diffscope.proof.fidelity import tolerated
-from diffscope.proof.prove import prove
+from diffscope.proof.prove import prove_passage
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 
@@ -150,7 +150,7 @@ def observe_layers(scope: Scope, batch: list) -> list[ObservedLayer]:
 def observe(scope: Scope, passage: AttentionPass) -> ObservedLayer:
     """Return a layer with its proof, or with the likely cause of its refusal."""
     try:
-        layer, proof = prove(scope.family, passage)
+        layer, proof = prove_passage(scope.family, passage)
     except FidelityError as error:
         cause = str(error).partition("); ")[2] or str(error)
         layer = scope.family.read(passage)

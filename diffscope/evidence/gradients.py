@@ -21,7 +21,7 @@ from diffscope.evidence.key_sets import KeySets, key_sets
 from diffscope.evidence.saliency import alignment, descent_of_rho, flow_share, on_scores, rho_gradient
 from diffscope.evidence.untrained import Match, matched
 from diffscope.families import AttentionPass
-from diffscope.proof.prove import prove
+from diffscope.proof.prove import prove_passage
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
@@ -93,7 +93,7 @@ def last_rows(
 
     def take(passage: AttentionPass) -> Tensor:
         with torch.no_grad():
-            layers.append(prove(scope.family, passage)[0])
+            layers.append(prove_passage(scope.family, passage)[0])
         outputs.append(passage.observed)
         return passage.observed  # so that the model goes on with the very tensor that the gradient is asked of
 

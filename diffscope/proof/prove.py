@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -18,8 +17,7 @@ from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import HALF
 from diffscope.attention.stacking import alike_to_the_end
-from diffscope.edits.base import Edit, apply
-from diffscope.errors import FidelityError, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import own_implementation
 from diffscope.proof.fidelity import fidelities
@@ -30,48 +28,81 @@ from diffscope.proof.sequences import of_sequences, set_apart
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
 
-class Unproved(NamedTuple):
-    """A passage with the first of its family's readings, None where there is none, and those still to come."""
+@dataclass
+class Reading:
+    """Hold a passage with the first layer that its family reads in it, and the other layers that it allows.
 
+    Attributes
+    ----------
+    family : Family
+    passage : AttentionPass
+    first : LayerAttention
+    others : iterator of LayerAttention
+        Read when they are asked for.
+    matches : bool
+        Whether the layers match the one proved in float32; true if none was.
+    """
+
+    family: Family
     passage: AttentionPass
-    first: LayerAttention | None
+    first: LayerAttention
     others: Iterator[LayerAttention]
-    as_proved: bool  # whether the readings are of the kind that float32 proved; true if none was proved
+    matches: bool
+
+    @property
+    def decided_in_float32(self) -> bool:
+        """Whether the float32 run of the module says more of the layer than its own output does."""
+        float32 = self.passage.float32
+        return float32 is not None and (float32.fidelity is not None or self.passage.observed.dtype in HALF)
 
 
-def read_passage(family: Family, passage: AttentionPass) -> Unproved:
-    """Read a passage while what it holds is as it was: a model may go on to change its hidden states in place.
+def read_passage(family: Family, passage: AttentionPass) -> Reading:
+    """Read a passage before the model goes on: it may change its hidden states in place.
 
     Raises
     ------
     UnsupportedModel
-        The family does not read it, its keys are not those of the prompt's tokens, or the sequences of a pack see each other.
+        The family does not read the passage, its keys are not those of the prompt's tokens, the sequences of a pack see each
+        other, or the model's weights are offloaded.
     """
     found = readings(family, passage)
-    as_proved = True
+    matches = True
     if passage.float32 is not None and passage.float32.reading is not None:  # half precision could take another for it
         every = list(found)
-        proved = matching_readings(passage.float32, every)
-        as_proved = bool(proved)
-        found = iter(proved or every)
-    laid_out = (_laid_out(owned(_checked(passage, layer), passage)) for layer in found)
-    first = next(laid_out, None)
+        matching = matching_readings(passage.float32, every)
+        matches = bool(matching)
+        found = iter(matching or every)
+    layers = (_own_layer(passage, layer) for layer in found)
+    first = next(layers, None)
+    if first is None:
+        raise UnsupportedModel(
+            f"layer {passage.number}: family {family.name!r} allows no reading of {type(passage.module).__name__}"
+        )
     set_apart(passage)
-    return Unproved(passage, first, laid_out, as_proved)
+    return Reading(family, passage, first, layers, matches)
 
 
-def _checked(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
-    """A layer whose keys are those of its tokens; of a pack, that of a batch of its sequences."""
+def _own_layer(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
+    """Return a layer that shares no memory with the model, whose keys are those of its tokens; of a pack, a batch of sequences.
+
+    On a CPU the keys of each head lie side by side. A model's keys mostly lie token by token, each with all heads; products with
+    the keys of one head are a fifth slower then.
+    """
     _check_keys(passage, layer)
-    return of_sequences(layer, passage)
+    layer = owned(of_sequences(layer, passage), passage)
+    norm = None if layer.norm is None else layer.norm.weight
+    weights = (layer.q, layer.lam, layer.gain, norm, layer.sink_logit, layer.correction)
+    if any(weight is not None and weight.is_meta for weight in weights):
+        raise UnsupportedModel(OFFLOADED)
+    return layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
 
 
 def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
-    """Raise UnsupportedModel where a layer's keys are others than those of the prompt's tokens and of the cache it came with.
+    """Raise UnsupportedModel if a layer's keys are others than those of the prompt's tokens and of the cache before them.
 
     A cache of a window holds fewer; one that several rounds of a module share holds those of every round.
     """
-    alone = 0 if passage.cache is None else None  # a part of the model that somebody called by itself
+    alone = 0 if passage.cache is None else None  # a part of the model that was called by itself
     before = passage.call.cached if passage.call else alone
     if before is None or (passage.repeat and passage.cache is not None):
         return
@@ -85,90 +116,81 @@ def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
         )
 
 
-def _laid_out(layer: LayerAttention) -> LayerAttention:
-    """A layer, on a CPU with the keys of each head side by side.
-
-    A model's keys mostly lie token by token, each with all heads; so laid, products with those of one head are a fifth faster.
-    """
-    return layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
+def prove_passage(family: Family, passage: AttentionPass) -> tuple[LayerAttention, Fidelity]:
+    """Read one passage, and :func:`prove` it."""
+    return next(prove([read_passage(family, passage)]))
 
 
-def prove(
-    family: Family, passage: AttentionPass, edits: Sequence[Edit] = (), decide: bool = True
-) -> tuple[LayerAttention, Fidelity]:
-    """:func:`prove_all` of one passage."""
-    return next(prove_all(family, [read_passage(family, passage)], edits, decide))
+def prove(readings: Sequence[Reading], decide: bool = True) -> Iterator[tuple[LayerAttention, Fidelity]]:
+    """Yield the first layer of each reading that rebuilds what the model computed, and how well it does.
 
+    Several readings are rebuilt as one stack of heads if their layers are alike.
 
-def prove_all(
-    family: Family, passages: Sequence[Unproved], edits: Sequence[Edit] = (), decide: bool = True
-) -> Iterator[tuple[LayerAttention, Fidelity]]:
-    """Of each passage the first reading that rebuilds what the model computed, with `edits` made to it, and how well it does.
-
-    Several passages are proved as one stack of heads where their layers are alike.
+    Parameters
+    ----------
+    readings : sequence of Reading
+    decide : bool
+        Whether to try other pairings of the maps too.
 
     Raises
     ------
     FidelityError
-        No reading of a passage rebuilds it; says what the first one lacks. Raised when its turn comes.
+        No layer of a reading rebuilds it; says what the first one lacks. Raised when its turn comes.
     PromptError
-        Prompts of several lengths, of a model that may attend to their padding.
+        Prompts have several lengths, and the model may attend to their padding.
     UnsupportedModel
-        The model's weights are offloaded.
+        Eager attention was given a mask of true and false, or the sequences of a pack see each other.
     """
-    proved = {} if edits else dict(_proved_as_one_stack(passages, decide))
-    for index, unproved in enumerate(passages):
-        float32 = unproved.passage.float32
-        if float32 is not None and float32.error is not None:
-            raise _of_added_mask(unproved.passage) or float32.error
-        layer, proof = proved.get(index) or _first_that_fits(family, unproved, edits, decide)
-        yield layer, float32.with_proof(proof, unproved.as_proved) if _is_judged(unproved.passage) else proof
+    together = len(readings) > 1 and alike_to_the_end([reading.first for reading in readings])
+    for stack in [readings] if together else [[reading] for reading in readings]:
+        pairings = decide and not all(reading.decided_in_float32 for reading in stack)
+        rebuilt = _rebuilt([reading.first for reading in stack], [reading.passage.observed for reading in stack], pairings)
+        for reading, of_first in zip(stack, rebuilt):
+            float32 = reading.passage.float32
+            if float32 is not None and float32.error is not None:
+                raise _of_added_mask(reading.passage) or float32.error
+            layer, fidelity = _first_that_fits(reading, of_first, pairings)
+            if float32 is not None and reading.decided_in_float32:
+                fidelity = float32.with_proof(fidelity, reading.matches)
+            yield layer, fidelity
 
 
-def _proved_as_one_stack(passages: Sequence[Unproved], decide: bool) -> Iterator[tuple[int, tuple[LayerAttention, Fidelity]]]:
-    """The passages, by index, whose first reading rebuilds what the model computed; none where they cannot be stacked."""
-    layers = [passage.first for passage in passages if passage.first is not None]
-    if len(layers) < max(2, len(passages)) or any(map(_offloaded, layers)) or not alike_to_the_end(layers):
-        return
-    with suppress(FidelityError):  # of heads that do not fill the output; said by the passage that has them
-        decide = decide and not all(_is_judged(passage.passage) for passage in passages)
-        proofs = fidelities(layers, [passage.passage.observed for passage in passages], decide)
-        for index, (layer, proof) in enumerate(zip(layers, proofs)):
-            if proof.error <= proof.tolerance:
-                yield index, (layer, proof)
+def _rebuilt(layers: list[LayerAttention], observed: list[Tensor], decide: bool) -> list[Fidelity | FidelityError]:
+    """Rebuild a stack of layers; a layer whose heads do not fill the output has an error in place of a fidelity."""
+    try:
+        return list(fidelities(layers, observed, decide))
+    except FidelityError as error:
+        if len(layers) == 1:
+            return [error]
+        return [_rebuilt([layer], [tensor], decide)[0] for layer, tensor in zip(layers, observed)]
 
 
-def _first_that_fits(family: Family, unproved: Unproved, edits: Sequence[Edit], decide: bool) -> tuple[LayerAttention, Fidelity]:
-    """The first reading of one passage that rebuilds what the model computed; raises as :func:`prove_all`."""
-    passage, first, others, _ = unproved
-    decide = decide and not _is_judged(passage)
-    failed: list[tuple[LayerAttention, Fidelity | FidelityError]] = []
-    for reading in itertools.chain([first] if first else [], others):
-        if _offloaded(reading):
-            raise UnsupportedModel(OFFLOADED)
-        layer = apply(edits, reading)
-        try:
-            (proof,) = fidelities([layer], [passage.observed], decide)
-        except FidelityError as error:  # not even of the right size
-            failed.append((layer, error))
-            continue
-        if proof.error <= proof.tolerance:
-            return layer, proof
-        failed.append((layer, proof))
-    layer, reason = failed[0]
-    if isinstance(reason, FidelityError):
-        raise reason
+def _first_that_fits(reading: Reading, of_first: Fidelity | FidelityError, decide: bool) -> tuple[LayerAttention, Fidelity]:
+    """Return the first layer of a reading that rebuilds what the model computed; errors as of :func:`prove`."""
+    observed = reading.passage.observed
+    of_others = ((layer, _rebuilt([layer], [observed], decide)[0]) for layer in reading.others)
+    failed = []
+    for layer, result in itertools.chain([(reading.first, of_first)], of_others):
+        if isinstance(result, Fidelity) and result.error <= result.tolerance:
+            return layer, result
+        failed.append((layer, result))
+    raise _refusal(reading, failed)
+
+
+def _refusal(reading: Reading, failed: list[tuple[LayerAttention, Fidelity | FidelityError]]) -> DiffscopeError:
+    """Return the error to raise of a reading of which no layer fits."""
+    layer, result = failed[0]
+    if isinstance(result, FidelityError):
+        return result
     if len(set(layer.lengths)) > 1 and any(other.mask.kind == "full" for other, _ in failed[1:]):
-        raise PromptError("this model may see all keys, padding too; give prompts of one length")
-    if added := _of_added_mask(passage):
-        raise added
-    from diffscope.proof.diagnosis import mismatch, not_rebuilt  # loaded on refusal alone
+        return PromptError("this model may see all keys, padding too; give prompts of one length")
+    from diffscope.proof.diagnosis import not_rebuilt  # loaded on refusal alone
 
-    raise not_rebuilt(family, passage, layer, reason) if not edits else mismatch(layer, passage.observed, reason, passage.module)
+    return _of_added_mask(reading.passage) or not_rebuilt(reading.family, reading.passage, layer, result)
 
 
 def _of_added_mask(passage: AttentionPass) -> UnsupportedModel | None:
-    """Why a layer cannot be rebuilt whose eager attention was given a mask of true and false, which it adds to its scores."""
+    """Return why a layer cannot be rebuilt whose eager attention adds a mask of true and false to its scores."""
     eager = own_implementation(str(getattr(getattr(passage.module, "config", None), "_attn_implementation", ""))) == "eager"
     if not eager or not any(isinstance(call.mask, Tensor) and call.mask.dtype == torch.bool for call in passage.calls):
         return None
@@ -178,11 +200,38 @@ def _of_added_mask(passage: AttentionPass) -> UnsupportedModel | None:
     )
 
 
-def _is_judged(passage: AttentionPass) -> bool:
-    """Whether float32 says more of a passage than its own output does."""
-    float32 = passage.float32
-    return float32 is not None and (float32.fidelity is not None or passage.observed.dtype in HALF)
+class EditedLayer(NamedTuple):
+    """Hold a layer that edits changed, after the unedited layer was proved.
 
+    Attributes
+    ----------
+    layer : LayerAttention
+        With the edits made to it.
+    fidelity : Fidelity
+        How well the layer without edits rebuilt what the model itself computed.
+    output : Tensor, as it enters the output projection
+        What the edited layer computes, and the model goes on with.
+    """
 
-def _offloaded(layer: LayerAttention) -> bool:
-    return any(tensor.is_meta for tensor in layer.to_tensors()[0].values())
+    layer: LayerAttention
+    fidelity: Fidelity
+    output: Tensor
+
+    def check(self, passage: AttentionPass) -> None:
+        """Raise FidelityError unless what entered the output projection is what the edited layer computes.
+
+        It is if nothing changed it after the edits. If something did, it may still be within rounding.
+
+        Parameters
+        ----------
+        passage : AttentionPass
+            The passage as it is after the edits.
+        """
+        if torch.equal(passage.observed, self.output):
+            return
+        set_apart(passage)
+        (result,) = fidelities([self.layer], [passage.observed], decide=False)
+        if not result.error <= result.tolerance:
+            from diffscope.proof.diagnosis import mismatch  # loaded on refusal alone
+
+            raise mismatch(self.layer, passage.observed, result, passage.module)

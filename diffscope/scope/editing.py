@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.components import Mask
+from diffscope.attention.layer import LayerAttention
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, UnsupportedModel
 from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
 from diffscope.families.hooks import Replay, WarnsOtherThreads, attention_passes, this_thread
 from diffscope.families.packs import hides_others, sequences_in, together
-from diffscope.proof.prove import prove_all
+from diffscope.proof.prove import EditedLayer, prove
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.run import read_of_prompts
 
@@ -141,22 +142,27 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
         if state.lengths is None:
             _check_positions(scope, passage, edits)
             passage.pack = _pack_of(scope, passage)
-        proofs = state.proofs_before_edits  # while a capture is made
-        layer, proof = next(prove_all(scope.family, [read_of_prompts(scope, passage)], decide=proofs is not None))
-        if proofs is not None:
-            proofs[scope.family.name, layer.layer] = proof
+        entered = passage.observed
+        layer, fidelity = next(prove([read_of_prompts(scope, passage)], decide=state.edited is not None))
+        seen = layer
         window = next((call.window for call in passage.calls if call.window), None)
         if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
-            layer = replace(layer, mask=Mask("window", window))
-        edited = apply(edits, layer)
-        if edited is layer:
-            return None
-        assert passage.observed is not None
-        out = passage.observed.clone()
-        for index, n in enumerate(edited.lengths):
-            queries = edited.mask.seeing(torch.arange(n, device=out.device), index)
-            rebuilt = edited.prompt(index).output(queries)  # (head, query, width)
-            out[index, queries] = rebuilt.transpose(0, 1).reshape(len(queries), *out.shape[2:]).to(out.dtype)
+            seen = replace(layer, mask=Mask("window", window))
+        edited = apply(edits, seen)
+        out = None if edited is seen else _output(edited, passage)
+        if state.edited is not None:
+            edited = replace(edited, mask=layer.mask) if edited.mask is seen.mask else edited
+            state.edited[scope.family.name, layer.layer] = EditedLayer(edited, fidelity, entered if out is None else out)
+    return out
+
+
+def _output(layer: LayerAttention, passage: AttentionPass) -> Tensor:
+    """Return the output of an edited layer as it enters the output projection of the model."""
+    out = passage.observed.clone()
+    for index, n in enumerate(layer.lengths):
+        queries = layer.mask.seeing(torch.arange(n, device=out.device), index)
+        rebuilt = layer.prompt(index).output(queries)  # (head, query, width)
+        out[index, queries] = rebuilt.transpose(0, 1).reshape(len(queries), *out.shape[2:]).to(out.dtype)
     return out if passage.pack is None else together(out, passage.pack)
 
 

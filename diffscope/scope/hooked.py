@@ -116,12 +116,12 @@ class HookedModel:
         self.refuse_without_weights()
         state.close_dropped()
         with state.lock, evaluating(self.model), as_written():
-            before = state.lengths, state.pack, state.proofs_before_edits
+            before = state.lengths, state.pack, state.edited
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
             try:
                 yield
             finally:
-                state.lengths, state.pack, state.proofs_before_edits = before
+                state.lengths, state.pack, state.edited = before
 
     def run(self, inputs: Inputs, columns: Sequence[int] | None = None) -> Tensor:
         """Run the model on prepared prompts, under the edits that are on, and return its logits.

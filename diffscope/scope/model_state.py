@@ -12,12 +12,12 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from diffscope.attention.fidelity import Fidelity
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
 from diffscope.families.hooks import this_thread
 from diffscope.proof.float32 import Float32Proofs
+from diffscope.proof.prove import EditedLayer
 
 
 class OpenBlock(NamedTuple):
@@ -45,8 +45,8 @@ class ModelState:
         Tokens of each prompt that is being run; None if they are not known.
     pack : tuple of int, optional
         Tokens of each sequence, if the one prompt that is being run is a pack of several.
-    proofs_before_edits : dict, optional
-        While a capture is made, by family and layer how well the output was rebuilt before edits changed it.
+    edited : dict of (str, int) to EditedLayer, optional
+        While a capture is made, by family and layer the layers that edits changed, until the capture takes them.
     float32 : Float32Proofs
     layers_run : dict of str to set of int
         By family, the numbers of the layers that have been run.
@@ -58,7 +58,7 @@ class ModelState:
     hooks: dict[str, ExitStack] = field(default_factory=dict)
     lengths: tuple[int, ...] | None = None
     pack: tuple[int, ...] | None = None
-    proofs_before_edits: dict[tuple[str, int], Fidelity] | None = None
+    edited: dict[tuple[str, int], EditedLayer] | None = None
     float32: Float32Proofs = field(default_factory=Float32Proofs)
     layers_run: dict[str, set[int]] = field(default_factory=dict)
 

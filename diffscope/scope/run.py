@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from diffscope.errors import DiffscopeWarning, InsufficientMemory, UnsupportedMo
 from diffscope.families import AttentionPass, Family
 from diffscope.families.base import REGISTER
 from diffscope.families.coverage import unread_layers
-from diffscope.proof.prove import Unproved, prove_all, read_passage
+from diffscope.proof.prove import Reading, prove, read_passage
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.output_outliers import OutputOutliers
 from diffscope.scope.runners import Inputs
@@ -67,9 +68,7 @@ class RunRecord:
     edits: tuple[str, ...] = ()
     attention: str = ""
 
-    def add(
-        self, passage: AttentionPass, layer: LayerAttention, proof: Fidelity, before: Fidelity | None, warned: Iterable[str]
-    ) -> None:
+    def add(self, passage: AttentionPass, layer: LayerAttention, proof: Fidelity, warned: Iterable[str]) -> None:
         """Add one more layer.
 
         Parameters
@@ -77,8 +76,7 @@ class RunRecord:
         passage : AttentionPass
         layer : LayerAttention
         proof : Fidelity
-        before : Fidelity, optional
-            How well the model's own output was rebuilt before edits changed it: under an edit that is what counts.
+            How well the model's own output was rebuilt, before edits changed it.
         warned : iterable of str
 
         Raises
@@ -91,12 +89,10 @@ class RunRecord:
                 f"{self.model} attends more than once in layer {layer.layer} (an encoder beside a decoder, or cross-attention), "
                 f"where diffscope reads one self-attention a layer; open the part to look at by itself, or {REGISTER}"
             )
-        own = before or proof
         self.dtype = self.dtype or layer.q.dtype
         self.numbers.append(layer.layer)
         self.passes.append((passage.index, passage.repeat))
-        worse = max(own, proof, key=lambda each: each.error)
-        self.proofs.append(replace(own, error=worse.error, tolerance=worse.tolerance))
+        self.proofs.append(proof)
         self.warned.update(dict.fromkeys(warned))
 
     def facts(self, scope: HookedModel) -> dict[str, Any]:
@@ -140,28 +136,32 @@ def run_recorded(
     family, state = scope.family, scope._state
     record = record or RunRecord(scope.name)
     state.check_family(scope.model, family)
-    edits = state.edits_of(family)
     record.edits = tuple(map(str, state.edits))
     record.attention = scope.runner.implementation(family)
-    waiting: list[Unproved] = []
-    at_once = edits or type(family).readings is not Family.readings  # a second reading would come too late
+    waiting: list[Reading] = []
+    at_once = state.edits_of(family) or type(family).readings is not Family.readings  # a second reading would come too late
+
+    edited = state.edited = {}
 
     def take(passage: AttentionPass) -> Callable[[], None] | None:
+        if changed := edited.pop((family.name, passage.number), None):
+            changed.check(passage)
+            return partial(hand_over, passage, changed.layer, changed.fidelity)
         waiting.append(read_of_prompts(scope, passage))
-        full = sum(step.passage.observed.nbytes for step in waiting) >= WAIT_FOR
-        return hand_over if at_once or full else None
+        full = sum(reading.passage.observed.nbytes for reading in waiting) >= WAIT_FOR
+        return prove_waiting if at_once or full else None
 
-    def hand_over() -> None:
-        for step, (layer, proof) in zip(waiting, prove_all(family, waiting, edits)):
-            if not record.numbers:
-                refuse_beyond_memory(layer, held)
-            warned = [*step.passage.warnings, *family.warnings(layer)]
-            before = (state.proofs_before_edits or {}).get((family.name, layer.layer))
-            record.add(step.passage, layer, proof, before, warned)
-            receive(layer)
+    def prove_waiting() -> None:
+        for reading, (layer, fidelity) in zip(waiting, prove(waiting)):
+            hand_over(reading.passage, layer, fidelity)
         waiting.clear()
 
-    state.proofs_before_edits = {}
+    def hand_over(passage: AttentionPass, layer: LayerAttention, fidelity: Fidelity) -> None:
+        if not record.numbers:
+            refuse_beyond_memory(layer, held)
+        record.add(passage, layer, fidelity, [*passage.warnings, *family.warnings(layer)])
+        receive(layer)
+
     if unread := unread_layers(scope.model, family):
         record.warned[unread] = None
     outputs = OutputOutliers(inputs.lengths, inputs.packed)
@@ -170,7 +170,7 @@ def run_recorded(
         outputs.watching(scope.model, family.modules(scope.model) if outliers else []),
     ):
         logits = _last_logits(scope, inputs)
-        hand_over()
+        prove_waiting()
     if not record.numbers:
         raise UnsupportedModel(f"{scope.name} ran without calling any of its attention modules")
     record.outliers = outputs.at(record.passes)
@@ -180,14 +180,13 @@ def run_recorded(
     return record
 
 
-def read_of_prompts(scope: HookedModel, passage: AttentionPass) -> Unproved:
+def read_of_prompts(scope: HookedModel, passage: AttentionPass) -> Reading:
     """Read a pass, whose tokens have to be those of the prompts."""
     if scope._state.lengths is not None:  # otherwise it is not known how many tokens there are
         scope.runner.check_tokens(passage)
-    unproved = read_passage(scope.family, passage)
-    if unproved.first is not None:
-        scope.runner.check_batch(unproved.first)
-    return unproved
+    reading = read_passage(scope.family, passage)
+    scope.runner.check_batch(reading.first)
+    return reading
 
 
 def _last_logits(scope: HookedModel, inputs: Inputs) -> list[Tensor]:

@@ -6,7 +6,7 @@ from transformers import DynamicCache
 import diffscope
 from diffscope import edits
 from diffscope.families.hooks import attention_passes
-from diffscope.proof.prove import prove
+from diffscope.proof.prove import prove_passage
 
 
 @torch.no_grad()
@@ -20,7 +20,7 @@ def cached_steps_see_the_whole_prompt(model, ids, sizes=(20, 1, 1, 5, 6), cache=
         with attention_passes(model, scope.family, None, steps.append):
             model(torch.tensor([ids[begin:end]]), past_key_values=cache, use_cache=True, **argument)
         for passage, layer in zip(steps, whole, strict=True):
-            step = prove(scope.family, passage)[0]
+            step = prove_passage(scope.family, passage)[0]
             assert step.n_queries == size and step.layer == layer.layer
             assert step.n_keys == end or step.mask.kind == "window"
             now, then = step.rows(), layer.rows(slice(begin, end))

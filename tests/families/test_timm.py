@@ -11,7 +11,7 @@ from diffscope import FidelityError, UnsupportedModel, edits, families
 from diffscope.attention.components import Mask
 from diffscope.families.hooks import attention_passes
 from diffscope.families.timm import Timm
-from diffscope.proof.prove import prove
+from diffscope.proof.prove import prove_passage
 from tests.layouts import vision
 
 pytestmark = pytest.mark.usefixtures("timm")
@@ -154,7 +154,7 @@ def masks():
 def test_a_mask_given_to_the_model_is_read(kind, mask):
     model, layers = vision.tiny(**KINDS[kind]), []
     argument, seen = masks()[mask]
-    with torch.no_grad(), attention_passes(model, Timm(), None, lambda passage: layers.append(prove(Timm(), passage))):
+    with torch.no_grad(), attention_passes(model, Timm(), None, lambda passage: layers.append(prove_passage(Timm(), passage))):
         model(vision.image()[None], **argument)
     for layer, proof in layers:
         assert proof.error < 1e-5 and torch.equal(layer.visible(), seen)

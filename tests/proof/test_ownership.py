@@ -11,7 +11,7 @@ import diffscope
 from diffscope import UnsupportedModel
 from diffscope.attention.components import Norm
 from diffscope.families.unilm import UnilmV1
-from diffscope.proof.prove import prove
+from diffscope.proof.prove import prove_passage
 from tests import tiny
 from tests.layouts import axolotl, gated, gdla, motif, phi4flash, planted
 
@@ -115,7 +115,7 @@ def test_nothing_is_shared_with_weights_or_a_cache_that_is_written_on(name):
     scope, cache, layers = diffscope.load(model), DynamicCache(), []
     with torch.no_grad():
         for ids in (IDS[:15], IDS[15:16]):
-            with scope.hooked(lambda passage: layers.append(prove(scope.family, passage)[0])):
+            with scope.hooked(lambda passage: layers.append(prove_passage(scope.family, passage)[0])):
                 model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
     before = [[x.clone() for x in layer.to_tensors()[0].values()] for layer in layers]
     overwrite(model.parameters())
