@@ -161,8 +161,8 @@ class Texts(Number):
     """How many texts an edit is made from."""
 
     def code(self, value: float) -> str:
-        """So many of a list `texts`."""
-        return f"texts[:{value}]"
+        """Captures of so many of a list `texts`."""
+        return f"map(scope.capture, texts[:{value}])"
 
 
 @dataclass(frozen=True)
@@ -226,8 +226,8 @@ STAGES: dict[str, tuple[Kind, ...]] = {
         Kind(
             "drop_sink",
             "sink dropped",
-            "first keys dropped: {keys} ({branch})",
-            (Number("keys", "Keys", 1, 1, 64, 1, True), BRANCH),
+            "first keys dropped: {count} ({branch})",
+            (Number("count", "Keys", 1, 1, 64, 1, True), BRANCH),
         ),
         Kind(
             "inject_noise",
@@ -307,9 +307,10 @@ class Written:
     @property
     def code(self) -> str:
         """As Python writes it, beside a Scope `scope`, a capture `before` and lists of token ids `texts`."""
-        given = [f"{takes.name}={takes.code(value)}" for takes, value in zip(self.kind.takes, self.values)]
+        values = [(takes, takes.code(value)) for takes, value in zip(self.kind.takes, self.values)]
+        given = [code if isinstance(takes, Texts) else f"{takes.name}={code}" for takes, code in values]
         where = [f"{name}={list(at)}" for name, at in self._places()]
-        return f"edits.{self.kind.name}({', '.join([*(['scope'] if self.kind.of_texts else []), *given, *where])})"
+        return f"edits.{self.kind.name}({', '.join([*given, *where])})"
 
     @property
     def stage(self) -> int:
@@ -322,7 +323,7 @@ class Written:
         where = {name: list(at) for name, at in self._places()}
         function: Callable = getattr(edits, self.kind.name)
         if self.kind.of_texts:
-            return function(scope, plain_texts(scope, given["prompts"], text_length(scope, cap)), **where)
+            return function(map(scope.capture, plain_texts(scope, given["prompts"], text_length(scope, cap))), **where)
         return function(**given, **where)
 
     def _places(self) -> list[tuple[str, tuple[int, ...]]]:

@@ -84,6 +84,7 @@ def interventions(options: Namespace) -> Section:
     count, averaged = (4, 2) if options.quick else (200, 100)
     prompts = draw(task_of(diff), count, LENGTH, NEEDLES, SEED)
     others = [p.ids + p.answer[:-1] for p in draw(task_of(diff), averaged, LENGTH, NEEDLES, SEED + 1)]
+    captured = [diff.capture(ids) for ids in others]
     plain, baseline = scores(diff, prompts), scores(standard, prompts)
     header = ("edit", "loss of the text", "change", "loss of the answer", "exact answers (95 %)")
     as_trained = [score_row("mini-diff as trained", plain, plain), score_row("mini-standard as trained", baseline, baseline)]
@@ -91,12 +92,12 @@ def interventions(options: Namespace) -> Section:
     lams = {f"λ = {value:g}": edits.set_lambda(value) for value in np.arange(0, 1.51, 0.25)}
     seconds = {f"A2 of rank {rank}": edits.low_rank_a2(rank) for rank in (1, 2, 4, 8, 32, 128)}
     seconds |= {
-        f"A2 = its mean over {averaged} other prompts": edits.mean_a2(diff, others),
-        "A2 = its mean by distance": edits.positional_a2(diff, others),
+        f"A2 = its mean over {averaged} other prompts": edits.mean_a2(captured),
+        "A2 = its mean by distance": edits.positional_a2(captured),
         "A2 uniform": edits.uniform_a2(),
         "A2 = 0": edits.zero_a2(),
     }
-    norms = {"no norm": edits.remove_norm(), "norm → one number a head": edits.scalar_norm(diff, others)}
+    norms = {"no norm": edits.remove_norm(), "norm → one number a head": edits.scalar_norm(captured)}
     shapes = {"|D|": edits.absolute_d(), "D⁺": edits.d_plus(), "A1 top-8": edits.top_k_a1(8)}
     for title, scope, before, changes in (
         ("λ clamped (mini-diff)", diff, plain, lams),

@@ -81,9 +81,9 @@ def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edi
     every = range(longest)
     return {
         "without A1": lambda layer: edits.knock_out(every, every, branch=1, layers=layer),
-        "A2 uniform": edits.uniform_a2,
-        "A2 = its mean over other prompts": lambda layer: edits.mean_a2(scope, others, layers=layer),
-        "A2 = its mean at each distance": lambda layer: edits.positional_a2(scope, others, layers=layer),
+        "A2 uniform": lambda layer: edits.uniform_a2(layers=layer),
+        "A2 = its mean over other prompts": lambda layer: edits.mean_a2(map(scope.capture, others), layers=layer),
+        "A2 = its mean at each distance": lambda layer: edits.positional_a2(map(scope.capture, others), layers=layer),
         "A2 of head 0 in all heads": lambda layer: edits.a2_of_head(0, layers=layer),
         "A2 of the last head in all": lambda layer: edits.a2_of_head(
             scope.capture(others[0]).layers[0].n_heads - 1, layers=layer

@@ -176,14 +176,14 @@ def quantised(table, bits, largest=None):
     return out, near
 
 
-def without(table, keys, queries=None, lonely="kept"):
+def without(table, keys, queries=None, if_nothing_left="kept"):
     """Scores with some keys hidden; a row that sees nothing else is kept, or sees nothing."""
     out = table.copy()
     for query in range(len(out)) if queries is None else [q for q in queries if q < len(out)]:
         for key in keys:
             if key < len(out):
                 out[query, key] = -np.inf
-        if lonely == "kept" and not np.isfinite(out[query]).any():
+        if if_nothing_left == "kept" and not np.isfinite(out[query]).any():
             out[query] = table[query]
     return out
 

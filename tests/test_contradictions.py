@@ -153,8 +153,8 @@ def of_models():
         cap = scope.capture(example.text, spans=example.spans)
         for layer in cap.layers:
             yield from (readings.of_head(cap, layer.layer, head, query) for head in range(layer.n_heads) for query in (-1, 20))
-        tried = {"without L0": edits.ablate_heads(0), "without L1": edits.ablate_heads(1)}
-        ablated = edits.ablate_heads(0, 0)
+        tried = {"without L0": edits.ablate_heads(layers=0), "without L1": edits.ablate_heads(layers=1)}
+        ablated = edits.ablate_heads(layers=0, heads=0)
         asked = readings.asked(scope, cap, example.answer, example.distractors)
         with scope.edit(ablated):
             after, edited = readings.predict(scope, cap, asked), scope.capture(example.text, spans=example.spans)

@@ -58,13 +58,13 @@ EDITS = {
     "d_plus": (),
     "normalise_d": (),
     "remove_norm": (),
-    "ablate_heads": (1, 0),
+    "ablate_heads": {"layers": 1, "heads": 0},
     "knock_out": ([3, 4], [90, 91, 92, 93, 94, 95]),
     "drop_sink": (),
     "quantise_logits": (6,),
     "inject_noise": (0.5,),
 }
-OF_PROMPTS = ("mean_a2", "positional_a2", "scalar_norm")  # edits that are made of other prompts
+OF_CAPTURES = ("mean_a2", "positional_a2", "scalar_norm")  # edits that are made of captures
 #: edits of λ, of the second map and of the norm after the subtraction
 DIFFERENTIAL = {
     "set_lambda",
@@ -97,15 +97,19 @@ def edited(model: dict, scope: Scope) -> Numbers:
     name = model["name"]
     prompts = [example.text for example in examples()]
     ids = torch.tensor([scope.tokenize(prompts[0])])
-    changes = {edit: getattr(edits, edit)(*arguments) for edit, arguments in EDITS.items()}
+    changes = {edit: _edit(edit, arguments) for edit, arguments in EDITS.items()}
     if _differential(model):
-        changes |= {edit: getattr(edits, edit)(scope, prompts[:1]) for edit in OF_PROMPTS}
+        changes |= {edit: getattr(edits, edit)(scope.capture(prompts[0])) for edit in OF_CAPTURES}
     arrays = {f"{name}, logits": scope.model(ids).logits[0, -1].numpy()}
     for edit, change in changes.items():
         if _differential(model) or edit not in DIFFERENTIAL:
             with scope.edit(change):
                 arrays[f"{name}, edit {edit}"] = scope.model(ids).logits[0, -1].numpy()
     return arrays
+
+
+def _edit(name: str, arguments: tuple | dict) -> edits.Edit:
+    return getattr(edits, name)(**arguments) if isinstance(arguments, dict) else getattr(edits, name)(*arguments)
 
 
 def _differential(model: dict) -> bool:

@@ -31,8 +31,8 @@ LENGTHS = (24, 17)  # tokens of the prompts of a batch: the second is padded
 QUERIES = [3, 11, 23]  # of a sample
 HEAD = {"layer": 1, "head": 0}  # whose maps are compared
 ROW = "entropy"  # the statistic that is measured at a sample of queries, and of a saved file
-EDITS_OF_TWO_MAPS = {"set_lambda": edits.set_lambda(0.5), "ablate_heads": edits.ablate_heads(1, 0)}
-EDITS_OF_ONE_MAP = {"top_k_a1": edits.top_k_a1(4), "ablate_heads": edits.ablate_heads(1, 0)}
+EDITS_OF_TWO_MAPS = {"set_lambda": edits.set_lambda(0.5), "ablate_heads": edits.ablate_heads(layers=1, heads=0)}
+EDITS_OF_ONE_MAP = {"top_k_a1": edits.top_k_a1(4), "ablate_heads": edits.ablate_heads(layers=1, heads=0)}
 
 
 def layouts(dtypes: tuple[torch.dtype, ...] = DTYPES) -> Iterator[tuple[str, Scope]]:

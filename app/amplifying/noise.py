@@ -128,7 +128,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
 def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
     """The maps of the chosen head without and with the chosen noise."""
     scope = subject.scope()
-    edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, noise.layers, noise.heads)
+    edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, layers=noise.layers, heads=noise.heads)
 
     spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}  # two numbers in a tuple would be a range
 

@@ -203,8 +203,8 @@ def gather(
         if out is None:
             out = values.new_empty(count, len(queries), *values.shape[2:])
         out[block.heads.start : block.heads.stop, block.at] = values
-    if out is None:
-        raise ValueError("there is no head or no query to compute on")
+    if out is None:  # no head or no query
+        return compute(Block(range(count), slice(0, 0), queries), layer.rows(queries, heads))
     return out
 
 

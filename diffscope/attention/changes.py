@@ -330,15 +330,15 @@ class ScatterNegatives(Change):
 
 @dataclass(frozen=True)
 class DropKeys(Change):
-    """Scores of some keys are −∞; a row that sees nothing else is ``kept`` as it is or sees ``nothing``."""
+    """Scores of some keys are −∞; a row that sees no other key is ``kept`` as it is or sees ``nothing``."""
 
-    takes = {"branches": listed(whole(1, 2)), "lonely": one_of("kept", "nothing")}
+    takes = {"branches": listed(whole(1, 2)), "if_nothing_left": one_of("kept", "nothing")}
 
     heads: tuple[int, ...]
     keys: tuple[int, ...]
     queries: tuple[int, ...] | None
     branches: tuple[int, ...]
-    lonely: str  # what becomes of a row that sees nothing else: "kept" or "nothing"
+    if_nothing_left: str  # "kept" or "nothing"
 
     def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
         if branch not in self.branches:
@@ -349,7 +349,7 @@ class DropKeys(Change):
         if self.queries is not None:
             drop = drop & torch.isin(context.positions, torch.tensor(self.queries, device=device))[:, None]
         dropped = logits.masked_fill(drop & chosen(self.heads, context), -torch.inf)
-        if self.lonely == "kept":
+        if self.if_nothing_left == "kept":
             alone = (dropped == -torch.inf).all(-1, keepdim=True)
             dropped = torch.where(alone, logits, dropped)
         return dropped

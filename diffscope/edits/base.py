@@ -1,4 +1,4 @@
-"""What every edit is: a label, the layers and heads it acts on, and how it changes a layer."""
+"""Edit: a label, the layers and heads it acts on, and how it changes a layer; apply edits in the order of the computation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel, check_index
 from diffscope.prompts.selection import Indices, as_indices
 
-Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention]
-WHOLE_MAPS_UP_TO = 4096  # tokens: beyond, an exact SVD or a stored mean map no longer fits
+Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention | Change]
+FULL_MAP_TOKENS = 4096  # beyond, an exact SVD or a stored mean map no longer fits
 
 
 class Stage(IntEnum):
@@ -27,57 +27,83 @@ class Stage(IntEnum):
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of the computation; made by the functions of ``diffscope.edits``.
+    """One change of the computation; the functions of ``diffscope.edits`` make them.
 
     Attributes
     ----------
     label : str
     make : callable
-        (layer, heads) → the changed layer; `heads` are the chosen ones, a tuple of int.
-    layers, heads : tuple of int, optional
+        (layer, heads) → the layer with other fields, or a change of its rows; `heads` are the chosen ones, a tuple of int.
     stage : Stage
-    whole : bool
+        What `make` changes.
+    layers, heads : int or sequence of int, optional
+        Where it acts; by default everywhere. Kept as tuples.
+    needs_a2 : bool
+        Whether a layer has to have a second map.
+    needs_full_map : bool
         Whether it needs all rows of a map, which a cached step of generation does not have.
-    placed : bool
-        Whether it needs to know where in the text keys stand, which padding on the left and the cache of a window hide.
+    needs_positions : bool
+        Whether it needs the positions of keys in the text, which padding on the left and the cache of a window hide.
     """
 
     label: str
     make: Make
-    layers: tuple[int, ...] | None
-    heads: tuple[int, ...] | None
-    stage: Stage
-    whole: bool = False
-    placed: bool = False
+    stage: Stage = Stage.FIELD
+    layers: Indices = None
+    heads: Indices = None
+    needs_a2: bool = False
+    needs_full_map: bool = False
+    needs_positions: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "heads"):
+            object.__setattr__(self, name, as_indices(getattr(self, name)))
 
     def __str__(self) -> str:
-        chosen = [("layers", self.layers), ("heads", self.heads)]
-        places = [f"{name} {', '.join(map(str, numbers))}" for name, numbers in chosen if numbers is not None]
-        return f"{self.label} ({'; '.join(places)})" if places else self.label
+        chosen = [("layers", as_indices(self.layers)), ("heads", as_indices(self.heads))]
+        where = [f"{name} {', '.join(map(str, numbers))}" for name, numbers in chosen if numbers is not None]
+        return f"{self.label} ({'; '.join(where)})" if where else self.label
 
     def check(self, layers: Sequence[int]) -> None:
-        """Raise DiffscopeError unless the model has attention in the layers the edit names."""
-        for layer in self.layers or ():
+        """Raise DiffscopeError unless the model has attention in the layers that the edit names."""
+        for layer in as_indices(self.layers) or ():
             check_index("layer", layer, layers, self.label)
 
-    def concerns(self, layer: int) -> bool:
-        """Whether it acts in the layer of this number."""
-        return self.layers is None or layer in self.layers
+    def applies_to(self, layer: int) -> bool:
+        """Return whether it acts in the layer of this number."""
+        layers = as_indices(self.layers)
+        return layers is None or layer in layers
 
     def __call__(self, layer: LayerAttention) -> LayerAttention:
-        """The changed layer; the layer itself where the edit does not act."""
-        if not self.concerns(layer.layer):
+        """Return the changed layer, or the layer itself if the edit does not act in it.
+
+        Raises
+        ------
+        UnsupportedModel
+            The layer has no second map, and the edit needs one.
+        DiffscopeError
+            It has no such head, or is a cached step or padded and the edit needs whole maps or positions.
+        InsufficientMemory
+            Whole maps are needed, and the prompt is too long for them.
+        """
+        if not self.applies_to(layer.layer):
             return layer
-        heads = tuple(range(layer.n_heads)) if self.heads is None else self.heads
+        heads = as_indices(self.heads)
+        heads = tuple(range(layer.n_heads)) if heads is None else heads
         for head in heads:
             check_index("head", head, range(layer.n_heads), self.label)
-        if self.whole:
-            self._check_whole(layer)
-        if self.placed:
-            self._check_placed(layer)
-        return self.make(layer, heads) if heads else layer
+        if self.needs_full_map:
+            self._check_full_map(layer)
+        if self.needs_positions:
+            self._check_positions(layer)
+        if not heads:
+            return layer
+        if self.needs_a2:
+            check_a2(self.label, layer)
+        made = self.make(layer, heads)
+        return with_change(layer, made) if isinstance(made, Change) else made
 
-    def _check_whole(self, layer: LayerAttention) -> None:
+    def _check_full_map(self, layer: LayerAttention) -> None:
         if layer.n_queries != layer.n_keys:
             raise DiffscopeError(
                 f"{self.label}: needs whole maps, which a cached step does not have; generate with use_cache=False"
@@ -86,12 +112,10 @@ class Edit:
             raise DiffscopeError(
                 f"{self.label}: needs to know what is padding; use scope.capture, scope.loss, or prompts of one length"
             )
-        if layer.n_keys > WHOLE_MAPS_UP_TO:
-            raise InsufficientMemory(
-                f"{self.label}: needs whole maps, and {layer.n_keys} tokens are more than {WHOLE_MAPS_UP_TO}"
-            )
+        if layer.n_keys > FULL_MAP_TOKENS:
+            raise InsufficientMemory(f"{self.label}: needs whole maps, and {layer.n_keys} tokens are more than {FULL_MAP_TOKENS}")
 
-    def _check_placed(self, layer: LayerAttention) -> None:
+    def _check_positions(self, layer: LayerAttention) -> None:
         if layer.mask.kind == "given":
             raise DiffscopeError(
                 f"{self.label}: goes by positions and cannot tell padding from text here; use scope.capture, scope.loss, "
@@ -102,44 +126,18 @@ class Edit:
 
 
 def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
-    """A layer with edits made to it, by stage, and within a stage in the order given."""
+    """Make edits to a layer, by stage, and within a stage in the order given."""
     for edit in sorted(edits, key=lambda edit: edit.stage):
         layer = edit(layer)
     return layer
 
 
-def field_edit(label: str, make: Make, layers: Indices, heads: Indices = None) -> Edit:
-    """An edit that replaces fields of the layer: `make` as in :class:`Edit`."""
-    return Edit(label, make, as_indices(layers), as_indices(heads), Stage.FIELD)
-
-
-def row_edit(
-    label: str,
-    stage: Stage,
-    change: Callable[[LayerAttention, tuple[int, ...]], Change],
-    layers: Indices,
-    heads: Indices,
-    *,
-    second: bool = False,
-    whole: bool = False,
-    placed: bool = False,
-) -> Edit:
-    """An edit that adds a change of rows; with `second` it needs a second map."""
-
-    def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
-        if second:
-            check_second(label, layer)
-        return with_change(layer, change(layer, heads))
-
-    return Edit(label, make, as_indices(layers), as_indices(heads), stage, whole, placed)
-
-
 def with_change(layer: LayerAttention, change: Change) -> LayerAttention:
-    """A layer with one more change of its rows."""
+    """Add a change of its rows to a layer."""
     return replace(layer, changes=(*layer.changes, change))
 
 
-def check_second(label: str, layer: LayerAttention) -> None:
+def check_a2(label: str, layer: LayerAttention) -> None:
     """Raise UnsupportedModel unless the layer has a second map."""
     if not layer.differential:
         raise UnsupportedModel(f"{label}: layer {layer.layer} has no second map, so neither A2 nor λ can be changed")

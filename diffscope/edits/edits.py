@@ -1,15 +1,16 @@
-"""Edits that need nothing but themselves: of λ, the maps, their difference, the norm, heads and keys."""
+"""Edits of λ, scores, maps, their difference, the norm, and heads."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import blocks_of
 from diffscope.attention.changes import (
     AddNoise,
     Change,
@@ -27,106 +28,98 @@ from diffscope.attention.changes import (
 )
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.edits.base import (
-    Edit,
-    Stage,
-    check_second,
-    field_edit,
-    row_edit,
-    with_change,
-)
+from diffscope.edits.base import Edit, Stage
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.prompts.selection import Indices, from_zero, whole_number
 
 # λ
 
 
-def set_lambda(value: float, layers: Indices = None, heads: Indices = None) -> Edit:
-    """λ = `value`, instead of what the model computed."""
-    return _with_lambda("λ = {:g}", value, torch.full_like, layers, heads)
+def set_lambda(value: float, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Set λ to `value`, in place of what the model computed."""
+    return _edit_of_lambda("λ = {:g}", value, torch.full_like, layers, heads)
 
 
-def scale_lambda(factor: float, layers: Indices = None, heads: Indices = None) -> Edit:
-    """λ times `factor`, token by token where it has a value a token."""
-    return _with_lambda("λ × {:g}", factor, torch.mul, layers, heads)
+def scale_lambda(factor: float, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Multiply λ with `factor`, token by token if it has a value a token."""
+    return _edit_of_lambda("λ × {:g}", factor, torch.mul, layers, heads)
 
 
-def plus(layers: Indices = None, heads: Indices = None) -> Edit:
-    """A1 + λ·A2 in place of A1 − λ·A2: λ changes its sign, so that a model ``plus`` subtracts what it adds."""
-    return _with_lambda("A1 + λ·A2", -1.0, torch.mul, layers, heads)
+def plus(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Change the sign of λ, A1 + λ·A2 in place of A1 − λ·A2; a model ``plus`` then subtracts what it adds."""
+    return _edit_of_lambda("A1 + λ·A2", -1.0, torch.mul, layers, heads)
 
 
-def _with_lambda(label: str, number: float, to: Callable[[Tensor, float], Tensor], layers: Indices, heads: Indices) -> Edit:
+def _edit_of_lambda(
+    label: str, number: float, change: Callable[[Tensor, float], Tensor], layers: Indices, heads: Indices
+) -> Edit:
     number = float(number)
     label = label.format(number)
     if not abs(number) <= torch.finfo(torch.float32).max:
         raise DiffscopeError(f"{label}: λ must stay a finite number")
 
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
-        check_second(label, layer)
         chosen = torch.zeros(layer.n_heads, 1, dtype=torch.bool, device=layer.q.device)
         chosen[list(heads)] = True
 
         def changed(lam: Tensor) -> Tensor:  # (batch or 1, head or 1, query or 1)
             lam = lam.to(layer.dtype).expand(-1, layer.n_heads, -1)
-            return torch.where(chosen, to(lam, number), lam)
+            return torch.where(chosen, change(lam, number), lam)
 
         return replace(layer, lam=changed(layer.lam), lam_fp32=changed(layer.lam_fp32))
 
-    return field_edit(label, make, layers, heads)
+    return Edit(label, make, layers=layers, heads=heads, needs_a2=True)
 
 
 # A2
 
 
-def zero_a2(layers: Indices = None, heads: Indices = None) -> Edit:
-    """No second map: D = gain·A1."""
-    return row_edit("A2 = 0", Stage.MAPS, lambda layer, heads: ScaleA2(heads, 0.0), layers, heads, second=True)
+def zero_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Set A2 to zero: D = gain·A1."""
+    return _edit_of_a2("A2 = 0", lambda layer, heads: ScaleA2(heads, 0.0), layers, heads)
 
 
-def uniform_a2(layers: Indices = None, heads: Indices = None) -> Edit:
-    """The same weight on every key that the query sees; with sink logits, rows sum to what those of A2 sum to."""
-    return row_edit("A2 uniform", Stage.MAPS, lambda layer, heads: UniformA2(heads), layers, heads, second=True)
+def uniform_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Give A2 the same weight on every key that the query sees; with sink logits, its rows keep their sums."""
+    return _edit_of_a2("A2 uniform", lambda layer, heads: UniformA2(heads), layers, heads)
 
 
-def a2_of_head(of: int, layers: Indices = None, heads: Indices = None) -> Edit:
-    """The second map that head `of` of the same layer computes from its queries and keys."""
+def a2_of_head(of: int, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Give heads the second map that head `of` of the same layer computes from its queries and keys."""
     label = f"A2 of head {of}"
 
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
-        check_second(label, layer)
         whole_number(of, 0, layer.n_heads - 1, f"a2_of_head takes a head from 0 to {layer.n_heads - 1}")
         a2 = layer.pairing.of_branch(2).clone()
         a2[list(heads)] = a2[of].clone()
         return replace(layer, pairing=replace(layer.pairing, a2=a2))
 
-    return field_edit(label, make, layers, heads)
+    return Edit(label, make, layers=layers, heads=heads, needs_a2=True)
 
 
-def share_a2(layers: Indices = None, heads: Indices = None) -> Edit:
-    """One second map for the heads: the mean of the second maps of all heads of the layer.
+def share_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Give heads one second map: the mean of the second maps of all heads of the layer.
 
     To give them that of one head, use ``a2_of_head``.
     """
-    return row_edit("A2 = its mean over heads", Stage.MAPS, lambda layer, heads: SharedA2(heads), layers, heads, second=True)
+    return _edit_of_a2("A2 = its mean over heads", lambda layer, heads: SharedA2(heads), layers, heads)
 
 
-def low_rank_a2(rank: int, layers: Indices = None, heads: Indices = None, *, normalise: bool = False) -> Edit:
-    """What a query can see of a product of two matrices of `rank` columns, the truncated SVD of the whole map.
+def low_rank_a2(rank: int, *, normalise: bool = False, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Replace A2 by the visible part of its truncated SVD, a product of two matrices of `rank` columns.
 
-    It is the product that has this rank, and that is the closest to A2 as a square of numbers, those above the diagonal, which
-    have to be 0, included. What the model uses is its visible part, whose own algebraic rank is larger: a triangle with a
-    diagonal has nearly as many as rows. It is not the closest that a visible part of this rank could be, for which there is no
-    closed form. The factors come from all rows, later ones included: it says how many patterns the map is made of, not how a
-    model could compute it.
+    The product has this rank, and is the closest to A2 as a square of numbers, including those above the diagonal, which have to
+    be 0. The model uses its visible part, whose own algebraic rank is larger: a triangle with a diagonal has nearly as many as
+    rows. A visible part of this rank could be closer, but there is no closed form for it. The factors come from all rows,
+    including later ones: the edit tells how many patterns the map is made of, not how a model could compute it.
 
     Parameters
     ----------
     rank : int
-    layers, heads : optional
     normalise : bool
-        Scale every row to sum to what that of A2 does, 1 without sink logits; a row whose visible part sums to less than 1e-3
-        has nothing to be scaled and stays as it is. Without that, rows sum to whatever was left of them.
+        Whether to scale every row to the sum of the row of A2, 1 without sink logits; a row whose visible part sums to less than
+        1e-3 stays as it is. By default rows sum to whatever is left of them.
+    layers, heads : int or sequence of int, optional
     """
     rank = whole_number(rank, 1, math.inf, "a rank is a whole number from 1; for no second map at all use zero_a2()")
 
@@ -145,58 +138,71 @@ def low_rank_a2(rank: int, layers: Indices = None, heads: Indices = None, *, nor
         return LowRankA2(heads, left, right, normalise)
 
     label = f"A2 = visible part of rank {rank}{', rows of the same sums' if normalise else ''}"
-    return row_edit(label, Stage.MAPS, change, layers, heads, second=True, whole=True)
+    return _edit_of_a2(label, change, layers, heads, needs_full_map=True)
+
+
+def _edit_of_a2(
+    label: str,
+    change: Callable[[LayerAttention, tuple[int, ...]], Change],
+    layers: Indices,
+    heads: Indices,
+    needs_full_map: bool = False,
+) -> Edit:
+    return Edit(label, change, Stage.MAPS, layers, heads, needs_a2=True, needs_full_map=needs_full_map)
 
 
 # A1 and D
 
 
-def top_k_a1(k: int, renormalise: bool = True, layers: Indices = None, heads: Indices = None) -> Edit:
-    """Only the `k` largest weights of each row of A1; with `renormalise` they are made to sum to what the row did, mostly 1."""
+def top_k_a1(k: int, renormalise: bool = True, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Keep only the `k` largest weights of each row of A1; with `renormalise` scaled to the row's sum before, mostly 1."""
     k = whole_number(k, 1, math.inf, "top_k_a1 keeps a whole number of keys from 1; to silence heads use ablate_heads()")
-    return row_edit(f"A1 top-{k}", Stage.MAPS, lambda layer, heads: TopKA1(heads, k, renormalise), layers, heads)
+    return Edit(f"A1 top-{k}", lambda layer, heads: TopKA1(heads, k, renormalise), Stage.MAPS, layers, heads)
 
 
-def absolute_d(layers: Indices = None, heads: Indices = None) -> Edit:
-    """|D|."""
-    return _reshaped("|D|", "absolute", layers, heads)
+def absolute_d(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Replace D by |D|."""
+    return _edit_of_d("|D|", "absolute", layers, heads)
 
 
-def d_plus(layers: Indices = None, heads: Indices = None) -> Edit:
-    """D⁺: D with its negative weights set to 0."""
-    return _reshaped("D⁺", "positive", layers, heads)
+def d_plus(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Replace D by D⁺, with its negative weights set to 0."""
+    return _edit_of_d("D⁺", "positive", layers, heads)
 
 
-def normalise_d(by: str = "sum", layers: Indices = None, heads: Indices = None) -> Edit:
-    """D divided by its row's sum (``by="sum"``), or by its row's absolute sum (``by="absolute"``).
+def normalise_d(by: str = "sum", *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Divide D by its row's sum (``by="sum"``), or by its row's absolute sum (``by="absolute"``).
 
-    A row of zeros stays one. Where another row's sum is below 1e-3 in size, dividing by it means nothing and the edit raises.
+    A row of zeros stays one. If another row's sum is below 1e-3 in size, dividing by it means nothing and the edit raises.
     """
     if by not in ("sum", "absolute"):
         raise DiffscopeError(f"normalise_d(by={by!r}) is unknown; choose 'sum' or 'absolute'")
-    return _reshaped({"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], f"by {by}", layers, heads)
+    return _edit_of_d({"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], f"by {by}", layers, heads)
 
 
-def _reshaped(label: str, kind: str, layers: Indices, heads: Indices) -> Edit:
-    return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: Reshape(heads, kind), layers, heads)
+def _edit_of_d(label: str, kind: str, layers: Indices, heads: Indices) -> Edit:
+    return Edit(label, lambda layer, heads: Reshape(heads, kind), Stage.DIFFERENCE, layers, heads)
 
 
-# norm and heads; the norm as one number a head is scalar_norm in from_prompts
+# norm and heads; the norm as one number a head is scalar_norm in from_captures.py
 
 
-def remove_norm(layers: Indices = None) -> Edit:
-    """No norm of the heads' outputs; the factor after it, 1 − λ_init, stays."""
+def remove_norm(*, layers: Indices = None) -> Edit:
+    """Remove the norm of the heads' outputs; the factor after it, 1 − λ_init, stays.
+
+    There is no `heads`: a layer has one norm, of one kind, for all of its heads.
+    """
 
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> LayerAttention:
         if layer.norm is None:
             raise UnsupportedModel(f"no norm: layer {layer.layer} has no norm of its heads' outputs to remove")
         return replace(layer, norm=None)
 
-    return field_edit("no norm", make, layers)
+    return Edit("no norm", make, layers=layers)
 
 
-def ablate_heads(layers: Indices = None, heads: Indices = None, to: Tensor | None = None) -> Edit:
-    """The output of heads before the output projection is zero, or `to`, a Tensor (head, width) for all heads of the layers."""
+def ablate_heads(to: Tensor | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Set the output of heads before the output projection to zero, or to `to`, (head, width) for all heads of the layers."""
     label = "heads ablated" if to is None else "heads replaced"
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
@@ -206,16 +212,16 @@ def ablate_heads(layers: Indices = None, heads: Indices = None, to: Tensor | Non
         value = torch.zeros(shape) if to is None else to.detach()
         return ReplaceOutput(heads, value[None].to(layer.q.device, layer.dtype))
 
-    return row_edit(label, Stage.OUTPUT, change, layers, heads)
+    return Edit(label, change, Stage.OUTPUT, layers, heads)
 
 
 # scores
 
 
 def knock_out(
-    keys: Sequence[int], queries: Sequence[int], branch: int | None = None, layers: Indices = None, heads: Indices = None
+    keys: Sequence[int], queries: Sequence[int], branch: int | None = None, *, layers: Indices = None, heads: Indices = None
 ) -> Edit:
-    """Some queries no longer see some keys: their scores are −∞ and the rest is normalised again.
+    """Hide keys from queries: their scores are −∞ and the rest is normalised again.
 
     Parameters
     ----------
@@ -226,21 +232,29 @@ def knock_out(
     """
     what = "knock_out takes token positions from 0, of keys and of queries; all are range(capture.n_tokens)"
     hidden, blind = from_zero(keys, what), from_zero(queries, what)
-    return _dropping("knock-out", hidden, blind, branch, "nothing", layers, heads)
+    return _hiding("knock-out", hidden, blind, branch, "nothing", layers, heads)
 
 
-def drop_sink(keys: int = 1, branch: int | None = None, layers: Indices = None, heads: Indices = None) -> Edit:
-    """No query sees the first `keys` keys, except queries that see nothing else; sink logits, which are no keys, stay."""
-    keys = whole_number(keys, 1, math.inf, "drop_sink takes a whole number of keys from 1")
-    return _dropping("no sink", tuple(range(keys)), None, branch, "kept", layers, heads)
+def drop_sink(count: int = 1, branch: int | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Hide the first `count` keys from all queries that see others; sink logits, which are no keys, stay.
+
+    Parameters
+    ----------
+    count : int
+    branch : {1, 2}, optional
+        Only A1 or only A2; by default both.
+    layers, heads : int or sequence of int, optional
+    """
+    count = whole_number(count, 1, math.inf, "drop_sink takes a whole number of keys from 1")
+    return _hiding("no sink", tuple(range(count)), None, branch, "kept", layers, heads)
 
 
-def _dropping(
+def _hiding(
     label: str,
     keys: tuple[int, ...],
     queries: tuple[int, ...] | None,
     branch: int | None,
-    lonely: str,
+    if_nothing_left: str,
     layers: Indices,
     heads: Indices,
 ) -> Edit:
@@ -249,9 +263,9 @@ def _dropping(
     branches = (1, 2) if branch is None else (branch,)
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
-        return DropKeys(heads, keys, queries, branches, lonely)
+        return DropKeys(heads, keys, queries, branches, if_nothing_left)
 
-    return row_edit(label, Stage.SCORES, change, layers, heads, second=branch == 2, placed=True)
+    return Edit(label, change, Stage.SCORES, layers, heads, needs_a2=branch == 2, needs_positions=True)
 
 
 def inject_noise(
@@ -259,12 +273,13 @@ def inject_noise(
     mode: str = "common",
     keys: Sequence[int] | None = None,
     seed: int | Sequence[int] = 0,
+    *,
     layers: Indices = None,
     heads: Indices = None,
 ) -> Edit:
-    """Noise n ~ N(0, σ²) added to the scores of both maps, or +n to those of A1 and −n to those of A2.
+    """Add noise n ~ N(0, σ²) to the scores of both maps, or +n to those of A1 and −n to those of A2.
 
-    It is how an engineer tests a differential amplifier: the same signal on both inputs is to vanish, opposite signals are to
+    This is how an engineer tests a differential amplifier: the same signal on both inputs is to vanish, opposite signals are to
     pass. The scores are those that enter the softmax, scaled, and capped where the model caps them (a cap would make large noise
     smaller); a sink logit, which has no key, gets none. A key has one value for all queries and heads of a layer, as if the token
     itself looked more or less relevant than it is, and so heads that share a map are given one noise; layers have their own.
@@ -302,11 +317,11 @@ def inject_noise(
             noise = noise * torch.isin(torch.arange(layer.n_keys), torch.tensor(noisy, dtype=torch.int64))
         return AddNoise(heads, noise[:, None].to(layer.dtype).to(layer.q.device), mode == "differential")
 
-    return row_edit(label, Stage.SCORES, change, layers, heads, placed=True)
+    return Edit(label, change, Stage.SCORES, layers, heads, needs_positions=True)
 
 
 def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> None:
-    """Raise DiffscopeError where a map would have to get +n as the A1 of a head and −n as the A2 of another."""
+    """Raise DiffscopeError if a map would have to get +n as the A1 of a head and −n as the A2 of another."""
     if not layer.differential:
         return
     first, second = (set(layer.pairing.of_branch(branch)[list(heads)].tolist()) for branch in (1, 2))
@@ -317,17 +332,18 @@ def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> N
         )
 
 
-def quantise_logits(bits: int, per: str = "map", layers: Indices = None, heads: Indices = None) -> Edit:
-    """Absmax quantisation of the scores to `bits` bits: round(s·L/m)·m/L with L = 2^(bits−1) − 1.
+def quantise_logits(bits: int, per: str = "map", *, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Quantise the scores to `bits` bits by their largest magnitude: round(s·L/m)·m/L with L = 2^(bits−1) − 1.
 
-    They are the scores as they enter the softmax: scaled, and capped where the model caps them. Sink logits stay as they are.
+    The scores are those that enter the softmax: scaled, and capped if the model caps them. Sink logits stay as they are.
 
     Parameters
     ----------
     bits : int
         2 to 16.
     per : {"map", "row"}
-        m is the largest magnitude of what a head's branch sees in a whole map, or in each row.
+        m is the largest visible magnitude of a head's branch in the whole map, or in each row.
+    layers, heads : int or sequence of int, optional
     """
     bits = whole_number(bits, 2, 16, "quantise_logits takes a whole number of bits from 2 to 16")
     if per not in ("map", "row"):
@@ -337,24 +353,16 @@ def quantise_logits(bits: int, per: str = "map", layers: Indices = None, heads: 
         prompts = [layer.prompt(index) for index in range(len(layer.lengths))] if per == "map" else []
         return Quantise(heads, bits, torch.stack([_largest(prompt) for prompt in prompts]) if prompts else None)
 
-    return row_edit(f"logits of {bits} bits a {per}", Stage.SCORES, change, layers, heads, whole=per == "map")
+    return Edit(f"logits of {bits} bits a {per}", change, Stage.SCORES, layers, heads, needs_full_map=per == "map")
 
 
 def _largest(layer: LayerAttention) -> Tensor:
-    """Largest magnitude of each branch's visible scores, (head, branch), with the changes made so far."""
-    observer = _Largest(torch.zeros(layer.n_heads, 2, dtype=layer.dtype, device=layer.q.device))
-    for _ in with_change(layer, observer).blocks():
-        pass
-    return observer.largest
-
-
-@dataclass(frozen=True)
-class _Largest(Change):
-    """Changes nothing; notes the largest magnitude among the scores that pass."""
-
-    largest: Tensor  # (head, branch)
-
-    def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
-        largest = logits.masked_fill(logits == -torch.inf, 0).abs().amax((1, 2))
-        self.largest[context.heads, branch - 1] = torch.maximum(self.largest[context.heads, branch - 1], largest)
-        return logits
+    """Return the largest magnitude of each branch's visible scores, (head, branch), with the changes made so far."""
+    largest = torch.zeros(layer.n_heads, 2, dtype=layer.dtype, device=layer.q.device)
+    for block in blocks_of(layer, all_heads=True):
+        context = RowContext(layer, layer.head_numbers(), block.queries)
+        for branch in (1, 2) if layer.differential else (1,):
+            scores = layer.changed_logits(branch, context)  # (head, query, key)
+            of_block = scores.masked_fill(scores == -torch.inf, 0).abs().amax((1, 2))
+            largest[:, branch - 1] = torch.maximum(largest[:, branch - 1], of_block)
+    return largest

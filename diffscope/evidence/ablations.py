@@ -53,7 +53,7 @@ def replacement_losses(scope: Scope, prompts: Sequence[Prompt], others: Sequence
     losses = {name: answers(scope, prompts, edit).loss - before for name, edit in stand_ins.items()}
     for name, of_others in (("mean", edits.mean_a2), ("distance", edits.positional_a2)):
         try:
-            losses[name] = answers(scope, prompts, of_others(scope, others)).loss - before
+            losses[name] = answers(scope, prompts, of_others(scope.capture(ids) for ids in others)).loss - before
         except PromptError:  # prompts of several lengths have no mean map, and there may be no others
             losses[name] = np.full(len(before), np.nan)
     return xr.Dataset({name: ("prompt", values) for name, values in losses.items()})
@@ -109,5 +109,6 @@ def exact_answers_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.D
     layers = scope.capture(prompts[0].ids).layers
     places = [(layer.layer, head) for layer in layers for head in range(layer.n_heads)]
     before = answers(scope, prompts).right
-    lost = np.stack([before - answers(scope, prompts, edits.ablate_heads(*place)).right for place in places])  # (head, prompt)
+    ablated = [edits.ablate_heads(layers=layer, heads=head) for layer, head in places]
+    lost = np.stack([before - answers(scope, prompts, edit).right for edit in ablated])  # (head, prompt)
     return xr.Dataset({"mean_head": ("prompt", lost.mean(0)), "worst_head": ("prompt", lost[lost.mean(1).argmax()])})

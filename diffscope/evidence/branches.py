@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
-from diffscope.edits.base import field_edit
+from diffscope.edits.base import Edit
 from diffscope.evidence.key_sets import number_spans
 from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
@@ -68,7 +68,7 @@ def attributed(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] |
     if match is None:
         return attributions(scope, prompts)
     numbers = {layer: number for number, layer in enumerate(scope.layer_numbers)}
-    alike = field_edit("made like others", lambda layer, heads: matched(layer, match[numbers[layer.layer]]), None)
+    alike = Edit("made like others", lambda layer, heads: matched(layer, match[numbers[layer.layer]]))
     with scope.edit(alike):
         return attributions(scope, prompts)
 

@@ -30,7 +30,7 @@ def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
     before = _answered(scope, prompts)
     heads = heads_of(scope, prompts[0].ids)
     lost = [
-        np.stack([_lost(scope, prompts, before, edits.ablate_heads(layer, head)) for head in range(count)], 1)
+        np.stack([_lost(scope, prompts, before, edits.ablate_heads(layers=layer, heads=head)) for head in range(count)], 1)
         for layer, count in heads.items()
     ]
     return xr.DataArray(stack_layers(lost, axis=1), {"measure": MEASURES}, ("measure", "layer", "head", "prompt"))

@@ -11,8 +11,7 @@ import xarray as xr
 from diffscope import edits
 from diffscope.attention.changes import ScatterNegatives
 from diffscope.attention.layer import LayerAttention
-from diffscope.edits import Edit
-from diffscope.edits.base import Stage, row_edit
+from diffscope.edits.base import Edit, Stage
 from diffscope.errors import PromptError
 from diffscope.evidence.ablations import answers
 from diffscope.evidence.last_query import BATCH
@@ -30,7 +29,7 @@ SIGNS = ["negative", "scattered", "plus", "zero"]
 def scattered_negatives(layers: Indices = None, heads: Indices = None, seed: int = SEED) -> Edit:
     """Return the control of D⁺: what setting negative weights to 0 adds to a row is added at keys drawn at random instead."""
     label = "negative weights of D made up for at random keys"
-    return row_edit(label, Stage.DIFFERENCE, lambda layer, heads: ScatterNegatives(heads, seed), layers, heads)
+    return Edit(label, lambda layer, heads: ScatterNegatives(heads, seed), Stage.DIFFERENCE, layers, heads)
 
 
 def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:

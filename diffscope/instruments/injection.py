@@ -330,7 +330,7 @@ def log_odds_under_noise(
     lost = np.empty((len(MODES), len(sigmas), draws))
     for row, mode in zip(lost, MODES):
         for at, sigma in enumerate(sigmas):
-            with scope.edit(inject_noise(sigma, mode, sets[span], seeds, layers, heads)):
+            with scope.edit(inject_noise(sigma, mode, sets[span], seeds, layers=layers, heads=heads)):
                 row[at] = unchanged - _log_odds(scope, encoded, draws, answer, others)
     error = lost.std(-1, ddof=1) / np.sqrt(draws) if draws > 1 else np.full(lost.shape[:2], np.nan)
     dims = ("mode", "sigma")

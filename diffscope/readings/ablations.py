@@ -132,7 +132,7 @@ def _of_layers(chosen: list[int], all_layers: list[int]) -> str:
 
 
 def _without(what: str, layer: int, head: int | None = None) -> Edit:
-    return ablate_heads(layer, head) if what == "head" else set_lambda(0.0, layer, head)
+    return ablate_heads(layers=layer, heads=head) if what == "head" else set_lambda(0.0, layers=layer, heads=head)
 
 
 def _estimates(

@@ -122,7 +122,7 @@ def _hooks(scope: HookedModel) -> AbstractContextManager[None]:
         state.layers_run.setdefault(family.name, set()).add(passage.number)
         passage.pack = state.pack
         state.float32.begin(passage)
-        if any(edit.concerns(passage.number) for edit in state.edits_of(family)):
+        if any(edit.applies_to(passage.number) for edit in state.edits_of(family)):
             state.float32.prove(family, passage, replay, shown=False)
 
     return attention_passes(scope.model, family, None, None, partial(_edited_output, scope), before_forward)
@@ -132,7 +132,7 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
     """Return what enters the output projection under the edits, (batch, query, width); None if they change nothing."""
     state = scope._state
     edits = state.edits_of(scope.family)
-    if not any(edit.concerns(passage.number) for edit in edits):
+    if not any(edit.applies_to(passage.number) for edit in edits):
         return None
     if state.lengths is not None:
         passage.lengths = state.lengths
@@ -169,7 +169,7 @@ def _output(layer: LayerAttention, passage: AttentionPass) -> Tensor:
 def _check_positions(scope: HookedModel, passage: AttentionPass, edits: tuple[Edit, ...]) -> None:
     """Raise UnsupportedModel if an edit that goes by positions would count others than those of the tokens."""
     tokens = None if passage.call is None else passage.call.tokens
-    placed = any(edit.placed and edit.concerns(passage.number) for edit in edits)
+    placed = any(edit.needs_positions and edit.applies_to(passage.number) for edit in edits)
     if placed and tokens not in (None, passage.observed.shape[1]):
         raise UnsupportedModel(
             f"layer {passage.number} of {scope.name} attends from {passage.observed.shape[1]} positions where it was given "

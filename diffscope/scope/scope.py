@@ -188,7 +188,7 @@ class Scope(HookedModel):
         prompts, _, batch = self.prepare(prompt)
         with self.exclusively(), torch.no_grad():
             # A cached step sees one row of a map, and the cache of a window forgets where its keys stood.
-            cache = not any(edit.whole or edit.placed for edit in self.edits)
+            cache = not any(edit.needs_full_map or edit.needs_positions for edit in self.edits)
             texts = [self.runner.continuation(self.tokenizer, encoded, max_new_tokens, cache) for encoded in prompts]
         return texts if batch else texts[0]
 

@@ -50,9 +50,12 @@ def rises(scope: Scope, prompts: Sequence[Prompt], layers: int) -> Iterator[tupl
     """By how much the answer's loss rises under each edit of one layer, (prompt,) in nats, by layer."""
     before = answers(scope, prompts).loss
     for words, edit in EDITS.items():
-        yield words, [answers(scope, prompts, edit(layer)).loss - before for layer in range(layers)]
+        yield words, [answers(scope, prompts, edit(layers=layer)).loss - before for layer in range(layers)]
     for value in LAMBDAS:
-        yield f"λ = {value:g}", [answers(scope, prompts, edits.set_lambda(value, layer)).loss - before for layer in range(layers)]
+        yield (
+            f"λ = {value:g}",
+            [answers(scope, prompts, edits.set_lambda(value, layers=layer)).loss - before for layer in range(layers)],
+        )
 
 
 def in_words(values: np.ndarray) -> str:

@@ -1,6 +1,6 @@
 """Soft caps and sink logits: the same maps on every path, whatever asks for them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -230,26 +230,16 @@ def test_ranks_without_a_map_are_those_of_the_map(monkeypatch):
         torch.testing.assert_close(estimated.ranks[head, 2, :, 0], exact, rtol=0.05, atol=1e-6)
 
 
-class Opened:
-    """As much of a scope as an edit made from prompts asks for: its captures are this layer."""
+@dataclass
+class Captured:
+    """A capture, as far as an edit made of captures reads it."""
 
-    tokenizer = None
-
-    def __init__(self, layer):
-        self.layers = [layer]
-        self.n_tokens = layer.n_keys
-        self.runner = self
-
-    def split(self, prompts, tokenizer):
-        return prompts, True
-
-    def capture(self, prompt):
-        return self
+    layers: list[LayerAttention]
 
 
 def test_a_positional_mean_is_of_shares_and_leaves_a_row_its_sum():
     layer = _layer()
-    rows = apply([edits.positional_a2(Opened(layer), [[1]])], layer).rows()
+    rows = apply([edits.positional_a2(Captured([layer]))], layer).rows()
     for head in range(HEADS):
         a2 = Slow(layer).a2(head)
         total = a2.sum(1, keepdims=True)

@@ -111,9 +111,9 @@ def in_levels(bits, per):
     return lambda *_: dict(scores=scores)
 
 
-def hiding(keys, queries=None, lonely="kept", branch=None):
+def hiding(keys, queries=None, if_nothing_left="kept", branch=None):
     def scores(table, head, at):
-        return slow.without(table, keys, queries, lonely) if branch in (None, at) else table
+        return slow.without(table, keys, queries, if_nothing_left) if branch in (None, at) else table
 
     return lambda *_: dict(scores=scores)
 
@@ -165,13 +165,13 @@ NEED_A2 = {
         lambda s, **at: edits.low_rank_a2(3, normalise=True, **at),
         as_a2(lambda a2, head: by_sum(slow.low_rank(a2, 3))),
     ),
-    "A2 mean": (lambda s, **at: edits.mean_a2(s, OTHERS, **at), mean_of_others),
-    "A2 positional": (lambda s, **at: edits.positional_a2(s, UNEVEN, **at), positional_of_others),
+    "A2 mean": (lambda s, **at: edits.mean_a2(map(s.capture, OTHERS), **at), mean_of_others),
+    "A2 positional": (lambda s, **at: edits.positional_a2(map(s.capture, UNEVEN), **at), positional_of_others),
     "no sink in A2": (lambda s, **at: edits.drop_sink(2, branch=2, **at), hiding([0, 1], branch=2)),
 }
 NEED_NORM = {
     "no norm": (lambda s, **at: edits.remove_norm(**at), lambda *_: dict(norm=None)),
-    "scalar norm": (lambda s, **at: edits.scalar_norm(s, UNEVEN, **at), scalar_of_others),
+    "scalar norm": (lambda s, **at: edits.scalar_norm(map(s.capture, UNEVEN), **at), scalar_of_others),
 }
 NEED_NOTHING = {
     "A1 top-3": (lambda s, **at: edits.top_k_a1(3, **at), as_a1(lambda a: slow.top_k(a, 3))),
@@ -633,7 +633,7 @@ def test_generation_is_that_of_full_forwards(name, case):
         for _ in range(4):
             ahead.append(int(logits_of(scope, ahead)[-1].argmax()))
         assert scope.generate(ids, 4) == " ".join(map(str, ahead[12:]))
-        stepwise = scope.model.generate if not (edit.whole or (name in WINDOWED and edit.placed)) else None
+        stepwise = scope.model.generate if not (edit.needs_full_map or (name in WINDOWED and edit.needs_positions)) else None
         if stepwise:
             ids = torch.tensor([ids])
             new = stepwise(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=1)
@@ -686,7 +686,7 @@ def test_padding_that_nobody_spoke_of(side):
         with scope.edit(edit), torch.no_grad():
             together = scope.model(ids, attention_mask=mask, position_ids=places).logits
         assert same(together[0, text], alone, 1e-8) and same(together[1], logits_under(scope, IDS, edit), 1e-8)
-    for edit in (edits.drop_sink(), edits.knock_out([1], [3]), edits.low_rank_a2(2), edits.mean_a2(scope, OTHERS)):
+    for edit in (edits.drop_sink(), edits.knock_out([1], [3]), edits.low_rank_a2(2), edits.mean_a2(map(scope.capture, OTHERS))):
         with pytest.raises(DiffscopeError, match="padding"), scope.edit(edit), torch.no_grad():
             scope.model(ids, attention_mask=mask, position_ids=places)
 
@@ -756,7 +756,7 @@ def test_a_prompt_of_one_token(case):
 @pytest.mark.parametrize("name", DIFFERENTIAL)
 def test_row_zero_of_every_map_is_its_one_key(name):
     scope = opened(name)
-    for edit in (edits.uniform_a2(), edits.drop_sink(), edits.top_k_a1(1), edits.positional_a2(scope, UNEVEN)):
+    for edit in (edits.uniform_a2(), edits.drop_sink(), edits.top_k_a1(1), edits.positional_a2(map(scope.capture, UNEVEN))):
         with scope.edit(edit):
             capture = scope.capture(IDS)
         assert float(capture.map("A1", 0, 1)[0, 0]) == float(capture.map("A2", 0, 1)[0, 0]) == 1
@@ -806,68 +806,73 @@ def test_second_maps_with_a_window_or_all_keys():
     """No model here has them, so a layer is given another mask."""
     scope = opened("v1")
 
-    class Masked:
-        runner, tokenizer = scope.runner, None
-
-        def capture(self, prompt):
-            capture = scope.capture(prompt)
-            capture.layers = [replace(layer, mask=mask) for layer in capture.layers]
-            return capture
+    def captured(prompt):
+        capture = scope.capture(prompt)
+        capture.layers = [replace(layer, mask=mask) for layer in capture.layers]
+        return capture
 
     def rows(edit):
-        return edits.apply([edit], Masked().capture(IDS).layers[1].prompt(0)).rows().a2[2].numpy()
+        return edits.apply([edit], captured(IDS).layers[1].prompt(0)).rows().a2[2].numpy()
 
     mask = Mask("window", 6)
     plain, seen = rows(edits.scale_lambda(1.0)), np.tril(np.ones((20, 20))) - np.tril(np.ones((20, 20)), -6)
-    maps = [Masked().capture(ids).layers[1].prompt(0).rows().a2[2].numpy() for ids in UNEVEN]
+    maps = [captured(ids).layers[1].prompt(0).rows().a2[2].numpy() for ids in UNEVEN]
     assert np.abs(rows(edits.uniform_a2()) - seen / seen.sum(1, keepdims=True)).max() < 1e-12
-    assert np.abs(rows(edits.positional_a2(Masked(), UNEVEN)) - slow.by_distance(maps, 20, window=6)).max() < 1e-12
+    assert np.abs(rows(edits.positional_a2(map(captured, UNEVEN))) - slow.by_distance(maps, 20, window=6)).max() < 1e-12
     assert np.abs(rows(edits.low_rank_a2(3)) - seen * slow.low_rank(plain, 3, np.ones_like(seen))).max() < 1e-12
-    assert np.abs(rows(edits.mean_a2(Masked(), [IDS, IDS])) - plain).max() < 1e-12
+    assert np.abs(rows(edits.mean_a2([captured(IDS)] * 2)) - plain).max() < 1e-12
     mask = Mask("full")
     assert np.allclose(rows(edits.uniform_a2()), 1 / 20) and (rows(edits.drop_sink())[:, 0] == 0).all()
-    assert np.abs(rows(edits.mean_a2(Masked(), [IDS])) - rows(edits.scale_lambda(1.0))).max() < 1e-12
+    assert np.abs(rows(edits.mean_a2(captured(IDS))) - rows(edits.scale_lambda(1.0))).max() < 1e-12
     with pytest.raises(PromptError, match="mean map is of 23 tokens and cannot serve 20"):
-        rows(edits.mean_a2(Masked(), [UNEVEN[0]]))
+        rows(edits.mean_a2(captured(UNEVEN[0])))
     with pytest.raises(DiffscopeError, match="causal maps"):
-        rows(edits.positional_a2(Masked(), UNEVEN))
+        rows(edits.positional_a2(map(captured, UNEVEN)))
 
 
 def test_means_over_prompts_serve_what_they_were_made_for():
     scope = opened("v1")
     with (
         pytest.raises(PromptError, match="mean map is of 20 tokens and cannot serve 21"),
-        scope.edit(edits.mean_a2(scope, OTHERS)),
+        scope.edit(edits.mean_a2(map(scope.capture, OTHERS))),
     ):
         scope.capture(tiny.ids(21))
-    with pytest.raises(PromptError, match="is of 23 tokens and cannot serve 24"), scope.edit(edits.positional_a2(scope, UNEVEN)):
+    with (
+        pytest.raises(PromptError, match="is of 23 tokens and cannot serve 24"),
+        scope.edit(edits.positional_a2(map(scope.capture, UNEVEN))),
+    ):
         scope.capture(tiny.ids(24))
     with pytest.raises(DiffscopeError, match="made from a model without attention in layer 0"):
-        with scope.edit(edits.mean_a2(scope, OTHERS, layers=1)), opened("v1").edit(edits.Edit(**changed_layers(scope))):
+        with (
+            scope.edit(edits.mean_a2(map(scope.capture, OTHERS), layers=1)),
+            opened("v1").edit(edits.Edit(**changed_layers(scope))),
+        ):
             scope.capture(IDS)
     for make in (edits.mean_a2, edits.positional_a2, edits.scalar_norm):
-        for wrong, words in ((IDS, "needs a batch of prompts"), ([], "empty")):
-            with pytest.raises(PromptError, match=words):
-                make(scope, wrong)
+        with pytest.raises(PromptError, match="needs a capture of a prompt at least"):
+            make([])
+        for wrong in (scope, IDS, "The code is 7421.", [scope.capture(IDS), None]):
+            with pytest.raises(DiffscopeError, match="takes captures, such as scope.capture"):
+                make(wrong)
     with pytest.raises(PromptError, match="one length, but has 23 and 12"):
-        edits.mean_a2(scope, UNEVEN)
+        edits.mean_a2(map(scope.capture, UNEVEN))
     with pytest.raises(PromptError, match="at least two tokens"):
-        edits.positional_a2(scope, [[5]])
+        edits.positional_a2(scope.capture([5]))
     wide = diffscope.load(tiny.own("v1", heads=2).double())
     with pytest.raises(DiffscopeError, match="made from a model of 4 heads, and layer 0 has 2"):
-        with wide.edit(edits.mean_a2(scope, OTHERS)):
+        with wide.edit(edits.mean_a2(map(scope.capture, OTHERS))):
             wide.capture(IDS)
 
 
 def changed_layers(scope):
     """A mean of layer 1, said to be for all layers."""
-    return {**vars(edits.mean_a2(scope, OTHERS, layers=1)), "layers": None}
+    return {**vars(edits.mean_a2(map(scope.capture, OTHERS), layers=1)), "layers": None}
 
 
 def test_means_are_of_the_model_as_it_is_edited_when_they_are_made():
     scope = opened("v1")
     with scope.edit(edits.uniform_a2()):
-        mean = edits.mean_a2(scope, OTHERS)
+        mean = edits.mean_a2(map(scope.capture, OTHERS))
     assert same(logits_under(scope, IDS, mean), logits_under(scope, IDS, edits.uniform_a2()))
 
 

@@ -29,7 +29,7 @@ def scope():
 def test_costs_are_rises_of_the_loss_and_falls_of_the_log_odds(scope, prompts):
     before = answers(scope, prompts[:2])
     heads = lost_without_heads(scope, prompts[:2])
-    without = answers(scope, prompts[:2], edits.ablate_heads(0, 1))
+    without = answers(scope, prompts[:2], edits.ablate_heads(layers=0, heads=1))
     np.testing.assert_allclose(heads.sel(measure="loss")[0, 1], without.loss - before.loss)
     np.testing.assert_allclose(heads.sel(measure="log_odds")[0, 1], before.log_odds - without.log_odds)
     a2 = lost_without_a2(scope, prompts[:2]).sel(measure="loss")

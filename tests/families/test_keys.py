@@ -91,7 +91,7 @@ def test_edits_act_in_a_static_cache_as_without_a_cache(kind, implementation):
         return torch.cat(scope.model.generate(torch.tensor([IDS[:5]]), **options, **cache).logits)
 
     plain = logits(cache_implementation="static")
-    for edit in (NOTHING, edits.top_k_a1(2), edits.ablate_heads(0, [1, 2])):
+    for edit in (NOTHING, edits.top_k_a1(2), edits.ablate_heads(layers=0, heads=[1, 2])):
         with scope.edit(edit):
             edited = logits(cache_implementation="static")
             assert torch.allclose(edited, logits(use_cache=False), atol=1e-4 * float(plain.std())), edit

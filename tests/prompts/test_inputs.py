@@ -146,9 +146,9 @@ def test_everything_that_takes_a_prompt_takes_every_form(scope):
     assert scope.measure(padded, ["gini"]).identical(scope.measure([SHORT, TEXT], ["gini"]))
     both = diffscope.compare(scope, scope, padded)
     assert [prompt.text for prompt in both.captures[1].prompts] == [SHORT, TEXT]
-    with scope.edit(edits.positional_a2(scope, [SHORT, TEXT])):
+    with scope.edit(edits.positional_a2(scope.capture([SHORT, TEXT]))):
         expected = scope.loss(SHORT)
-    with scope.edit(edits.positional_a2(scope, padded)):
+    with scope.edit(edits.positional_a2(scope.capture(padded))):
         assert scope.loss(SHORT) == expected
     with pytest.raises(PromptError, match="one prompt is needed here, and this is a batch of 2"):
         scope.encode(padded)

@@ -68,7 +68,7 @@ def test_an_edits_own_part_is_what_it_does_alone(scope):
 
 
 def test_an_ablated_head_gives_nothing_and_looks_as_before(scope):
-    reading = of(scope, edits.ablate_heads(1, 3))
+    reading = of(scope, edits.ablate_heads(layers=1, heads=3))
     change = reading.estimates["change"].sel(layer=1, head=3, cause="edit")
     assert change.sel(quantity="D") == 0 and float(change.sel(quantity="output")) == pytest.approx(1)
     assert "(L1H3): what they give on by 1.0 of its size; D does not change" in reading.sentence

@@ -108,8 +108,8 @@ def test_ablating_a_head_changes_what_its_own_edit_does(scope, prompts):
     second = readings.ablations(scope, some, what="A2", layers=[1]).estimates
     assert head["change"].dims == ("layer", "head") and head["layer"].values.tolist() == [1]
     for estimates, edit in (
-        (head, lambda heads: edits.ablate_heads(1, heads)),
-        (second, lambda heads: edits.zero_a2(1, heads)),
+        (head, lambda heads: edits.ablate_heads(layers=1, heads=heads)),
+        (second, lambda heads: edits.zero_a2(layers=1, heads=heads)),
     ):
         for number in (0, 1):
             change = one_by_one(scope, some, edit(number))[0] - plain
@@ -135,7 +135,7 @@ def test_what_all_second_maps_of_a_layer_cost_is_read_by_layer(scope, prompts):
     reading = readings.ablations(scope, prompts[:2], what="A2")
     plain, _ = one_by_one(scope, prompts[:2])
     for layer in range(3):
-        change = one_by_one(scope, prompts[:2], edits.zero_a2(layer))[0] - plain
+        change = one_by_one(scope, prompts[:2], edits.zero_a2(layers=layer))[0] - plain
         np.testing.assert_allclose(reading.estimates["layer_change_of_prompt"].sel(layer=layer), change, rtol=1e-3, atol=1e-4)
     changes = reading.estimates["layer_change"]
     assert float(changes[0]) < -3 and abs(changes[1:]).max() < 1 and " Without all of a layer: L0 −" in reading.sentence
@@ -197,7 +197,7 @@ def test_edits_that_cost_the_same_are_named_together(planted, changes, words):
 
 def test_heads_that_cost_the_same_are_named_together_and_what_rounding_changes_is_not_counted(planted):
     def without(layer, head):
-        return str(edits.ablate_heads(layer, head))
+        return str(edits.ablate_heads(layers=layer, heads=head))
 
     def ask(scope, prompts):
         return readings.ablations(scope, prompts, layers=[0, 1])

@@ -75,7 +75,7 @@ def test_maps_of_a_pack_are_the_weights_that_the_model_gives(kind):
 
 
 PLACED = [edits.drop_sink(), edits.knock_out([1], [2, 3])]  # what counts tokens does so within a sequence, in every model
-EDITS = [edits.top_k_a1(2), edits.ablate_heads(0, 1), edits.set_lambda(0.3), edits.low_rank_a2(2), *PLACED]
+EDITS = [edits.top_k_a1(2), edits.ablate_heads(layers=0, heads=1), edits.set_lambda(0.3), edits.low_rank_a2(2), *PLACED]
 
 
 @pytest.mark.parametrize("kind", MODELS)
