@@ -26,7 +26,7 @@ LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
 STEPS = (0, 50, 100, 200, 400)
 LAMBDAS = (0.5, 0.75, 1.0, 1.25)
 MAPS = ("A1", "A2")
-EDITS: dict[str, Callable[[int], Edit]] = {
+EDITS: dict[str, Callable[..., Edit]] = {
     "without A2": edits.zero_a2,
     "negative weights of D set to 0": edits.d_plus,
     "A2 uniform": edits.uniform_a2,
