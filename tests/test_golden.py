@@ -17,7 +17,7 @@ def test_numbers_are_those_that_are_committed():
 
 
 def test_every_edit_is_among_them():
-    assert {*golden.EDITS, *golden.OF_PROMPTS} == set(edits.__all__) - {"Edit", "apply"}
+    assert {*golden.EDITS, *golden.OF_CAPTURES} == set(edits.__all__) - {"Edit", "apply"}
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-6])
