@@ -41,7 +41,7 @@ def tiny_capture():
     import diffscope
     from tests import tiny
 
-    return diffscope.load(tiny.own("v1")).capture(tiny.ids(60), spans={"answer": (3, 6)})
+    return diffscope.load(tiny.own("v1")).capture(tiny.ids(60), spans={"answer": slice(3, 6)})
 
 
 @pytest.fixture(scope="session")

@@ -147,7 +147,7 @@ def test_a_pooled_map_keeps_spikes_and_signs():
 
 
 def test_a_batch_is_its_prompts_one_by_one():
-    scope, spans = diffscope.load(tiny.own("v2", kv_heads=2)), {"answer": (3, 5)}
+    scope, spans = diffscope.load(tiny.own("v2", kv_heads=2)), {"answer": slice(3, 5)}
     prompts = [tiny.ids(15), tiny.ids(40, seed=2)]
     together = scope.capture(prompts, spans=spans)
     measured = together.measure(["entropy", "span_mass", "cosine"])
@@ -169,7 +169,7 @@ def test_a_batch_is_its_prompts_one_by_one():
 def test_a_prompt_of_a_batch_is_a_capture_of_its_own(kind, tmp_path):
     """λ of V1 is one a head, of V2 one a token: neither the batch nor its prompts lose or gain a dimension."""
     scope = diffscope.load(tiny.own(kind))
-    prompts, spans = [tiny.ids(12), tiny.ids(21, seed=1)], [{"answer": (3, 5)}, {"answer": (6, 8)}]
+    prompts, spans = [tiny.ids(12), tiny.ids(21, seed=1)], [{"answer": slice(3, 5)}, {"answer": slice(6, 8)}]
     batch = scope.capture(prompts, spans)
     assert len(batch) == 2 and [item.n_tokens for item in batch] == batch.n_tokens == [12, 21]
     per_token = ("query",) if kind == "v2" else ()
@@ -198,7 +198,7 @@ def test_a_batch_of_one_is_a_batch_and_a_prompt_its_own_first():
 @pytest.mark.parametrize("name", ["v1", "v2-grouped", "diffllama", "mistral-window"])
 def test_saved_and_reopened_it_answers_the_same(name, tmp_path):
     scope = diffscope.load(MODELS[name]())
-    capture = scope.capture([tiny.ids(12), tiny.ids(21)], spans={"answer": (3, 5)})
+    capture = scope.capture([tiny.ids(12), tiny.ids(21)], spans={"answer": slice(3, 5)})
     capture.save(tmp_path / "capture.dscope")
     again = diffscope.open(tmp_path / "capture.dscope")
     assert np.array_equal(capture[1].map("D", 1, 2), again[1].map("D", 1, 2))
@@ -616,7 +616,7 @@ def test_every_layer_is_rebuilt_on_a_gpu(name, dtype, bound):
 @pytest.mark.parametrize("name", ["v1-grouped", "v2", "mistral-window"])
 def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
     prompts = [tiny.ids(31), tiny.ids(19, seed=1)]
-    spans = [{"answer": (3, 6)}, {"answer": (2, 4)}]
+    spans = [{"answer": slice(3, 6)}, {"answer": slice(2, 4)}]
     scope = diffscope.load(MODELS[name]())
     with scope.edit(diffscope.edits.absolute_d(layers=1)):
         saved = scope.capture(prompts, spans).measure(["entropy", "gini", "span_mass", "logit_outliers"], queries="answer")
@@ -795,10 +795,12 @@ def test_a_map_of_changed_rows_is_as_precise_under_autocast():
 def test_the_last_query_has_one_name_everywhere():
     scope = diffscope.load(tiny.own("v1"))
     prompts = [tiny.ids(9), tiny.ids(14)]
-    capture, batch = scope.capture(prompts[0], spans={"answer": (2, 4)}), scope.capture(prompts)
+    capture, batch = scope.capture(prompts[0], spans={"answer": slice(2, 4)}), scope.capture(prompts)
     last = capture.measure("span_mass", queries=[-1])
     assert capture.measure("span_mass", queries="last").identical(last)
-    assert scope.measure(prompts[0], "span_mass", spans={"answer": (2, 4)}, queries="last")["span_mass"].equals(last["span_mass"])
+    assert scope.measure(prompts[0], "span_mass", spans={"answer": slice(2, 4)}, queries="last")["span_mass"].equals(
+        last["span_mass"]
+    )
     assert batch.measure("gini", queries="last").identical(batch.measure("gini", queries=[-1]))
     assert capture.map("D", 0, 1, queries="last", keys="answer").identical(capture.map("D", 0, 1, queries=[8], keys=[2, 3]))
     assert capture.strongest("D", 0, queries="last").identical(capture.strongest("D", 0, queries=[-1]))
@@ -820,7 +822,7 @@ def test_the_last_query_has_one_name_everywhere():
 
 def test_a_capture_keeps_spans_that_are_made_of_others(tmp_path):
     scope = diffscope.load(tiny.own("v1"))
-    capture = scope.capture(tiny.ids(9), spans={"answer": (3, 5), "ahead": diffscope.SpanExpr("before(answer) - sink")})
+    capture = scope.capture(tiny.ids(9), spans={"answer": slice(3, 5), "ahead": diffscope.SpanExpr("before(answer) - sink")})
     capture.save(tmp_path / "a.dscope")
     again = diffscope.open(tmp_path / "a.dscope")
     assert again.spans == capture.spans and again.spans["ahead"] == [1, 2]

@@ -130,7 +130,7 @@ def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
     scope = subject.scope()
     edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, layers=noise.layers, heads=noise.heads)
 
-    spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}  # two numbers in a tuple would be a range
+    spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}
 
     def compute(tell):
         watched = Watched(scope, partial(tell, 0, 1))

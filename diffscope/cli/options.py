@@ -106,7 +106,7 @@ def read_prompt(prompt, prompt_file):
 
 
 def read_spans(options):
-    """What --span says, as a dict: a text, a (start, stop) range of tokens, or what is made of other spans."""
+    """Return the spans of --span by name: a text, a slice of tokens, or an expression of other spans."""
     spans = {}
     for option in options:
         name, equals, value = option.partition("=")
@@ -120,7 +120,7 @@ def read_spans(options):
         if of_spans:
             spans[name] = diffscope.SpanExpr(value)
         elif tokens:
-            spans[name] = (int(tokens[1]), int(tokens[2]))
+            spans[name] = slice(int(tokens[1]), int(tokens[2]))
         else:
             spans[name] = value
     return spans

@@ -16,14 +16,6 @@ from diffscope.families.base import compact
 ACROSS = "attends across the sequences of the pack; give them as a batch"
 
 
-def sequences_in(positions: Sequence[int]) -> tuple[int, ...] | None:
-    """The lengths of the sequences of a pack, by the positions of its tokens; None unless they count up from 0 more than once."""
-    starts = [index for index, position in enumerate(positions) if position == 0]
-    lengths = tuple(stop - start for start, stop in zip(starts, [*starts[1:], len(positions)]))
-    counted = [position for length in lengths for position in range(length)]
-    return lengths if len(lengths) > 1 and counted == list(positions) else None
-
-
 def apart(x: Tensor, lengths: Sequence[int], dim: int) -> Tensor:
     """What a pack has along `dim` as a batch of its sequences, padded on the right: (1, ...) → (sequence, ...)."""
     longest = max(lengths)

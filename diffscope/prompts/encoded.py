@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,11 +14,12 @@ from torch import Tensor
 from diffscope.errors import PromptError, SpanError, first_line
 from diffscope.fields import LARGEST, TEXT, by_name, check_fields, listed, maybe, shown, whole
 from diffscope.prompts.spans import SpanExpr, resolved
+from diffscope.prompts.token_ids import as_ids, check_ids
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Span = Any  # str, Chars, list of Chars, slice, (start, stop), a sequence of positions, or SpanExpr
+Span = Any  # a text, a list of token positions, a slice of tokens, Chars or a list of Chars, or a SpanExpr
 Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
 # The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
@@ -144,8 +144,8 @@ def encode(
     prompt : str, or token ids as a sequence, tensor or array (token,)
         Whatever else ``Scope.capture`` takes goes through :meth:`diffscope.scope.Scope.encode`.
     spans : mapping of str to span, optional
-        A span is a text, a token range ``(start, stop)`` or ``slice``, a list of token positions, ``Chars(start, stop)``
-        or a list of ``Chars``; or made of others, ``SpanExpr("before(answer)")``.
+        A span is a text, a ``slice`` of tokens or a list of token positions, ``Chars(start, stop)`` or a list of ``Chars``, or
+        made of others, ``SpanExpr("before(answer)")``.
     vocabulary : int, optional
         How many tokens the model knows; by default any id is taken.
 
@@ -158,10 +158,10 @@ def encode(
     """
     if isinstance(prompt, str):
         parts = _encode_text(tokenizer, prompt)
-        _check_ids(parts[1], vocabulary)
+        check_ids(parts[1], vocabulary)
     else:
         ids = _token_ids(prompt)
-        _check_ids(ids, vocabulary)  # a tokenizer cannot decode just any number
+        check_ids(ids, vocabulary)  # a tokenizer cannot decode just any number
         parts = _decode_ids(tokenizer, ids)
     text, ids, tokens, offsets = parts
     return with_spans(Encoded(text, tuple(ids), tuple(tokens), tuple(offsets), {}), spans)
@@ -185,67 +185,11 @@ def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     return replace(encoded, spans={name: found[name] for name in ("sink", *given)})
 
 
-def listed(values: Any, bools: bool = False) -> Any:
-    """What a tensor, or anything that numpy reads as an array, holds, as lists in lists; all else as it is.
-
-    Raises
-    ------
-    ValueError
-        It holds neither whole numbers nor text; with `bools`, true and false are 1 and 0.
-    """
-    if isinstance(values, str) or not (isinstance(values, Tensor) or hasattr(values, "__array__")):
-        return values
-    if isinstance(values, Tensor):
-        if values.is_meta or values.is_nested or values.is_quantized or values.layout != torch.strided:
-            raise ValueError("a tensor that is sparse, nested or quantised, or without values, has none to read")
-        whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
-    else:
-        values = np.asanyarray(values)
-        whole = values.dtype.kind in "iuUTO"
-    if bools and str(values.dtype) in ("bool", "torch.bool"):
-        return (values * 1).tolist()
-    if not whole:
-        raise ValueError(f"{str(values.dtype).removeprefix('torch.')} is no type of whole numbers")
-    return values.tolist()
-
-
-def whole_numbers(values: Any, bools: bool = False) -> list[int]:
-    """A row of whole numbers: a sequence of them, or a tensor or array (N,).
-
-    Raises
-    ------
-    ValueError
-        It is something else; with `bools`, true and false are 1 and 0.
-    """
-    values = listed(values, bools)
-    if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):
-        raise ValueError(f"{shown(values)} is no row of whole numbers")
-    if all(type(value) is int for value in values):
-        return list(values)
-    return [_whole_number(value, bools) for value in values]
-
-
-def _whole_number(value: Any, bools: bool) -> int:
-    number = value.item() if isinstance(value, (Tensor, np.generic, np.ndarray)) and value.ndim == 0 else value
-    if not isinstance(number, Integral) or (isinstance(number, bool) and not bools):
-        raise ValueError(f"{shown(value)} is no whole number")
-    return int(number)
-
-
 def _token_ids(prompt: Any) -> list[int]:
     try:
-        return whole_numbers(prompt)
+        return as_ids(prompt)
     except ValueError as error:
         raise PromptError(f"token ids are whole numbers in one row: {error}") from None
-
-
-def _check_ids(ids: Sequence[int], vocabulary: int | None) -> None:
-    if not ids:
-        raise PromptError("the prompt is empty; give it at least one token of text")
-    known = range(vocabulary or 2**31)
-    if outside := next((token for token in (min(ids), max(ids)) if token not in known), None):
-        size = f"the model's vocabulary of {vocabulary}" if vocabulary else "any vocabulary"
-        raise PromptError(f"token id {outside} is outside {size}; use the model's own tokenizer")
 
 
 def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
@@ -322,11 +266,15 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
         return _by_characters(prompt, name, *span)
     if isinstance(span, list) and span and isinstance(span[0], Chars):
         return tuple(sorted({at for piece in span for at in _by_characters(prompt, name, *piece)}))
+    if isinstance(span, tuple):
+        raise SpanError(
+            f"span {name!r} is the tuple {shown(span)}; give slice(start, stop) for a range of tokens, or a list of positions"
+        )
     try:
-        positions = sorted(set(_positions(span, len(prompt.ids))))
+        positions = sorted(set(_of_slice(span, len(prompt.ids)) if isinstance(span, slice) else as_ids(span)))
     except (TypeError, ValueError) as error:
         raise SpanError(
-            f"span {name!r} is {shown(span)} ({error}); give a text, a token range (start, stop), token positions or Chars"
+            f"span {name!r} is {shown(span)} ({error}); give a text, a slice of tokens, a list of token positions, or Chars"
         ) from None
     if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
         raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
@@ -338,26 +286,26 @@ def _refuse_derived(name: str) -> None:
         raise SpanError(f"{name!r} follows from the other spans and cannot be given; choose another name")
 
 
-def _positions(span: Span, n: int) -> Sequence[int]:
-    """Token positions as they are given, by slice, range or one by one; TypeError or ValueError where they are not."""
-    if isinstance(span, slice):
-        return range(n)[span]
-    positions = whole_numbers(sorted(span) if isinstance(span, (set, frozenset)) else span)
-    return range(*positions) if isinstance(span, tuple) and len(positions) == 2 else positions
+def _of_slice(tokens: slice, n: int) -> range:
+    """Return the positions in a slice; ValueError if it reaches beyond a prompt of n tokens."""
+    positions = range(n)[tokens]
+    if any(end is not None and not -n <= end <= n for end in (tokens.start, tokens.stop)):
+        raise ValueError(f"the prompt has tokens 0 to {n - 1}")
+    return positions
 
 
 def _by_text(prompt: Encoded, name: str, text: str) -> tuple[int, ...]:
     if prompt.text is None:
-        raise SpanError(f"span {name!r} is a text, but the prompt is token ids without a tokenizer; give a token range")
+        raise SpanError(f"span {name!r} is a text, but the prompt is token ids without a tokenizer; give slice(start, stop)")
     if not text.strip():
         raise SpanError(f"span {name!r} is empty; give the text it covers")
     starts = [at for at in range(len(prompt.text)) if prompt.text.startswith(text, at)]
     if not starts:
-        raise SpanError(f"span {name!r}: {text!r} is not in the prompt; check its spelling, or give a token range")
+        raise SpanError(f"span {name!r}: {text!r} is not in the prompt; check its spelling, or give a slice of tokens")
     if len(starts) > 1:
         readings = "; ".join(_reading(prompt, at, at + len(text)) for at in starts[:2])
         raise SpanError(
-            f"span {name!r}: {text!r} stands {len(starts)} times in the prompt: {readings}; say which by its token range"
+            f"span {name!r}: {text!r} stands {len(starts)} times in the prompt: {readings}; say which by its slice of tokens"
         )
     return _by_characters(prompt, name, starts[0], starts[0] + len(text))
 
@@ -368,7 +316,7 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
         raise SpanError(f"span {name!r} asks for characters {start} to {stop} of a prompt of {len(prompt.text or '')}")
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
     if not touched:
-        raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a token range")
+        raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a slice of tokens")
     inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]
     first = prompt.offsets[touched[0]][0]
     last = prompt.offsets[touched[-1]][1]
@@ -377,7 +325,7 @@ def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[i
         narrower = f"tokens {inside[0]}:{inside[-1] + 1} {_text_of(prompt, inside)!r}" if inside else "no whole token"
         raise SpanError(
             f"span {name!r}: {prompt.text[start:stop]!r} cuts a token; wider: {wider}; narrower: {narrower}; "
-            "give one as a token range"
+            "give one as a slice of tokens"
         )
     return tuple(touched)
 

@@ -21,7 +21,8 @@ from diffscope.errors import DiffscopeError, DiffscopeWarning, UnsupportedModel
 from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
 from diffscope.families.hooks import Replay, WarnsOtherThreads, attention_passes, this_thread
-from diffscope.families.packs import hides_others, sequences_in, together
+from diffscope.families.packs import hides_others, together
+from diffscope.prompts.tokenizer_output import sequences_in
 from diffscope.proof.prove import EditedLayer, prove
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.run import read_of_prompts

@@ -16,8 +16,10 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import implementation_of, own_implementation
 from diffscope.families.packs import together
+from diffscope.prompts.embeddings import EMBEDDINGS, Embedded
 from diffscope.prompts.encoded import Encoded, encode, numbered
-from diffscope.prompts.inputs import EMBEDDINGS, POSITIONS, Embedded, Pack, Spans, broadcast, split_prompts
+from diffscope.prompts.inputs import Spans, broadcast, split_prompts
+from diffscope.prompts.tokenizer_output import POSITIONS, Pack
 from diffscope.scope.unwrap import part_to_pass
 
 if TYPE_CHECKING:

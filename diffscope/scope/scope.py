@@ -20,7 +20,8 @@ from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, Unsuppo
 from diffscope.families import Family
 from diffscope.families.packs import apart
 from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
-from diffscope.prompts.inputs import Embedded, OnePrompt, PromptBatch, Spans
+from diffscope.prompts.embeddings import Embedded
+from diffscope.prompts.inputs import OnePrompt, PromptBatch, Spans
 from diffscope.scope import answers
 from diffscope.scope.editing import EditBlock
 from diffscope.scope.hooked import HookedModel

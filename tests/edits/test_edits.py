@@ -436,7 +436,7 @@ def test_an_edited_capture_proves_itself_in_every_precision(name, case, dtype):
 def test_statistics_use_the_edited_rows():
     scope = opened("v1")
     with scope.edit(edits.normalise_d("absolute")):
-        capture = scope.capture(IDS, spans={"answer": (3, 6)})
+        capture = scope.capture(IDS, spans={"answer": slice(3, 6)})
     measured = capture.measure(["row_sum", "span_mass", "gini", "negative_share"]).sel(layer=1, head=2, map="D")
     d = capture.map("D", 1, 2).values
     assert np.allclose(measured.row_sum, d.sum(1)) and not np.allclose(d.sum(1), 1 - float(capture.lam[1, 2]))

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("timm")
 
 
 def test_tokens_are_named_and_spans_are_ranges():
-    capture = diffscope.load(vision.tiny()).capture(vision.image(), spans={"object": (6, 8), "row": [1, 2, 3, 4]})
+    capture = diffscope.load(vision.tiny()).capture(vision.image(), spans={"object": slice(6, 8), "row": [1, 2, 3, 4]})
     assert capture.tokens == ["register 0", *(f"{row},{column}" for row in range(4) for column in range(4))]
     assert capture.text is None and capture.ids == list(range(17))
     assert capture.spans["object"] == [6, 7] and capture.spans["row"] == [1, 2, 3, 4] and capture.spans["sink"] == [0]
@@ -28,10 +28,10 @@ def test_tokens_are_named_and_spans_are_ranges():
 
 def test_a_batch_is_its_images_one_by_one():
     scope, images = diffscope.load(vision.tiny(parallel=True)), [vision.image(0), vision.image(1)]
-    together = scope.capture(torch.stack(images), spans={"object": (6, 8)})
+    together = scope.capture(torch.stack(images), spans={"object": slice(6, 8)})
     again = scope.capture([image.numpy() for image in images])
     for index, item in enumerate(images):
-        alone = scope.capture(item, spans={"object": (6, 8)})
+        alone = scope.capture(item, spans={"object": slice(6, 8)})
         assert np.allclose(together[index].map("D", 1, 2), alone.map("D", 1, 2), atol=1e-6)
         assert np.array_equal(together[index].map("D", 1, 2), again[index].map("D", 1, 2))
         measured = together.measure(["entropy", "cosine"]).isel(prompt=index)
@@ -87,7 +87,7 @@ def test_what_is_no_image_is_refused():
         with pytest.raises(PromptError, match=words) as error:
             scope.capture(prompt)
         assert "\n" not in str(error.value)
-    with pytest.raises(SpanError, match="give a token range"):
+    with pytest.raises(SpanError, match="give slice"):
         scope.capture(vision.image(), spans={"object": "cat"})
     for refused in (scope.generate, scope.loss):
         with pytest.raises(UnsupportedModel, match="generates no text|predicts no next tokens"):
@@ -108,7 +108,7 @@ def test_tokens_that_are_not_of_the_image_are_refused():
 def test_statistics_where_every_key_is_seen(parallel):
     model = vision.tiny(parallel=parallel)
     scope = diffscope.load(model)
-    capture = scope.capture(vision.image(), spans={"object": (6, 8)})
+    capture = scope.capture(vision.image(), spans={"object": slice(6, 8)})
     measured = capture.measure(["row", "span", "branch", "layer", "rank"])
     d = np.stack([capture.map("D", 1, head) for head in range(4)])
     p = np.abs(d) / np.abs(d).sum(-1, keepdims=True)
@@ -152,7 +152,9 @@ def test_the_uniform_map_beside_a_rank_is_that_of_the_mask():
 
 
 def test_saved_and_reopened_it_answers_the_same(tmp_path):
-    capture = diffscope.load(vision.tiny(parallel=True)).capture([vision.image(0), vision.image(1)], spans={"object": (6, 8)})
+    capture = diffscope.load(vision.tiny(parallel=True)).capture(
+        [vision.image(0), vision.image(1)], spans={"object": slice(6, 8)}
+    )
     capture.save(tmp_path / "images.dscope")
     again = diffscope.open(tmp_path / "images.dscope")
     assert np.array_equal(capture[1].map("D", 1, 2), again[1].map("D", 1, 2))
@@ -247,7 +249,7 @@ def test_the_command_line(folder, tmp_path):
 
     refused = run("capture", "--model", folder, "--prompt", "a cat")
     assert isinstance(refused.exception, PromptError) and "in Python" in str(refused.exception)
-    diffscope.load(folder).capture(vision.image(), spans={"object": (6, 8)}).save(tmp_path / "image.dscope")
+    diffscope.load(folder).capture(vision.image(), spans={"object": slice(6, 8)}).save(tmp_path / "image.dscope")
     for words in (("measure", tmp_path / "image.dscope", "--stats", "all"), *(figure(tmp_path, kind) for kind in FIGURES)):
         done = run(*words)
         assert done.exit_code == 0, (words, done.output, done.exception)

@@ -25,7 +25,7 @@ SHORT = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D"}
 @pytest.fixture(scope="module")
 def capture():
     scope = diffscope.load(tiny.own("v1"))
-    return scope.capture(tiny.ids(60), spans={"answer": (3, 6), "needles": [1, 2, 9, 10, 11]})
+    return scope.capture(tiny.ids(60), spans={"answer": slice(3, 6), "needles": [1, 2, 9, 10, 11]})
 
 
 def test_the_buffer_holds_the_maps_with_their_edges(capture):

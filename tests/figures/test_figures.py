@@ -44,7 +44,7 @@ TOKENS = (
     " %{x}",
     " .",
 )
-SPANS = {"answer": (11, 14), "needles": [5, 6, 9]}
+SPANS = {"answer": slice(11, 14), "needles": [5, 6, 9]}
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.bars import UNIFORM
 from tests import tiny
 
-SPANS = {"answer": (5, 7), "query": [14, 15]}
+SPANS = {"answer": slice(5, 7), "query": [14, 15]}
 
 
 def own(kind="v1", heads=3):
@@ -66,7 +66,7 @@ def test_the_five_bars_are_sums_of_the_maps_rows(two):
 
 
 def test_bars_of_a_batch_are_means_over_its_prompts(cap):
-    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": (5, 7)})
+    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": slice(5, 7)})
     each = [figures.allocation(one).data["value"].isel(series=0).values for one in batch]
     np.testing.assert_allclose(figures.allocation(batch).data["value"].isel(series=0), np.mean(each, 0), rtol=1e-5)
 
@@ -166,7 +166,7 @@ def test_bars_need_an_answer():
 
 
 def test_captions_of_batches_name_no_query_of_the_first_prompt():
-    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": (5, 7)})
+    batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": slice(5, 7)})
     for choice, words in ({-1: "D, the last query of 2 prompts", 3: "D, query 3 of 2 prompts"}).items():
         assert words in figures.statistic_by_layer(batch, query=choice).caption
     assert "D, mean over 12 to 16 queries, then 2 prompts" in figures.statistic_by_layer(batch, query="mean").caption

@@ -17,7 +17,7 @@ TOKENS = ["<b>", " a", "\n", "\u202eright", "<script>window.hit = 1</script>", "
 def capture():
     from dataclasses import replace
 
-    taken = diffscope.load(tiny.own("v1")).capture(tiny.ids(8), spans={"answer": (5, 7)})
+    taken = diffscope.load(tiny.own("v1")).capture(tiny.ids(8), spans={"answer": slice(5, 7)})
     return replace(taken, prompts=[replace(taken.prompts[0], tokens=tuple(TOKENS))])
 
 

@@ -196,7 +196,7 @@ def test_captures_of_the_arms_show_what_heads_multiply_their_values_with():
 
 def test_statistics_of_a_difference_without_its_negative_part_are_its_own():
     """What takes D for A1 − λ·A2, whose rows sum to 1 − λ, is wrong here."""
-    cap = diffscope.load(made("d-plus")).capture(tiny.ids(40), spans={"answer": (5, 9)})
+    cap = diffscope.load(made("d-plus")).capture(tiny.ids(40), spans={"answer": slice(5, 9)})
     rows = [layer.rows() for layer in cap.layers]
     d = torch.stack([each.d for each in rows]).double()  # (layer, head, query, key)
     measured = cap.measure(["row_sum", "negative_share", "span_mass", "cmrr", "effective_rank", "noise_gain"])
@@ -281,7 +281,7 @@ def test_a_narrow_second_map_has_scores_of_its_own_rank(rotated):
 
 def test_statistics_of_a_signed_map_are_not_those_of_its_softmax():
     """What takes a shortcut where there is no second map has to look whether the rows are changed."""
-    cap = diffscope.load(made("signed")).capture(tiny.ids(40), spans={"answer": (5, 9)})
+    cap = diffscope.load(made("signed")).capture(tiny.ids(40), spans={"answer": slice(5, 9)})
     of_maps = [name for name, statistic in STATISTICS.items() if {"map", "ranked_map"} & set(statistic.dims)]
     names = [name for name in of_maps if "error" not in name]
     measured = cap.measure(names)

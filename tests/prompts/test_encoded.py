@@ -26,7 +26,7 @@ def test_a_span_by_text_characters_tokens_and_slice_is_the_same(tokenizer):
     assert said(by_text, "answer") == " 7421"
     start, stop = by_text.spans["answer"][0], by_text.spans["answer"][-1] + 1
     at = TEXT.index("7421")
-    for span in (Chars(at, at + 4), (start, stop), slice(start, stop), list(range(start, stop)), " 7421"):
+    for span in (Chars(at, at + 4), [Chars(at, at + 4)], slice(start, stop), list(range(start, stop)), " 7421"):
         assert encode(tokenizer, TEXT, {"answer": span}).spans["answer"] == by_text.spans["answer"]
 
 
@@ -41,13 +41,13 @@ def test_the_key_sets_partition_the_prompt(tokenizer):
 
 
 def test_the_answer_is_never_irrelevant(tokenizer):
-    encoded = encode(tokenizer, TEXT, {"answer": (4, 6), "needles": (3, 9)})
+    encoded = encode(tokenizer, TEXT, {"answer": slice(4, 6), "needles": slice(3, 9)})
     assert not set(encoded.key_sets()["irrelevant"].tolist()) & {0, 4, 5}
     assert {3, 6, 7, 8} <= set(encoded.key_sets()["irrelevant"].tolist())
 
 
 def test_a_text_that_occurs_twice_is_refused_with_both_readings(tokenizer):
-    with pytest.raises(SpanError, match=r"stands 2 times.*tokens \d+:\d+ in '…The magic.*; tokens \d+:\d+ in .*token range"):
+    with pytest.raises(SpanError, match=r"stands 2 times.*tokens \d+:\d+ in '…The magic.*; tokens \d+:\d+ in .*slice of tokens"):
         encode(tokenizer, TEXT, {"query": "magic number"})
 
 
@@ -63,8 +63,10 @@ def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
     [
         ("Berlin", "not in the prompt"),
         ("", "is empty"),
-        ((5, 500), "prompt has tokens 0 to"),
-        ((4, 4), "asks for token"),
+        ([5, 500], "prompt has tokens 0 to"),
+        (slice(4, 4), "asks for token"),
+        (slice(5, 500), "prompt has tokens 0 to"),
+        ((4, 6), r"is the tuple \(4, 6\); give slice\(start, stop\) for a range of tokens, or a list of positions"),
         (Chars(5, 900), "characters"),
     ],
 )
@@ -75,7 +77,7 @@ def test_a_span_that_is_not_there_is_refused(tokenizer, span, words):
 
 def test_derived_sets_cannot_be_given(tokenizer):
     with pytest.raises(SpanError, match="follows from"):
-        encode(tokenizer, TEXT, {"context": (1, 3)})
+        encode(tokenizer, TEXT, {"context": slice(1, 3)})
 
 
 def test_spans_are_made_of_other_spans(tokenizer):

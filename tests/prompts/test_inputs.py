@@ -295,7 +295,7 @@ def test_what_is_no_prompt_is_refused_in_one_line(scope, name):
         ({"answer": 5}, "no row of whole numbers"),
         ({"answer": None}, "None is no row"),
         ({"answer": [1.5]}, "1.5 is no whole number"),
-        ({"answer": (1, None)}, "None is no whole number"),
+        ({"answer": [1, None]}, "None is no whole number"),
         ({"answer": slice("a", "b")}, "slice"),
     ],
 )

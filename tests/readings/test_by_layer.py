@@ -10,7 +10,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.readings import by_layer
 from tests import tiny
 
-SPANS = {"answer": (5, 7)}
+SPANS = {"answer": slice(5, 7)}
 
 
 @functools.cache

@@ -23,8 +23,8 @@ KINDS = {
 PROMPTS = [tiny.ids(33, seed=seed) for seed in range(3)]
 
 
-SAME = {"answer": (3, 5)}
-OWN = [{"answer": (3, 5)}, {"a": (6, 8)}, {"answer": (1, 9)}]
+SAME = {"answer": slice(3, 5)}
+OWN = [{"answer": slice(3, 5)}, {"a": slice(6, 8)}, {"answer": slice(1, 9)}]
 SAMPLE = diffscope.QuerySample(8, seed=1)
 #: every kind, with all queries and spans of each prompt; every choice of spans and queries, with two kinds
 CHOICES = [(kind, OWN, None) for kind in KINDS]

@@ -63,7 +63,7 @@ def test_of_several_prompts_a_ratio_is_a_median_beside_the_quartiles_of_prompts(
 
 
 def test_a_caption_names_layers_heads_and_queries_that_may_be_a_part(scopes):
-    capture = scopes[0].capture(PROMPTS[0], spans={"answer": (2, 4)})
+    capture = scopes[0].capture(PROMPTS[0], spans={"answer": slice(2, 4)})
     assert ", query 7." in tables.statistics(capture, "gini", queries="last").caption
     assert ", queries 2 and 3." in tables.statistics(capture, "gini", queries="answer").caption
     assert "quer" not in tables.statistics(capture, "gini").caption.partition(".")[0]
