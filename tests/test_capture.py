@@ -812,7 +812,7 @@ def test_the_last_query_has_one_name_everywhere():
     assert diffscope.figures.heads(capture, statistic="gini", query="last").data.identical(
         diffscope.figures.heads(capture, statistic="gini", query=-1).data
     )
-    named = scope.capture(prompts[0], spans={"last": (1, 3)})
+    named = scope.capture(prompts[0], spans={"last": slice(1, 3)})
     assert named.measure("gini", queries="last")["query"].values.tolist() == [1, 2], "a span of that name is what is meant"
     with pytest.raises(diffscope.DiffscopeError, match="no span 'lats' to take queries from; spans are .*, or say 'last'"):
         capture.measure("gini", queries="lats")

@@ -47,11 +47,11 @@ def opened(kind, implementation="eager", dtype="float32"):
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_pack_is_the_batch_of_its_sequences(kind, implementation):
     scope = opened(kind, implementation)
-    batch = scope.capture(PACK, spans={"first": (0, 1)})
+    batch = scope.capture(PACK, spans={"first": slice(0, 1)})
     assert batch.batch and batch.fidelity.decided.all() and float(batch.fidelity.error.max()) < 1e-5
     assert all(layer.mask.kind == ("window" if kind == "mistral" else "causal") for layer in batch.layers)
     for capture, ids in zip(batch, SEQUENCES, strict=True):
-        alone = scope.capture(ids, spans={"first": (0, 1)})
+        alone = scope.capture(ids, spans={"first": slice(0, 1)})
         assert capture.prompts == alone.prompts and worst(capture, alone) < 1e-5
         assert [token for token, _ in capture.next][:3] == [token for token, _ in alone.next][:3]
         tails = (each.measure("logit_outliers")["layer_output_outliers"] for each in (capture, alone))
@@ -226,18 +226,18 @@ def embedded(scope, ids):
 def test_a_prompt_of_embeddings_is_that_of_its_tokens(kind):
     scope = opened(kind, "sdpa")
     first, second = SEQUENCES[:2]
-    alone = [scope.capture(ids, spans={"middle": (1, 3)}) for ids in (first, second)]
+    alone = [scope.capture(ids, spans={"middle": slice(1, 3)}) for ids in (first, second)]
     vectors = [embedded(scope, ids) for ids in (first, second)]
-    capture = scope.capture({"inputs_embeds": vectors[0]}, spans={"middle": (1, 3)})
+    capture = scope.capture({"inputs_embeds": vectors[0]}, spans={"middle": slice(1, 3)})
     assert isinstance(capture, Capture) and capture.tokens == [*map(str, range(5))] and capture.text is None
     assert worst(capture, alone[0]) < 1e-5 and capture.spans == alone[0].spans
-    named = scope.capture({"inputs_embeds": vectors[0], "input_ids": first}, spans={"middle": (1, 3)})
+    named = scope.capture({"inputs_embeds": vectors[0], "input_ids": first}, spans={"middle": slice(1, 3)})
     assert named.prompts == alone[0].prompts and worst(named, alone[0]) < 1e-5
     padded = torch.nn.utils.rnn.pad_sequence(vectors, batch_first=True, padding_side="left")
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones(len(x)).long() for x in vectors], batch_first=True, padding_side="left")
     row = {"inputs_embeds": torch.cat(vectors)[None], "position_ids": [[*range(5), *range(13)]]}
     for batch in ({"inputs_embeds": padded, "attention_mask": mask}, [{"inputs_embeds": each} for each in vectors], row):
-        captures = scope.capture(batch, spans={"middle": (1, 3)})
+        captures = scope.capture(batch, spans={"middle": slice(1, 3)})
         assert captures.batch and max(map(worst, captures, alone)) < 1e-5
     assert scope.loss({"inputs_embeds": vectors[1], "input_ids": second}) == pytest.approx(scope.loss(second), abs=1e-5)
     with scope.edit(edits.drop_sink()):
