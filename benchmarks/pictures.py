@@ -8,9 +8,9 @@ median of the runs after a first one, unless that took more than ten seconds. *p
 takes at least: both maps of the head as products and softmax in blocks of 512 rows up to the diagonal, in plain torch on all
 cores.
 
-diffscope: A1, A2, λ·A2 and D in 512 × 512 bins, labelled, and as bytes for a canvas; *window* 512 × 512 positions
-in the middle, *thumbnails* D of 6 layers of 8 heads; *figure* is its plotly figure. A plotly heatmap, BertViz and CircuitsVis draw maps that somebody has computed, one of the head's: A1 or D, whole, in plain torch,
-which is in their time.
+diffscope: A1, A2, λ·A2 and D in 512 × 512 bins, labelled, and as bytes for a canvas; *window* 512 × 512 positions in the middle,
+*thumbnails* D of 6 layers of 8 heads; *figure* is its plotly figure. A plotly heatmap, BertViz and CircuitsVis draw maps that
+somebody has computed, one of the head's: A1 or D, whole, in plain torch, which is in their time.
 """
 
 from __future__ import annotations

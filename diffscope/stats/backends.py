@@ -40,6 +40,9 @@ def check(backend: str | None) -> None:
 def chosen(layer: LayerAttention, backend: str | None) -> Backend:
     """Return the back end that is asked for; by default "triton" on CUDA if it can serve the layer, else "blocks".
 
+    On the first use of Triton for such a layer it is compared with blocks, and not used if it differs
+    (:mod:`diffscope.stats.kernels.guard`).
+
     Raises
     ------
     DiffscopeError
@@ -48,12 +51,12 @@ def chosen(layer: LayerAttention, backend: str | None) -> Backend:
     check(backend)
     if backend == "blocks" or (backend is None and not layer.q.is_cuda):
         return "blocks"
-    from diffscope.stats.kernels import rows
+    from diffscope.stats.kernels import guard, rows
 
     unsupported = rows.reason_unsupported(layer)
     if unsupported and backend:
         raise DiffscopeError(f"the back end {backend!r} cannot serve layer {layer.layer}: {unsupported}; take 'blocks'")
-    return "blocks" if unsupported else "triton"
+    return "triton" if not unsupported and guard.agrees(layer) else "blocks"
 
 
 def row_moments(layer: LayerAttention, queries: Tensor, statistics: list[str]) -> RowMoments:

@@ -1,4 +1,4 @@
-"""Histograms on a float's bits: what they tell about the order of a row (Gini index, quantiles, top-k), each with a bound.
+"""Count a row's magnitudes in bins on their bits: Gini index, quantiles and top-k follow, each with a bound.
 
 A bin holds the float32 numbers that share an exponent and the first ``BITS`` bits of the mantissa. It counts them and adds up
 the bits that are left, as integers, so both are exact and do not depend on the order of adding. Bins are wide in proportion
@@ -17,7 +17,7 @@ MOST_KEYS = 1 << (COUNT - SHIFT)
 
 
 def empty(limit: Tensor) -> tuple[Tensor, Tensor]:
-    """Bins for rows whose magnitudes do not exceed `limit`, but by rounding.
+    """Return empty bins for rows whose magnitudes do not exceed `limit`, but by rounding.
 
     Smaller values than the first bin's, zeros among them, are put in none: they are what is missing in the counts.
 

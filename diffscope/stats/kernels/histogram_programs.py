@@ -17,20 +17,20 @@ ROUNDING = tl.constexpr(1e-12)  # of a Gini index in float64
 
 @triton.jit
 def _edge(number):
-    """The smallest float of a bin."""
+    """Return the smallest float of a bin."""
     return (number << SHIFT).to(tl.float32, bitcast=True).to(tl.float64)
 
 
 @triton.jit
 def _store(out, low, high, real, n_rows, SLOTS: tl.constexpr):
-    """The middles of brackets, and SLOTS times all rows further on their widths."""
+    """Store the middles of brackets, and SLOTS times all rows further on their widths."""
     tl.store(out, (low + high) / 2, mask=real)
     tl.store(out + SLOTS * n_rows, high - low, mask=real)
 
 
 @triton.jit
 def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, SIZES: tl.constexpr, ROWS: tl.constexpr):
-    """The brackets of ROWS rows, out (middle | width, gini | levels | sizes, row); bins (row, BINS)."""
+    """Compute the brackets of ROWS rows, out (middle | width, gini | levels | sizes, row); bins (row, BINS)."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     real = row < n_rows
     packed = tl.load(bins + row[:, None] * BINS + tl.arange(0, BINS)[None, :], mask=real[:, None], other=0)

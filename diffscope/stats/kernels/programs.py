@@ -36,7 +36,7 @@ def _rows(queries, n_rows, offset, BLOCK_M: tl.constexpr):
 
 @triton.jit
 def _bound(x):
-    """A bound of a loop, which the interpreter, whose scalars are arrays of one element, has to be given as a number."""
+    """Return a bound of a loop as a number: scalars of the interpreter are arrays of one element."""
     if INTERPRETED:
         return x.handle.data.item()
     return x
@@ -44,7 +44,7 @@ def _bound(x):
 
 @triton.jit
 def _bounds(position, real, n_keys, window, KIND: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The tiles' start and stop: between them is every key that any row of a block sees."""
+    """Return the tiles' start and stop: between them is every key that any row of a block sees."""
     start = 0
     stop = n_keys
     if KIND != FULL:
@@ -69,7 +69,7 @@ def _visible(position, key, n_keys, window, KIND: tl.constexpr):
 
 @triton.jit
 def _query_tile(q, map, query, real, map_stride, query_stride, d_stride, d, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The queries of a block, (row, d)."""
+    """Load the queries of a block, (row, d)."""
     within = tl.arange(0, BLOCK_D)
     at = map * map_stride + query[:, None] * query_stride + within[None, :] * d_stride
     tile = tl.load(q + at, mask=real[:, None] & (within < d)[None, :], other=0.0)
@@ -104,7 +104,7 @@ def _normalised(
     q, k, map_of, key_of, largest, over_z, map, query, row, real, n_rows, q_map, q_query, q_d, k_map, d,
     WIDEN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """What a map's weights are made of: its queries (row, d), where its keys are, and what :func:`branch` found, (row, 1)."""
+    """Load the queries of a map (row, d), the address of its keys, and the results of :func:`branch` (row, 1)."""
     tile = _query_tile(q, tl.load(map_of + map), query, real, q_map, q_query, q_d, d, WIDEN, BLOCK_D)
     top = tl.load(largest + map * n_rows + row, mask=real, other=0.0)
     over = tl.load(over_z + map * n_rows + row, mask=real, other=0.0)
@@ -197,7 +197,7 @@ def branch(
 
 @triton.jit
 def _divergence(p1, p2):
-    """What each key adds to the Jensen-Shannon divergence.
+    """Compute the contribution of each key to the Jensen-Shannon divergence.
 
     With h the mean weight and t = (p1 - p2)/(p1 + p2) it is h/2·((1 + t) ln(1 + t) + (1 - t) ln(1 - t)), which is the sum
     of t^2k/(k(2k - 1)) where the logarithms would lose the digits.
@@ -219,7 +219,7 @@ def signed(  # noqa: C901 (switches are resolved when it is compiled)
     PEAK: tl.constexpr, PAIR: tl.constexpr, SMALL: tl.constexpr, HISTOGRAM: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Sums over the rows x = gain·first - lam·second, or gain·first without BOTH.
+    """Sum over the rows x = gain·first - lam·second, or gain·first without BOTH.
 
     largest, over_z (map, row), gain, lam, threshold, lowest (unit, row); bins (unit, row, BINS) int64, zeros at the start;
     out (slot, unit, row) float64, in the order of the stores below.
@@ -318,7 +318,7 @@ def signed(  # noqa: C901 (switches are resolved when it is compiled)
 
 @triton.jit
 def _on_spans(x, members):
-    """Sums of x (row, key) over spans whose members are (key, span): a product, so that 16 spans cost little more than one."""
+    """Sum x (row, key) over spans with members (key, span): a product, so that 16 spans cost little more than one."""
     return tl.dot(x, members, input_precision="ieee").to(tl.float64)
 
 
@@ -329,7 +329,7 @@ def spans(
     KIND: tl.constexpr, CAPPED: tl.constexpr, BOTH: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
-    """Sums over up to SPANS spans, for which only the keys of some span are visited.
+    """Sum over up to SPANS spans; only the keys of some span are visited.
 
     keys (listed,) int32 ascending, members (listed,) int32 with bit j for a key of span j, reach (row,) int32: how many of
     them are at the row's position or before;

@@ -1,4 +1,4 @@
-"""Row statistics of whole maps on a GPU, from q and k alone: no map is ever in memory.
+"""Compute the moments of rows on a GPU from q and k alone: no map is ever in memory.
 
 Two passes over the keys, each a Triton program per block of queries. The first (``branch``) finds every softmax map's
 normaliser and, carried along, the sums of A1 and A2. The second (``signed``) forms D from them and sums it, and the dot
@@ -39,7 +39,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def reason_unsupported(layer: LayerAttention) -> str | None:  # noqa: C901 (a list of reasons)
-    """Why the kernels cannot serve a layer, in a few words; None if they can."""
+    """Return why the kernels cannot serve a layer, in a few words; None if they can."""
     d = layer.q.shape[-1]
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -69,7 +69,7 @@ def reason_unsupported(layer: LayerAttention) -> str | None:  # noqa: C901 (a li
 
 
 def _interpreted() -> bool:
-    """Whether Triton runs its programs on the CPU, for tests."""
+    """Return whether Triton runs its programs on the CPU, for tests."""
     from triton import knobs
 
     return bool(knobs.runtime.interpret)
@@ -86,7 +86,7 @@ def moments(
     near_zero: float,
     levels: tuple[float, ...],
 ) -> dict[str, dict[str, Tensor]]:
-    """The sums that row statistics are made of, of all heads.
+    """Compute the moments that row statistics are made of, of all heads.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def moments(
 
 @dataclass(frozen=True)
 class _Ask:
-    """What is wanted, as :func:`moments` has it."""
+    """Hold what is asked of :func:`moments`."""
 
     wanted: frozenset[str]
     spans: tuple[Tensor, ...]
@@ -167,7 +167,7 @@ class _Ask:
 
 
 class _Block:
-    """Some queries of a layer, and how the programs are run on them; maps are numbered as they stand in `used`."""
+    """Run the programs on some queries of a layer; maps are numbered in the order of `used`."""
 
     def __init__(self, layer: LayerAttention, queries: Tensor):
         pairing = layer.pairing
@@ -224,7 +224,7 @@ class _Block:
         return out
 
     def sinks(self) -> dict[str, Any]:
-        """Sink logits of every map and query, (map, query), in the unit of the products, and whether there are any."""
+        """Return sink logits of every map and query, (map, query), in the unit of the products, and whether there are any."""
         layer = self.layer
         if layer.sink_logit is None:
             return {"sink": self.used, "SINK": False}  # not looked at
@@ -232,12 +232,12 @@ class _Block:
         return {"sink": (sink / layer.scale).contiguous(), "SINK": True}
 
     def per_row(self, x: Tensor) -> Tensor:
-        """λ or gain of every head and query, float32 (head, query)."""
+        """Return λ or gain of every head and query, float32 (head, query)."""
         return x[0].expand(self.layer.n_heads, self.layer.n_queries)[:, self.queries].float().contiguous()
 
 
 def _tiles(shared: int, block_d: int, wide: bool) -> dict[str, int]:
-    """How many rows and keys a program holds at a time.
+    """Return how many rows and keys a program holds at a time.
 
     It is what fits into the registers and so many bytes of shared memory, as compiled for compute capability 9.0 and 8.9.
     Float32 takes no tensor cores, and more of both.
@@ -253,7 +253,7 @@ def _tiles(shared: int, block_d: int, wide: bool) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Maps:
-    """Maps x = gain·first − lam·second, or gain·first alone: every softmax map by itself, or the D of every head."""
+    """Describe maps x = gain·first − lam·second, or gain·first alone: every softmax map by itself, or the D of every head."""
 
     first: Tensor  # (unit,)
     second: Tensor | None
@@ -268,7 +268,7 @@ class _Maps:
 
 
 def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
-    """Everything that is wanted of a block of queries, in float64."""
+    """Compute all that is wanted of a block of queries, in float64."""
     softmax, normalised = _branches(block, ask)
     gain = block.per_row(block.layer.gain)
     lam = block.per_row(block.layer.lam)
@@ -299,7 +299,7 @@ def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
 
 
 def _branches(block: _Block, ask: _Ask) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The sums over every softmax map, (map, query), and what its weights are normalised with."""
+    """Sum over every softmax map, (map, query); return the sums and the normalisers of its weights."""
     sums = ask.any("squares", "logs", "roots", "peak")
     out = dict(zip(_BRANCH, block.run("branch", len(block.used), len(_BRANCH), SUMS=sums, **block.sinks())))
     none = torch.zeros_like(out["total"])
@@ -308,7 +308,7 @@ def _branches(block: _Block, ask: _Ask) -> tuple[dict[str, Tensor], dict[str, Te
 
 
 def _switches(ask: _Ask, both: bool) -> set[str]:
-    """What the program has to do for the sums over D."""
+    """Return the switches of the program that sums over D."""
     switches = {"SUMS"}
     switches |= {"LOGS"} if ask.any("logs") else set()
     switches |= {"ROOTS"} if ask.any("roots") else set()
@@ -318,7 +318,7 @@ def _switches(ask: _Ask, both: bool) -> set[str]:
 
 
 def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Tensor | None = None) -> dict[str, Tensor]:
-    """The sums over some maps, (unit, query), what their histograms tell, and "small".
+    """Sum over some maps, (unit, query), and read their histograms.
 
     For "small" a total that is not known before costs a pass of its own.
     """
@@ -346,7 +346,7 @@ def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Te
 
 
 def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
-    """The moments of one kind of map that are wanted; what depends on order is NaN in a row of zeros or NaNs."""
+    """Return the moments of one kind of map that are wanted; those of order are NaN in a row of zeros or NaNs."""
     if ask.any("top"):
         largest = sums["height"][..., None]
         by_itself = torch.tensor(ask.top, device=largest.device) == 1
@@ -362,7 +362,7 @@ def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
 
 
 def _spans(block: _Block, heads: _Maps, spans: tuple[Tensor, ...]) -> dict[str, dict[str, Tensor]]:
-    """Sums over spans of every map, each (head, query, span)."""
+    """Sum over spans of every map, each (head, query, span)."""
     layer = block.layer
     parts = []
     last = block.queries + layer.n_keys - layer.n_queries

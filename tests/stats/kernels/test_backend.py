@@ -1,5 +1,7 @@
 """The engine on Triton's kernels: what it says is what blocks of rows say, within the bounds that it states."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from diffscope.attention.components import Mask
 from diffscope.stats import measure
+from tests.stats.kernels import interpreting
 from tests.stats.kernels.test_rows import _random
 
 BRACKETED = ("gini", "quantiles", "top_k_mass")
@@ -29,6 +32,7 @@ def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, sh
     measured = interpreted(measure, layer, ["row", "span_mass"], queries=queries, backend="triton")
     plain = measure(layer, ["row", "span_mass"], queries=queries)
     assert set(measured) == set(plain) and "backend" not in measured["span_mass"].attrs
+    assert measured["entropy"].attrs["backend"] == "triton"
     for name in plain:
         off = np.abs(measured[name] - plain[name])
         allowed = measured[name].attrs.get("error_bound", 0) + 2e-5 * np.abs(plain[name]).max() + 1e-6
@@ -40,6 +44,58 @@ def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, sh
         assert not (off > allowed).any(), (name, float(off.max()), float(allowed))
     if layer.differential and lam is None:
         assert 0 < measured["gini"].attrs["error_bound"] < 0.02
+
+
+@pytest.mark.parametrize(
+    "moment, wrong",
+    [
+        ("total", interpreting.slightly_more),
+        ("squares", interpreting.slightly_more),
+        ("logs", interpreting.slightly_more),
+        ("gini", interpreting.one_more),
+        ("quantiles", interpreting.one_more),
+        ("top", interpreting.one_more),
+        ("peak", interpreting.one_more),
+        ("small", interpreting.one_more),
+        ("negatives", interpreting.one_more),
+    ],
+)
+def test_kernels_that_differ_are_left_for_blocks_with_one_warning(interpreted, moment, wrong):
+    layer = _random(0, tokens=40)
+    (first, second), caught = interpreted(interpreting.measured_with_wrong_kernels, layer, moment, wrong)
+    assert first.identical(second) and "backend" not in first["gini"].attrs
+    np.testing.assert_allclose(first["entropy"], measure(layer, "row")["entropy"], atol=1e-5)
+    assert len(caught) == 1 and f"{moment} of A" in caught[0] and "blocks of rows" in caught[0]
+
+
+def test_kernels_that_fail_are_left_for_blocks_with_one_warning(interpreted):
+    found, caught = interpreted(interpreting.measured_with_wrong_kernels, _random(0, tokens=20), "total", None)
+    assert all("backend" not in each["gini"].attrs for each in found)
+    assert len(caught) == 1 and "they fail (PassManager::run failed)" in caught[0]
+
+
+def test_a_layer_that_is_not_finite_compares_nothing(interpreted):
+    layer = _random(0, tokens=20, d=24)
+    layer.k[0, 0, 9] = torch.inf
+    assert "backend" not in interpreted(measure, layer, "gini", backend="triton")["gini"].attrs
+    assert interpreted(measure, _random(0, tokens=20, d=24), "gini", backend="triton")["gini"].attrs["backend"] == "triton"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"soft_cap": 2.0, "mask": Mask("window", 31)},
+        {"sink_logit": torch.linspace(-1, 3, 4), "mask": Mask("full")},
+        {"pairing": None},
+        {"dtype": torch.float16, "lam": 1.0},
+    ],
+)
+def test_right_kernels_pass_the_comparison_on_every_layout(interpreted, fields):
+    fields = dict(fields)
+    made = {name: fields.pop(name) for name in ("dtype", "lam") if name in fields}
+    layer = _random(3, tokens=50, share=0 if "pairing" in fields else 1, **made)
+    layer = replace(layer, **{name: value for name, value in fields.items() if value is not None})
+    assert interpreted(measure, layer, "gini", backend="triton")["gini"].attrs["backend"] == "triton"
 
 
 @pytest.mark.gpu
