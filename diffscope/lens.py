@@ -51,10 +51,16 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families import diffllama
 from diffscope.models import load_model
 from diffscope.models.controls import GatedAttention
-from diffscope.models.mechanisms import Attention, DiffV1Attention, DiffV2Attention, PlusAttention, SharedA2Attention
+from diffscope.models.mechanisms import (
+    Attention,
+    DiffV1Attention,
+    DiffV2Attention,
+    PlusAttention,
+    SharedA2Attention,
+    exponentials,
+)
 
 __all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot", "register"]
 
@@ -168,7 +174,8 @@ def lambda_of(module: nn.Module, x: Tensor) -> Tensor:
     if isinstance(module, DiffV1Attention):
         lam = module.lam().to(x.dtype).reshape(1, 1, 1)
         return -lam if isinstance(module, PlusAttention) else lam
-    return diffllama.lambda_of(module, x.dtype)[0].reshape(1, 1, 1)
+    first, second = (each.to(x.dtype) for each in exponentials(module, torch.float32))
+    return (first - second + module.lambda_init).reshape(1, 1, 1)
 
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import ForeignModule
+from diffscope.families.foreign import ForeignModule
 from diffscope.families.offloaded import weights_loaded
 from diffscope.proof.fidelity import TOLERANCE
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from diffscope.attribution.runs import Run, Runs
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import ForeignModule
+from diffscope.families.foreign import ForeignModule
 from diffscope.families.offloaded import weights_loaded
 from diffscope.scope import Scope
 

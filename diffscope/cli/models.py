@@ -2,7 +2,8 @@
 
 from diffscope.cli.options import Json
 from diffscope.cli.output import say, show_json, show_table
-from diffscope.models.cards import FAMILIES, bundled
+from diffscope.families import FAMILIES
+from diffscope.models.cards import bundled
 
 EXAMPLE = ("diffscope models --json",)
 
@@ -10,13 +11,14 @@ EXAMPLE = ("diffscope models --json",)
 def command(as_json: Json = False):
     """List the bundled models and the supported families of attention."""
     models = bundled()
+    families = {family.name: family.description for family in FAMILIES}
     if as_json:
-        show_json({"models": models, "families": FAMILIES})
+        show_json({"models": models, "families": families})
         return
     headers = ["model", "attention", "layers", "heads", "parameters", "trained length", "retrieval", "checkpoints"]
     show_table(headers, (_row(model) for model in models))
     say()
-    show_table(["family", "reads"], FAMILIES.items())
+    show_table(["family", "reads"], families.items())
 
 
 def _row(model):

@@ -7,12 +7,14 @@ from torch import nn
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.families.attention_pass import AttentionPass, Call, compact, mask_of
 from diffscope.families.axolotl import Axolotl
-from diffscope.families.base import REGISTER, AttentionPass, Call, Convention, Family, compact, mask_of
+from diffscope.families.base import Convention, Family
 from diffscope.families.bundled import Bundled
 from diffscope.families.dex import Dex
 from diffscope.families.diffclip import DiffClip
 from diffscope.families.diffllama import DiffLlama
+from diffscope.families.foreign import REGISTER
 from diffscope.families.kyegomez import Kyegomez
 from diffscope.families.motif import GroupedMotif, Motif
 from diffscope.families.motif_latent import MotifLatent

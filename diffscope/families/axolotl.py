@@ -10,20 +10,19 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import EXPONENTIAL, HALVES, AttentionPass, Convention, Family, ForeignModule, number_of, parts_of
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family
+from diffscope.families.foreign import ForeignModule, number_of
 from diffscope.families.reading import (
+    PROJECTIONS,
+    V1_PARTS,
     angles_of,
     from_cache,
     given_mask,
     heads_of,
     lambda_of,
-    norm_of,
-    projections,
     rotate_half,
 )
-
-PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "subln")
-OWN_PART = "heads_per_component"
 
 
 class Axolotl(Family):
@@ -34,20 +33,13 @@ class Axolotl(Family):
     """
 
     name = "axolotl"
+    description = "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix"
     convention = Convention(
         HALVES, f"diff_attn_mix·({EXPONENTIAL})", schedule=0, norm="rms, affine", post_scale=False, rope="half"
     )
-    interface = False
     tried_on = "documented layout"
-
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if all(hasattr(module, part) for part in (*PARTS, OWN_PART))]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.o_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return projections(module)
+    has = (*V1_PARTS, "o_proj", "lambda_init", "subln", "heads_per_component")
+    watch = PROJECTIONS
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         """A converted model may have neither norm nor λ_init, so that it starts as the Llama it was."""
@@ -70,24 +62,20 @@ class Axolotl(Family):
         lam, lam_fp32 = (_mix(module) * x for x in lambda_of(module, module.lambda_init, q.dtype))
         width = module.o_proj.in_features // heads
         for values in _values(v, d, width):
-            layer = LayerAttention(
-                layer=attention_pass.number,
-                family=self.name,
-                q=q,
-                k=k,
-                v=values,
-                scale=d**-0.5,
-                pairing=Pairing.halves(heads, k.shape[1] // 2, q.device),
-                lengths=attention_pass.lengths,
+            layer = attention_pass.layer(
+                q,
+                k,
+                values,
+                Pairing.halves(heads, k.shape[1] // 2, q.device),
                 mask=self._mask(attention_pass, k.shape[2]),
                 lam=lam,
                 lam_fp32=lam_fp32,
                 lam_init=number_of(module, "lambda_init"),
-                norm=norm_of(module.subln, width, q.dtype),
-                score_dtype=q.dtype if _eager(module) and q.dtype in (torch.bfloat16, torch.float16) else None,
+                norm=module.subln,
+                rounds_scores=_eager(module),
             )
+            yield replace(layer, post_scale=1.0)
             yield layer
-            yield replace(layer, post_scale=1 - number_of(module, "lambda_init"))
 
     def _mask(self, attention_pass: AttentionPass, keys: int) -> Mask:
         if attention_pass.arguments.get("attention_mask") is None and _eager(attention_pass.module):

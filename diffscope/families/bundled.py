@@ -5,27 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.models.llama.modeling_llama import repeat_kv
 
 from diffscope.attention.changes import Reshape, SignedMask, TopKA1
 from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.families.base import (
-    EXPONENTIAL,
-    ONE_SECOND,
-    SIGMOID,
-    STRIPES,
-    AttentionPass,
-    Convention,
-    Family,
-    ForeignModule,
-    expect_calls,
-    filled,
-    mask_of,
-)
+from diffscope.families.attention_pass import AttentionPass, expect_calls
+from diffscope.families.base import EXPONENTIAL, ONE_SECOND, SIGMOID, STRIPES, Convention, Family
 from diffscope.families.diffllama import read_halves
-from diffscope.families.reading import norm_of, wide_linear
+from diffscope.families.foreign import ForeignModule, filled, norm_of
+from diffscope.families.reading import wide_linear
 from diffscope.models.controls import DPlusAttention, GatedAttention, SignedAttention, TopKAttention
 from diffscope.models.mechanisms import (
     Attention,
@@ -48,12 +38,8 @@ class Bundled(Family):
     """diffscope's own models behind one configuration field."""
 
     name = "diffscope"
-
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in model.modules() if isinstance(module, Attention)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.o_proj
+    description = "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls"
+    module_class = Attention
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         if isinstance(module, DiffV1Attention):
@@ -113,21 +99,8 @@ class Bundled(Family):
         maps = call.query.shape[1]
         groups = call.key.shape[1]
         device = call.query.device
-        layer = LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=call.query,
-            k=call.key,
-            v=call.value,
-            scale=call.scaling,
-            pairing=Pairing.plain(maps, groups, device),
-            lengths=attention_pass.lengths,
-            mask=mask_of(call, attention_pass),
-            norm=norm_of_heads(module),
-            score_dtype=call.score_dtype,
-            soft_cap=call.soft_cap,
-            sink_logit=call.sink_logit,
-        )
+        pairing = Pairing.plain(maps, groups, device)
+        layer = attention_pass.layer(call.query, call.key, call.value, pairing, norm=norm_of_heads(module), call=call)
         if not isinstance(module, DiffV2Attention):
             return layer
         lam = module.lam(attention_pass.hidden).transpose(1, 2)  # (batch, head, query)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, AttentionPass, ForeignModule, parts_of
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.foreign import REGISTER, ForeignModule, parts_of
 from diffscope.families.standard import Standard
 
 
@@ -51,6 +52,7 @@ class Dex(Standard):
     """
 
     name = "dex"
+    description = "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A"
     tried_on = "documented layout"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
@@ -73,7 +75,6 @@ class Dex(Standard):
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         layer = super().read(attention_pass)
         adapter = adapter_of(attention_pass.module)
-        layer = replace(layer, family=self.name)
         if adapter is None:
             return layer
         return replace(layer, correction=correction_of(adapter, layer.n_heads, layer.q.dtype))

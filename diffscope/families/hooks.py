@@ -22,8 +22,10 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from diffscope.errors import DiffscopeWarning, UnsupportedModel
-from diffscope.families.base import AttentionPass, Call, Family, ForeignModule, filled
+from diffscope.families.attention_pass import AttentionPass, Call
+from diffscope.families.base import Family
 from diffscope.families.flex import FLEX, compiled, compiled_apart
+from diffscope.families.foreign import ForeignModule, filled
 from diffscope.families.interface import record_call
 from diffscope.families.model_call import ModelCall
 from diffscope.families.offloaded import weights_loaded

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffscope.families.base import Call
+from diffscope.families.attention_pass import Call
 
 UNDERSTOOD = frozenset("scaling sliding_window softcap s_aux is_causal dropout".split())
 

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import HALF
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import STRIPES, Convention, Family
+from diffscope.families.foreign import ForeignModule
 from diffscope.families.reading import heads_of
 
 
@@ -17,18 +18,18 @@ class Kyegomez(Family):
     """Each head projects its two maps and its values by itself; all tokens see all others, and the only norm comes after W_o."""
 
     name = "kyegomez"
+    description = "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block"
     convention = Convention(STRIPES, "an argument of the module", schedule=None, norm=None, post_scale=False, rope="none")
-    interface = False
     tried_on = "documented layout"
+    has = ("diff_attn_heads", "W_o")
+    watch = {"q": "W_q", "k": "W_k", "v": "W_v"}  # of each head
+    output = "W_o"
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if _heads(module) and isinstance(getattr(module, "W_o", None), nn.Module)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.W_o
+    def recognises(self, module: ForeignModule) -> bool:
+        return super().recognises(module) and bool(_heads(module)) and isinstance(module.W_o, nn.Module)
 
     def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return {f"{name}{h}": getattr(head, f"W_{name}") for h, head in enumerate(_heads(module)) for name in ("q", "k", "v")}
+        return {f"{name}{h}": part for h, head in enumerate(_heads(module)) for name, part in Family.watched(self, head).items()}
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         heads = range(len(_heads(attention_pass.module)))
@@ -39,18 +40,14 @@ class Kyegomez(Family):
         )
         if not isinstance(given, (float, int, Tensor)) or (isinstance(given, Tensor) and given.numel() != 1):
             raise UnsupportedModel(f"{attention_pass.kind} was not given one number for λ, which diffscope reads")
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=heads_of(q, d),  # (batch, map, token, d)
-            k=heads_of(k, d),
-            v=heads_of(v, d),
-            scale=d**-0.5,
-            pairing=Pairing.stripes(len(heads), device=q.device),
-            lengths=attention_pass.lengths,
+        return attention_pass.layer(
+            heads_of(q, d),  # (batch, map, token, d)
+            heads_of(k, d),
+            heads_of(v, d),
+            Pairing.stripes(len(heads), device=q.device),
             mask=Mask("full"),
             lam=torch.full((1, 1, 1), float(given), dtype=torch.promote_types(q.dtype, torch.float32), device=q.device),
-            score_dtype=q.dtype if q.dtype in HALF else None,
+            rounds_scores=True,
         )
 
 

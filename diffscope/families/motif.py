@@ -2,46 +2,28 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import (
-    EXPONENTIAL,
-    REGISTER,
-    STRIPES,
-    AttentionPass,
-    Convention,
-    Family,
-    ForeignModule,
-    number_of,
-    parts_of,
-)
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family
+from diffscope.families.foreign import REGISTER, ForeignModule, number_of
 from diffscope.families.reading import (
+    PROJECTIONS,
+    V1_PARTS,
     angles_of,
     from_cache,
     given_mask,
     heads_of,
+    is_eager,
     lambda_of,
-    norm_of,
     paired_values,
-    projections,
     rotate_half,
-    rounded_scores,
 )
-
-PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "subln", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
-
-
-def is_motif(module: ForeignModule) -> bool:
-    """Whether it is Motif 2's attention, of either kind, by its parts; others share the parts but not the eps of their own."""
-    named = type(module).__name__.startswith("Motif") or hasattr(getattr(module, "config", None), "attn_rms_norm_eps")
-    return named and all(hasattr(module, part) for part in PARTS) and not hasattr(module, "diff_attn_mix")
 
 
 def heads_and_seconds(module: ForeignModule) -> tuple[int, int]:
-    """How many heads there are, each with a first map of its own, and how many second maps, from the sizes of the projections."""
+    """Return the number of heads, each with a first map, and of second maps, from the sizes of the projections."""
     d = len(module.lambda_q1)
     heads = module.o_proj.in_features // (2 * d)
     return heads, module.q_proj.out_features // d - heads
@@ -51,22 +33,22 @@ class Motif(Family):
     """Motif-2.6B: maps 2h and 2h + 1 belong to head h; λ_init of layer l is the paper's of l − 1."""
 
     name = "motif"
+    description = "Motif-2.6B (remote code): head h pairs maps 2h and 2h + 1, λ_init counts layers from −1"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=-1, norm="rms, affine", post_scale=True, rope="half")
-    interface = False
     tried_on = "documented layout"
+    has = (*V1_PARTS, "o_proj", "subln")
+    watch = PROJECTIONS
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if is_motif(module) and self.reads(*heads_and_seconds(module))]
+    def recognises(self, module: ForeignModule) -> bool:
+        """Return whether it is Motif 2's attention; others with its parts have no eps of their own, or a mix."""
+        if not super().recognises(module) or hasattr(module, "diff_attn_mix"):
+            return False
+        named = type(module).__name__.startswith("Motif") or hasattr(getattr(module, "config", None), "attn_rms_norm_eps")
+        return named and self.reads(*heads_and_seconds(module))
 
     def reads(self, heads: int, seconds: int) -> bool:
-        """Whether it is this family's, by how many heads share a second map."""
+        """Return whether it is this family's, by how many heads share a second map."""
         return heads == seconds
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.o_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return projections(module)
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         module = attention_pass.module
@@ -86,22 +68,17 @@ class Motif(Family):
             )
         init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=v,
-            scale=d**-0.5,
-            pairing=Pairing.grouped(heads, seconds, pairs, device=q.device),
-            lengths=attention_pass.lengths,
+        return attention_pass.layer(
+            q,
+            k,
+            v,
+            Pairing.grouped(heads, seconds, pairs, device=q.device),
             mask=given_mask(attention_pass, k.shape[2]),
             lam=lam,
             lam_fp32=lam_fp32,
             lam_init=init,
-            norm=norm_of(module.subln, 2 * d, q.dtype),
-            post_scale=1 - init,
-            score_dtype=rounded_scores(module, q.dtype),
+            norm=module.subln,
+            rounds_scores=is_eager(module),
         )
 
 
@@ -109,6 +86,7 @@ class GroupedMotif(Motif):
     """Grouped differential attention: of every r + 1 query maps the last is the second map of the r heads before it."""
 
     name = "motif-grouped"
+    description = "Motif-2-12.7B (remote code), grouped differential attention: one A2 with keys of its own serves several A1"
     convention = Convention(
         "of every r + 1 maps the last is A2 of the r before it",
         EXPONENTIAL,

@@ -10,24 +10,17 @@ from torch import Tensor, nn
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, SIGMOID, AttentionPass, Convention, Family, ForeignModule, number, parts_of
-from diffscope.families.reading import (
-    angles_of,
-    from_cache,
-    given_mask,
-    heads_of,
-    rotate_half,
-    rounded_scores,
-    setting,
-)
-
-PARTS = ("wq_a", "q_norm", "wq_b", "wkv_a", "kv_norm", "wkv_b", "lambda_proj", "wo")
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import SIGMOID, Convention, Family
+from diffscope.families.foreign import REGISTER, ForeignModule, number, setting
+from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, is_eager, rotate_half
 
 
 class MotifLatent(Family):
     """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and head."""
 
     name = "motif-latent"
+    description = "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output"
     convention = Convention(
         "of every r + 1 maps the last is A2 of the r before it",
         SIGMOID,
@@ -37,19 +30,21 @@ class MotifLatent(Family):
         rope="half, on the last part of the width",
         keys="shared by both maps",
     )
-    interface = False
     tried_on = "documented layout"
+    has = ("wq_a", "q_norm", "wq_b", "wkv_a", "kv_norm", "wkv_b", "lambda_proj", "wo")
+    watch = {
+        "latent": "q_norm",
+        "q": "wq_b",
+        "kv_a": "wkv_a",
+        "kv": "wkv_b",
+        "lambda": "lambda_proj",
+        "gate": "wq_b_gate",  # absent in some layers
+        "rotary": "swa_rotary_emb",  # absent in some layers
+    }
+    output = "wo"
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if all(isinstance(getattr(module, part, None), nn.Module) for part in PARTS)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.wo
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        names = {"latent": "q_norm", "q": "wq_b", "kv_a": "wkv_a", "kv": "wkv_b", "lambda": "lambda_proj"}
-        names |= {"gate": "wq_b_gate", "rotary": "swa_rotary_emb"}  # absent in some layers
-        return {name: part for name, at in names.items() if isinstance(part := getattr(module, at, None), nn.Module)}
+    def recognises(self, module: ForeignModule) -> bool:
+        return super().recognises(module) and all(isinstance(getattr(module, name), nn.Module) for name in self.has)
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         layer = self.read(attention_pass)
@@ -77,19 +72,16 @@ class MotifLatent(Family):
                 "or use_cache=False"
             )
         lam_fp32 = _sigmoid(outputs["lambda"]).transpose(1, 2)  # (batch, head, query)
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=v,
+        return attention_pass.layer(
+            q,
+            k,
+            v,
+            Pairing.grouped(heads, maps - heads, groups, shared_keys=True, device=q.device),
             scale=number(setting(module, "scaling", "softmax_scale", "scale"), module, "scale"),
-            pairing=Pairing.grouped(heads, maps - heads, groups, shared_keys=True, device=q.device),
-            lengths=attention_pass.lengths,
             mask=given_mask(attention_pass, k.shape[2], _window(module)),
             lam=lam_fp32.to(q.dtype),
             lam_fp32=lam_fp32,
-            score_dtype=rounded_scores(module, q.dtype),
+            rounds_scores=is_eager(module),
             gate=heads_of(outputs["gate"].sigmoid(), width) if "gate" in outputs else None,
         )
 

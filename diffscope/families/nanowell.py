@@ -6,15 +6,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import HALF
-from diffscope.families.base import EXPONENTIAL, STRIPES, AttentionPass, Convention, Family, ForeignModule, number_of, parts_of
-from diffscope.families.reading import heads_of
-
-PARTS = ("W_q", "W_k", "W_v", "W_o", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init", "rms_scale", "num_heads")
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family
+from diffscope.families.foreign import ForeignModule, number_of
+from diffscope.families.reading import LAMBDAS, heads_of
 
 
 class Nanowell(Family):
@@ -24,18 +23,12 @@ class Nanowell(Family):
     """
 
     name = "nanowell"
+    description = "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE"
     convention = Convention(STRIPES, f"{EXPONENTIAL}, per head", schedule=0, norm="rms, affine", post_scale=True, rope="none")
-    interface = False
     tried_on = "documented layout"
-
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if all(hasattr(module, part) for part in PARTS)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.W_o
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return {"q": module.W_q, "k": module.W_k, "v": module.W_v}
+    has = ("W_q", "W_k", "W_v", "W_o", *LAMBDAS, "lambda_init", "rms_scale", "num_heads")
+    watch = {"q": "W_q", "k": "W_k", "v": "W_v"}
+    output = "W_o"
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         return next(self.readings(attention_pass))
@@ -47,20 +40,15 @@ class Nanowell(Family):
         q, k = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k"))  # (batch, map, token, d)
         init = number_of(module, "lambda_init")
         lam = (_exponential(module, 1) - _exponential(module, 2) + init).expand(heads).reshape(1, heads, 1)
-        layer = LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=heads_of(attention_pass.outputs["v"], 2 * d),
-            scale=d**-0.5,
-            pairing=Pairing.stripes(heads, device=q.device),
-            lengths=attention_pass.lengths,
+        layer = attention_pass.layer(
+            q,
+            k,
+            heads_of(attention_pass.outputs["v"], 2 * d),
+            Pairing.stripes(heads, device=q.device),
             lam=lam,
             lam_init=init,
             norm=Norm("rms", module.eps, module.rms_scale.detach().clone()),
-            post_scale=1 - init,
-            score_dtype=q.dtype if q.dtype in HALF else None,
+            rounds_scores=True,
         )
         yield layer
         yield replace(layer, mask=Mask("full"))

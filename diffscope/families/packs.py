@@ -11,7 +11,7 @@ from torch import Tensor
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import compact
+from diffscope.families.attention_pass import compact
 
 ACROSS = "attends across the sequences of the pack; give them as a batch"
 

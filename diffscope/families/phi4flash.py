@@ -4,38 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import EXPONENTIAL, REGISTER, STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
-from diffscope.families.reading import from_cache, given_mask, heads_of, lambda_of, norm_of, paired_values
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family
+from diffscope.families.foreign import REGISTER, ForeignModule
+from diffscope.families.reading import from_cache, given_mask, heads_of, lambda_of, paired_values
 
 
 class Phi4Flash(Family):
     """Phi-4-mini-flash: maps 2h and 2h + 1 belong to head h; every other layer has no attention."""
 
     name = "phi4flash"
+    description = "Phi-4-mini-flash (remote code): head h pairs maps 2h and 2h + 1, no RoPE, late layers share one layer's keys"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=0, norm="rms, affine", post_scale=True, rope="none")
-    interface = False
     tried_on = "documented layout"
-
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [
-            module
-            for module in parts_of(model)
-            if isinstance(getattr(module, "Wqkv", None), nn.Module)
-            and isinstance(getattr(module, "out_proj", None), nn.Module)
-            and hasattr(getattr(module, "inner_cross_attn", None), "lambda_q1")
-            and hasattr(module.inner_cross_attn, "subln")
-        ]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.out_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return {"qkv": module.Wqkv}
+    has = ("Wqkv", "out_proj", "inner_cross_attn.lambda_q1", "inner_cross_attn.subln")
+    watch = {"qkv": "Wqkv"}
+    output = "out_proj"
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         return next(self.readings(attention_pass))
@@ -67,23 +56,18 @@ class Phi4Flash(Family):
         mask = attention_pass.arguments.get("attention_mask")
         tokens = k.shape[2] if mask is None else mask.shape[-1]  # a cache may have room for more
         k = k[:, :, :tokens]
-        heads, pairs, d = q.shape[1] // 2, k.shape[1] // 2, q.shape[-1]
+        heads, pairs = q.shape[1] // 2, k.shape[1] // 2
         lam, lam_fp32 = lambda_of(inner, inner.lambda_init, q.dtype)
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=paired_values(v[:, :, :tokens]),
-            scale=d**-0.5,
-            pairing=Pairing.stripes(heads, pairs, device=q.device),
-            lengths=attention_pass.lengths,
+        return attention_pass.layer(
+            q,
+            k,
+            paired_values(v[:, :, :tokens]),
+            Pairing.stripes(heads, pairs, device=q.device),
             mask=given_mask(attention_pass, k.shape[2], _window(module)),
             lam=lam,
             lam_fp32=lam_fp32,
             lam_init=inner.lambda_init,
-            norm=norm_of(inner.subln, 2 * d, q.dtype),
-            post_scale=1 - inner.lambda_init,
+            norm=inner.subln,
         )
 
 

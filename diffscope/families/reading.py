@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from diffscope.attention.components import Mask, Norm
+from diffscope.attention.components import Mask
 from diffscope.attention.precision import without_autocast
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, AttentionPass, ForeignModule, compact, filled
+from diffscope.families.attention_pass import AttentionPass, compact
+from diffscope.families.foreign import REGISTER, ForeignModule, filled
+from diffscope.models.mechanisms import exponentials
+
+#: Submodules whose outputs are watched if queries, keys and values are projected apart.
+PROJECTIONS = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "rotary": "rotary_emb"}
+LAMBDAS = ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2")
+V1_PARTS = ("q_proj", "k_proj", "v_proj", *LAMBDAS)
 
 
 def heads_of(x: Tensor, width: int) -> Tensor:
     """(batch, token, head·width) → (batch, head, token, width)."""
     return x.unflatten(-1, (-1, width)).transpose(1, 2)
-
-
-def projections(module: ForeignModule) -> dict[str, nn.Module]:
-    """The parts of a module whose q, k and v are projected apart, and its own rotary embedding if it has one."""
-    parts = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
-    rotary = getattr(module, "rotary_emb", None)
-    return parts | {"rotary": rotary} if isinstance(rotary, nn.Module) else parts
 
 
 def rotate_half(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,15 +58,22 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([turned.to(x.dtype), rest], dim=-1)
 
 
-def lambda_of(module: ForeignModule, init: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init as used, each exponential cast to `dtype` by itself, and in float32 or wider.
+def lambda_of(
+    module: ForeignModule, init: float | Tensor, dtype: torch.dtype, sum_dtype: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return λ = exp(λq1·λk1) − exp(λq2·λk2) + λ_init as used, and in float32 or wider; both are (1, 1, 1).
 
-    Both are (1, 1, 1).
+    Parameters
+    ----------
+    module : nn.Module
+    init : float or Tensor
+        λ_init.
+    dtype : torch.dtype
+        What each exponential is cast to.
+    sum_dtype : torch.dtype, optional
+        What the products are summed in; by default that of the vectors.
     """
-    first, second = (
-        product.detach().to(torch.promote_types(product.dtype, torch.float32)).exp()
-        for product in ((module.lambda_q1 * module.lambda_k1).sum(), (module.lambda_q2 * module.lambda_k2).sum())
-    )
+    first, second = (each.detach() for each in exponentials(module, sum_dtype))
     init = init.detach() if isinstance(init, Tensor) else init
     lam = first.to(dtype) - second.to(dtype) + init  # numbers, of which a λ_init that is wider widens the sum
     return lam.reshape(1, 1, 1), (first - second + init).reshape(1, 1, 1)
@@ -164,44 +171,6 @@ def paired_values(v: Tensor) -> Tensor:
     return v.unflatten(1, (-1, 2)).transpose(2, 3).flatten(-2)
 
 
-def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | None:
-    """A root-mean-square norm of heads' outputs, with weight or without; None where it is absent or the identity.
-
-    Raises
-    ------
-    UnsupportedModel
-        It is another norm.
-    """
-    if norm is None or isinstance(norm, nn.Identity):
-        return None
-    weight = getattr(norm, "weight", None)
-    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", False))
-    other = isinstance(norm, (nn.LayerNorm, nn.GroupNorm)) or eps is False or getattr(norm, "bias", None) is not None
-    if other or (weight is not None and weight.shape != (width,)):
-        raise UnsupportedModel(
-            f"{type(norm).__name__}, the norm of the heads' outputs, is not a root-mean-square norm over {width} elements; "
-            f"{REGISTER}"
-        )
-    eps = torch.finfo(dtype).eps if eps is None else eps  # as torch does
-    return Norm("rms", eps, None if weight is None else weight.detach().clone())
-
-
-def setting(module: ForeignModule, *names: str) -> Any:
-    """What a module, or else its configuration, has under one of some names.
-
-    Raises
-    ------
-    UnsupportedModel
-        Neither has any.
-    """
-    for holder in (module, getattr(module, "config", None)):
-        for name in names:
-            if getattr(holder, name, None) is not None:
-                return getattr(holder, name)
-    raise UnsupportedModel(f"neither {type(module).__name__} nor its config has {' or '.join(names)}, which its family needs")
-
-
-def rounded_scores(module: ForeignModule, dtype: torch.dtype) -> torch.dtype | None:
-    """What scores are rounded to before the softmax: half precision in eager attention, which keeps the activations' dtype."""
-    eager = getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"
-    return dtype if eager and dtype in (torch.bfloat16, torch.float16) else None
+def is_eager(module: ForeignModule) -> bool:
+    """Return whether a module's configuration asks for eager attention, which keeps its scores in the activations' dtype."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None) == "eager"

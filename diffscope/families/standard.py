@@ -7,7 +7,9 @@ from torch import nn
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, AttentionPass, Family, ForeignModule, expect_calls, mask_of, parts_of
+from diffscope.families.attention_pass import AttentionPass, expect_calls
+from diffscope.families.base import Family
+from diffscope.families.foreign import REGISTER, ForeignModule, parts_of
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
 # Attributes by which differential implementations can be told; read as standard they would give wrong maps.
@@ -25,6 +27,7 @@ class Standard(Family):
     """Llama, Qwen, Mistral, GPT-2 and others: A1 = A, λ = 0, D = A."""
 
     name = "standard"
+    description = "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         modules = interface_attention(model)
@@ -48,17 +51,5 @@ class Standard(Family):
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         expect_calls(attention_pass, self.name, 1)
         call = attention_pass.calls[0]
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=call.query,
-            k=call.key,
-            v=call.value,
-            scale=call.scaling,
-            pairing=Pairing.plain(call.query.shape[1], call.key.shape[1], call.query.device),
-            lengths=attention_pass.lengths,
-            mask=mask_of(call, attention_pass),
-            score_dtype=call.score_dtype,
-            soft_cap=call.soft_cap,
-            sink_logit=call.sink_logit,
-        )
+        pairing = Pairing.plain(call.query.shape[1], call.key.shape[1], call.query.device)
+        return attention_pass.layer(call.query, call.key, call.value, pairing, call=call)

@@ -9,23 +9,13 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.precision import HALF
-from diffscope.families.base import (
-    EXPONENTIAL,
-    STRIPES,
-    AttentionPass,
-    Convention,
-    Family,
-    ForeignModule,
-    compact,
-    number_of,
-    parts_of,
-)
+from diffscope.families.attention_pass import AttentionPass, compact
+from diffscope.families.base import EXPONENTIAL, STRIPES, Convention, Family
+from diffscope.families.foreign import ForeignModule, number_of
 from diffscope.families.reading import heads_of
 
-SHARED = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
-ALONE = (*SHARED, "qkv", "norm", "proj")
-IN_BLOCK = (*SHARED, "in_proj", "in_split", "out_proj")
+ALONE = ("qkv", "norm", "proj")
+IN_BLOCK = ("in_proj", "in_split", "out_proj")
 
 
 def _is_block(module: ForeignModule) -> bool:
@@ -36,15 +26,14 @@ class Timm(Family):
     """Fused projection, maps in stripes, full attention over image tokens; told by attributes, so that timm is never imported."""
 
     name = "timm"
+    description = "DiffAttention and DiffParallelScalingBlock of timm's vision transformers"
     convention = Convention(STRIPES, EXPONENTIAL, 0, "rms, affine", True, "none")
-    interface = False
+    has = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
+    watch = {"qkv": "qkv", "in_proj": "in_proj", "q": "q_norm", "k": "k_norm"}
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [
-            module
-            for module in parts_of(model)
-            if any(all(hasattr(module, name) for name in names) for names in (ALONE, IN_BLOCK))
-        ]
+    def recognises(self, module: ForeignModule) -> bool:
+        rest = IN_BLOCK if _is_block(module) else ALONE
+        return super().recognises(module) and all(hasattr(module, name) for name in rest)
 
     def output_projection(self, module: ForeignModule) -> nn.Module:
         return module.out_proj if _is_block(module) else module.norm  # the latter does nothing unless the model asks for it
@@ -52,44 +41,27 @@ class Timm(Family):
     def attention_width(self, module: ForeignModule) -> int | None:
         return module.in_split[-1] if _is_block(module) else None  # beside it stands what the MLP made
 
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        projection = module.in_proj if _is_block(module) else module.qkv
-        return {"projected": projection, "q": module.q_norm, "k": module.k_norm}
-
     def convention_of(self, module: ForeignModule) -> Convention:
         return replace(self.convention, lam="exp(a) − exp(b) + λ_init") if module.dual_lambda else self.convention
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         module = attention_pass.module
         width = 2 * module.head_dim
-        projected = attention_pass.outputs["projected"]  # (batch, token, [MLP | q | k | v])
+        projected = attention_pass.outputs["in_proj" if _is_block(module) else "qkv"]  # (batch, token, [MLP | q | k | v])
         values = projected[..., -module.num_heads * width :]
-        q = attention_pass.outputs["q"]
-        k = attention_pass.outputs["k"]
-        v = heads_of(values, width).contiguous()  # (batch, head, token, width); a view would keep all that was projected
-        scale = q.shape[-1] ** -0.5
-        rounded = None
-        if not module.fused_attn and q.dtype in HALF:  # then q is scaled before the product, and both are rounded
-            rounded = q.dtype
-            scale = 1.0
-            q = q * module.scale
-        lam = _lambda(module).reshape(1, 1, 1)
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=v,
-            scale=scale,
-            pairing=Pairing.stripes(module.num_heads, device=q.device),
-            lengths=attention_pass.lengths,
+        q, k = attention_pass.outputs["q"], attention_pass.outputs["k"]
+        lam = _lambda(module)
+        return attention_pass.layer(
+            q,
+            k,
+            heads_of(values, width).contiguous(),  # (batch, head, token, width); a view would keep all that was projected
+            Pairing.stripes(module.num_heads, device=q.device),
             mask=_mask(attention_pass),
             lam=lam.to(q.dtype),
             lam_fp32=lam.to(torch.promote_types(lam.dtype, torch.float32)),
             lam_init=number_of(module, "lambda_init"),
             norm=Norm("rms", module.sub_norm.eps, module.sub_norm.weight.detach().clone()),
-            post_scale=1 - number_of(module, "lambda_init"),
-            score_dtype=rounded,
+            scales_queries=not module.fused_attn,
         )
 
 

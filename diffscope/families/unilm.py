@@ -6,27 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import (
-    EXPONENTIAL,
-    SIGMOID,
-    STRIPES,
-    AttentionPass,
-    Convention,
-    Family,
-    ForeignModule,
-    compact,
-    number_of,
-    parts_of,
-)
-from diffscope.families.reading import heads_of, lambda_of, norm_of, rotate_half, rotate_interleaved, wide_linear
+from diffscope.families.attention_pass import AttentionPass, compact
+from diffscope.families.base import EXPONENTIAL, SIGMOID, STRIPES, Convention, Family
+from diffscope.families.foreign import ForeignModule, number_of
+from diffscope.families.reading import PROJECTIONS, V1_PARTS, heads_of, lambda_of, rotate_half, rotate_interleaved, wide_linear
 
-V1_PARTS = ("q_proj", "k_proj", "v_proj", "out_proj", "lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "lambda_init")
-V2_PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2", "head_dim")
 NAIVE = "MultiheadDiffAttn"
 
 
@@ -56,19 +45,15 @@ class UnilmV1(Family):
     """The naive file and both flash files, which differ in what they do with grouped keys, and whatever is built like them."""
 
     name = "unilm"
+    description = "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=0, norm="rms, affine", post_scale=True, rope="interleaved")
-    interface = False
     tried_on = "documented layout"
+    has = (*V1_PARTS, "out_proj", "lambda_init")
+    watch = PROJECTIONS
+    output = "out_proj"
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        modules = [module for module in parts_of(model) if all(hasattr(module, part) for part in V1_PARTS)]
-        return [module for module in modules if not hasattr(module, "effective_heads")]  # that is DiffCLIP's
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.out_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        return {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
+    def recognises(self, module: ForeignModule) -> bool:
+        return super().recognises(module) and not hasattr(module, "effective_heads")  # that is DiffCLIP's
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         return next(iter(self.readings(attention_pass)))
@@ -108,29 +93,19 @@ class UnilmV1(Family):
         q, k = (
             _turned(attention_pass, heads_of(attention_pass.outputs[name], d)) for name in ("q", "k")
         )  # (batch, map, token, d)
-        scale = d**-0.5
-        rounded = None
-        if type(module).__name__ == NAIVE and q.dtype in (torch.bfloat16, torch.float16):
-            rounded = q.dtype  # it scales q, then takes the product, and rounds both
-            q = q * scale
-            scale = 1.0
-        lam, lam_fp32 = lambda_of(module, number_of(module, "lambda_init"), q.dtype)
-        return LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=heads_of(attention_pass.outputs["v"], 2 * d),
-            scale=scale,
-            pairing=Pairing.stripes(heads, groups, device=q.device),
-            lengths=attention_pass.lengths,
+        init = number_of(module, "lambda_init")
+        lam, lam_fp32 = lambda_of(module, init, q.dtype)
+        return attention_pass.layer(
+            q,
+            k,
+            heads_of(attention_pass.outputs["v"], 2 * d),
+            Pairing.stripes(heads, groups, device=q.device),
             mask=mask,
             lam=lam,
             lam_fp32=lam_fp32,
-            lam_init=number_of(module, "lambda_init"),
-            norm=norm_of(getattr(module, "subln", None), 2 * d, q.dtype),
-            post_scale=1 - number_of(module, "lambda_init"),
-            score_dtype=rounded,
+            lam_init=init,
+            norm=getattr(module, "subln", None),
+            scales_queries=type(module).__name__ == NAIVE,
         )
 
     def suspects(self, attention_pass: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
@@ -177,21 +152,13 @@ class UnilmV2(Family):
     """One softmax over twice the query heads; maps 2h and 2h + 1 share keys and values."""
 
     name = "unilm-v2"
+    description = "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head"
     convention = Convention(
         STRIPES, SIGMOID, schedule=None, norm=None, post_scale=False, rope="interleaved", keys="shared by both maps"
     )
-    interface = False
     tried_on = "documented layout"
-
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        return [module for module in parts_of(model) if all(hasattr(module, part) for part in V2_PARTS)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.o_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        parts = {"q": module.q_proj, "k": module.k_proj, "v": module.v_proj}
-        return parts | {"lambda": module.lambda_proj} if module.use_diff_v2 else parts
+    has = ("q_proj", "k_proj", "v_proj", "o_proj", "lambda_proj", "use_diff_v2", "head_dim")
+    watch = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "lambda": "lambda_proj"}
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.use_diff_v2 else None
@@ -201,16 +168,8 @@ class UnilmV2(Family):
         d = attention_pass.module.head_dim
         _check_arguments(attention_pass, "rel_pos")
         q, k, v = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k", "v"))  # (batch, head, token, d)
-        layer = LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=_turned(attention_pass, q),
-            k=_turned(attention_pass, k),
-            v=v,
-            scale=d**-0.5,
-            pairing=Pairing.plain(q.shape[1], k.shape[1], q.device),
-            lengths=attention_pass.lengths,
-        )
+        pairing = Pairing.plain(q.shape[1], k.shape[1], q.device)
+        layer = attention_pass.layer(_turned(attention_pass, q), _turned(attention_pass, k), v, pairing)
         if not module.use_diff_v2:
             return layer
         lam, lam_fp32 = sigmoid_of(module.lambda_proj, attention_pass.hidden, attention_pass.outputs["lambda"])

@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import REGISTER, SIGMOID, STRIPES, AttentionPass, Convention, Family, ForeignModule, parts_of
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import SIGMOID, STRIPES, Convention, Family
+from diffscope.families.foreign import REGISTER, ForeignModule
 from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, rotate_half
 from diffscope.families.unilm import pair_on_shared_keys, sigmoid_of
 
-PARTS = ("q_proj", "o_proj", "lambda_proj", "head_dim")
 GATES = "σ(W₂·x), and A1 has a factor σ(W₁·x), per token and head"
 
 
@@ -33,20 +34,18 @@ class Yoco(Family):
     """
 
     name = "yoco"
+    description = (
+        "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2"
+    )
     convention = Convention(STRIPES, GATES, schedule=None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
-    interface = False
     tried_on = "documented layout"
+    has = ("q_proj", "o_proj", "lambda_proj", "head_dim")
+    watch = {name: name for name in ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "lambda_proj")}
 
-    def modules(self, model: nn.Module) -> list[nn.Module]:
-        modules = [module for module in parts_of(model) if all(getattr(module, part, None) is not None for part in PARTS)]
-        return [module for module in modules if hasattr(module, "diff_v3") or _gates_both(module)]
-
-    def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.o_proj
-
-    def watched(self, module: ForeignModule) -> dict[str, nn.Module]:
-        names = ("q_proj", "k_proj", "v_proj", "q_norm", "k_norm", "lambda_proj")
-        return {name: part for name in names if isinstance(part := getattr(module, name, None), nn.Module)}
+    def recognises(self, module: ForeignModule) -> bool:
+        if not super().recognises(module) or any(getattr(module, name) is None for name in self.has):
+            return False
+        return hasattr(module, "diff_v3") or _gates_both(module)
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         rope = "half" if hasattr(module, "k_proj") else "none"
@@ -68,19 +67,9 @@ class Yoco(Family):
         gates, exact = sigmoid_of(
             module.lambda_proj, attention_pass.hidden, attention_pass.outputs["lambda_proj"]
         )  # (batch, gate, token)
-        layer = LayerAttention(
-            layer=attention_pass.number,
-            family=self.name,
-            q=q,
-            k=k,
-            v=v,
-            scale=module.head_dim**-0.5,
-            pairing=pair_on_shared_keys(q, k),
-            lengths=attention_pass.lengths,
-            mask=given_mask(attention_pass, k.shape[2], window),
-            lam=gates,
-            lam_fp32=exact,
-        )
+        pairing = pair_on_shared_keys(q, k)
+        mask = given_mask(attention_pass, k.shape[2], window)
+        layer = attention_pass.layer(q, k, v, pairing, mask=mask, lam=gates, lam_fp32=exact)
         if not _gates_both(module):
             return layer
         return replace(layer, gain=gates[:, 0::2], lam=gates[:, 1::2], lam_fp32=exact[:, 1::2])

@@ -7,6 +7,8 @@ arms are in ``controls``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -29,6 +31,21 @@ def eager_attention_forward(module, query, key, value, attention_mask, scaling, 
     weights = scores.softmax(-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+def exponentials(module: Any, sum_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+    """Return exp(λq1·λk1) and exp(λq2·λk2) of a V1 module, scalars in float32 or wider.
+
+    Parameters
+    ----------
+    module : nn.Module
+        Any module with the four vectors ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2``.
+    sum_dtype : torch.dtype, optional
+        What the products are summed in; by default the dtype of the vectors.
+    """
+    sums = [torch.sum(getattr(module, f"lambda_q{i}") * getattr(module, f"lambda_k{i}"), dtype=sum_dtype) for i in (1, 2)]
+    first, second = (x.to(torch.promote_types(x.dtype, torch.float32)).exp() for x in sums)
+    return first, second
 
 
 class HeadRMSNorm(nn.RMSNorm):
@@ -189,8 +206,7 @@ class DiffV1Attention(Attention):
             weight = self.o_proj.weight
             return torch.full((), self.fixed, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
         wide = torch.promote_types(self.lambda_q1.dtype, torch.float32)
-        first = torch.sum(self.lambda_q1 * self.lambda_k1, dtype=torch.float32).exp().to(wide)
-        second = torch.sum(self.lambda_q2 * self.lambda_k2, dtype=torch.float32).exp().to(wide)
+        first, second = (each.to(wide) for each in exponentials(self, torch.float32))
         return first - second + self.lambda_init
 
     def mix(self, x, q, k, v, mask, **kwargs):

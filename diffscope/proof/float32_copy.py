@@ -22,7 +22,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from diffscope.attention.precision import HALF
 from diffscope.errors import UnsupportedModel
 from diffscope.families import AttentionPass
-from diffscope.families.base import ForeignModule
+from diffscope.families.foreign import ForeignModule
 from diffscope.families.hooks import Replay
 
 _FLOATS = (*HALF, torch.float32, torch.float64)

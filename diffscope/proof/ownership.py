@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
 from diffscope.families import AttentionPass, Family
-from diffscope.families.base import number
+from diffscope.families.foreign import number
 from diffscope.proof.float32_copy import tensors_in, tensors_of
 
 _NUMBERS = ("scale", "post_scale", "lam_init", "soft_cap")

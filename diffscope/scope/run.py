@@ -18,8 +18,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.errors import DiffscopeWarning, InsufficientMemory, UnsupportedModel
 from diffscope.families import AttentionPass, Family
-from diffscope.families.base import REGISTER
 from diffscope.families.coverage import unread_layers
+from diffscope.families.foreign import REGISTER
 from diffscope.proof.prove import Reading, prove, read_passage
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.output_outliers import OutputOutliers

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families.base import ForeignModule, compiles_another
+from diffscope.families.foreign import ForeignModule, compiles_another
 
 NAMED_PARTS = 3  # of those that could be passed instead
 

@@ -1,0 +1,276 @@
+"""Record one pass of a batch through one attention module, and make the layer that it attended with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffscope.attention.components import Mask, Norm, Pairing
+from diffscope.attention.fidelity import Float32Proof
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
+from diffscope.errors import UnsupportedModel
+from diffscope.families.foreign import REGISTER, ForeignModule, norm_of
+from diffscope.families.model_call import CACHES, ModelCall
+
+
+@dataclass
+class Call:
+    """One call that an attention module made of the Hugging Face attention interface."""
+
+    query: Tensor  # (batch, map, query, d)
+    key: Tensor  # (batch, key map, key, d)
+    value: Tensor  # (batch, value head, key, width)
+    mask: Any  # None; (batch or 1, 1, query, key), bool or additive; or what flash-attn and FlexAttention have instead
+    scaling: float
+    window: int | None
+    score_dtype: torch.dtype | None = None  # what the scores are rounded to before the softmax
+    soft_cap: float | None = None
+    sink_logit: Tensor | None = None  # (map,)
+    is_causal: bool | None = None  # what the call says where the module says something else
+    ignored: str | None = None  # what the implementation does not compute with although the model asks for it, in words
+    unread: str | None = None  # a keyword that may change the maps and is not understood
+    given_dtype: torch.dtype | None = None  # of the query as the module gave it: under autocast it may be wider than here
+
+    @property
+    def may_be_padded(self) -> bool:
+        """Whether it may see padding that its mask does not show row by row: flash-attn's and FlexAttention's masks."""
+        if self.mask is None or (isinstance(self.mask, Tensor) and self.mask.dim() == 4):
+            return False
+        return not self.mask.all() if isinstance(self.mask, Tensor) else len(self.query) > 1
+
+
+@dataclass
+class AttentionPass:
+    """One pass of a batch through one attention module.
+
+    Attributes
+    ----------
+    module : nn.Module
+    index : int
+        Position of the module among those of the family, from 0.
+    number : int
+        The layer's number in the model, from 0. A module that a model runs several times is a layer each time: those of further
+        rounds are numbered on from the highest number of the first.
+    lengths : tuple of int
+        Tokens of each prompt; padding is on the right.
+    arguments : dict
+        Arguments of the module's forward, by the names of its signature.
+    outputs : dict of str to Tensor
+        Outputs of the submodules that :attr:`Family.watch` names.
+    calls : list of Call
+        Its calls of the Hugging Face attention interface.
+    observed : Tensor, (batch, query, head·width)
+        Input of the output projection; set when that is called.
+    repeat : int
+        How often the model had run the module before, in the same forward.
+    cached : tuple of Tensor, optional
+        Keys and values that the cache held before this pass, each (batch, head, key, width).
+    call : ModelCall, optional
+        The call of the model itself; None if a part of it was called by itself.
+    pack : tuple of int, optional
+        Tokens of each sequence, if the one prompt is a pack of several.
+    float32 : Float32Proof, optional
+        The proof of the module in float32, if the pass is in half precision.
+    family : str
+        Name of the family that reads it.
+    """
+
+    module: ForeignModule
+    index: int
+    number: int
+    lengths: tuple[int, ...]
+    arguments: dict = field(default_factory=dict)
+    outputs: dict[str, Tensor] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    observed: Tensor = field(init=False, repr=False)
+    repeat: int = 0
+    cached: tuple[Tensor, Tensor] | None = None
+    call: ModelCall | None = None
+    pack: tuple[int, ...] | None = None
+    float32: Float32Proof | None = None
+    family: str = ""
+
+    @property
+    def kind(self) -> str:
+        """Name of the module's class."""
+        return type(self.module).__name__
+
+    def layer(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        pairing: Pairing,
+        *,
+        lam: Tensor | None = None,
+        norm: Norm | nn.Module | None = None,
+        call: Call | None = None,
+        scales_queries: bool = False,
+        rounds_scores: bool = False,
+        **fields: Any,
+    ) -> LayerAttention:
+        """Return the layer that this pass attended with.
+
+        Number, family and lengths are those of the pass. The scale is d^-0.5, the mask causal, and the factor after the norm
+        1 - λ_init if there is a λ_init, unless `call` or `fields` say otherwise.
+
+        Parameters
+        ----------
+        q : Tensor, (batch, map, query, d)
+        k : Tensor, (batch, key map, key, d)
+        v : Tensor, (batch, value head, key, width)
+        pairing : Pairing
+        lam : Tensor, optional
+            λ: (batch, head, query) or broadcastable to it, one number a head, (head,), or one number.
+        norm : Norm or nn.Module, optional
+            Norm of the heads' outputs, or a root-mean-square norm to read it from.
+        call : Call, optional
+            The call of the attention interface that says scale, mask, rounding, soft cap and sink logits.
+        scales_queries : bool, optional
+            Whether the module scales its queries before the product. In half precision it rounds both.
+        rounds_scores : bool, optional
+            Whether the module keeps its scores in half precision.
+        **fields
+            Further fields of :class:`~diffscope.attention.layer.LayerAttention`.
+
+        Raises
+        ------
+        UnsupportedModel
+            The norm or the mask is of a kind that no supported family has.
+        """
+        fields.setdefault("scale", q.shape[-1] ** -0.5)
+        if call is not None:
+            fields |= {"scale": call.scaling, "mask": mask_of(call, self), "score_dtype": call.score_dtype}
+            fields |= {"soft_cap": call.soft_cap, "sink_logit": call.sink_logit}
+        if q.dtype in HALF and scales_queries:
+            q, fields["scale"] = q * fields["scale"], 1.0
+        if q.dtype in HALF and (scales_queries or rounds_scores):
+            fields["score_dtype"] = q.dtype
+        if isinstance(norm, nn.Module):
+            norm = norm_of(norm, v.shape[-1], q.dtype)
+        if fields.get("lam_init") is not None:
+            fields.setdefault("post_scale", 1 - fields["lam_init"])
+        for name, value in (("lam", lam), ("lam_fp32", fields.pop("lam_fp32", None))):
+            if value is not None:
+                fields[name] = _by_head(value)
+        return LayerAttention(
+            layer=self.number, family=self.family, q=q, k=k, v=v, pairing=pairing, lengths=self.lengths, norm=norm, **fields
+        )
+
+    @property
+    def hidden(self) -> Tensor:
+        """What entered the module, (batch, token, hidden): its first argument."""
+        return next(iter(self.arguments.values()))
+
+    @property
+    def warnings(self) -> list[str]:
+        """What was asked of the attention implementation that it does not do, in one line each."""
+        return list(dict.fromkeys(call.ignored for call in self.calls if call.ignored))
+
+    @property
+    def cache(self) -> Any:
+        """The cache that the module was called with, or None."""
+        caches = (self.arguments.get(name) for name in CACHES)
+        return next((cache for cache in caches if cache is not None), None)
+
+    @property
+    def cache_layer(self) -> Any:
+        """The part of a Hugging Face cache that holds this layer's keys and values; None where there is none yet."""
+        layers = getattr(self.cache, "layers", None)
+        index = getattr(self.module, "layer_idx", None)
+        if layers is None or index is None or index >= len(layers) or getattr(layers[index], "keys", None) is None:
+            return None
+        return layers[index]
+
+
+def _by_head(lam: Tensor) -> Tensor:
+    """Return λ with the dimensions (batch, head, query); a parameter as a copy, since training may go on."""
+    lam = lam.detach().clone() if isinstance(lam, nn.Parameter) else lam
+    return lam.reshape(1, -1, 1) if lam.dim() < 2 else lam
+
+
+def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None:
+    """Raise unless the module called the attention interface exactly `count` times, and each call is understood."""
+    kind = attention_pass.kind
+    unread = next((call.unread for call in attention_pass.calls if call.unread), None)
+    if unread:
+        raise UnsupportedModel(
+            f"{kind} calls its attention with {unread}, which family {family} does not read: its maps would not be the model's"
+        )
+    if len(attention_pass.calls) == count:
+        return
+    times = f"{kind} called the attention interface {len(attention_pass.calls)} times"
+    if not attention_pass.calls:
+        raise UnsupportedModel(f"{times}: it does not go through transformers' attention interface; {REGISTER}")
+    raise UnsupportedModel(f"{times} where family {family!r} expects {count}: it attends in another way; {REGISTER}")
+
+
+def _same_as_rule(visible: Tensor, rule: Mask, lengths: tuple[int, ...], offset: int) -> bool:
+    """Whether an explicit mask (batch or 1, query, key) says what a rule says, on every prompt's own tokens."""
+    for index, n in enumerate(lengths):
+        rows = visible[index % len(visible), :n, : n + offset]
+        for block in torch.arange(n, device=visible.device).split(1024):
+            if not torch.equal(rows[block], rule.rows(block, n + offset, offset)):
+                return False
+    return True
+
+
+def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -> Mask:
+    """The compact form of an explicit mask.
+
+    Parameters
+    ----------
+    mask : Tensor, (batch or 1, 1, query, key)
+        bool, true where a key is seen, or what is added to the scores.
+    lengths : tuple of int
+        Tokens of each prompt.
+    window : int, optional
+        The width of a window if it is known.
+
+    Raises
+    ------
+    UnsupportedModel
+        The mask adds finite numbers to the scores (a position bias), or differs from head to head.
+    """
+    if mask.shape[1] != 1:
+        raise UnsupportedModel("the attention mask differs from head to head, which no supported family does")
+    explicit = mask[:, 0]  # (batch or 1, query, key)
+    visible = explicit
+    if explicit.dtype != torch.bool:
+        visible = explicit == 0
+        if not (visible | (explicit <= torch.finfo(explicit.dtype).min / 2)).all():
+            raise UnsupportedModel("the attention mask adds a position bias to the scores, which no supported family does")
+    offset = visible.shape[2] - visible.shape[1]
+    if offset < 0 or max(lengths) > visible.shape[1]:
+        raise UnsupportedModel(
+            f"the attention mask is of {visible.shape[1]} queries and {visible.shape[2]} keys where the prompt has "
+            f"{max(lengths)} tokens, so it is not known what they stand for"
+        )
+    shortest = min(lengths)
+    last = int(visible[lengths.index(shortest) % len(visible), shortest - 1, : shortest + offset].sum())
+    for rule in (Mask("causal"), Mask("window", window or max(1, last)), Mask("full")):
+        if _same_as_rule(visible, rule, lengths, offset):
+            return rule
+    return Mask("given", visible=visible.clone())
+
+
+def mask_of(call: Call, attention_pass: AttentionPass) -> Mask:
+    """The compact form of the mask of a call.
+
+    Raises
+    ------
+    UnsupportedModel
+        See :func:`compact`.
+    """
+    causal = getattr(attention_pass.module, "is_causal", True) if call.is_causal is None else call.is_causal
+    if call.mask is None:
+        if not causal:
+            return Mask("full")
+        return Mask("causal") if call.window is None else Mask("window", call.window)
+    if not isinstance(call.mask, Tensor) or call.mask.dim() == 2:  # FlexAttention's block mask; flash-attn's padding mask
+        return Mask("causal") if call.window is None else Mask("window", call.window)
+    return compact(call.mask, attention_pass.lengths, call.window)

@@ -1,0 +1,105 @@
+"""Read modules of other people's classes: their submodules, numbers, norms and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffscope.attention.components import Norm
+from diffscope.errors import UnsupportedModel
+
+#: A module of somebody else's class: its attributes are not in the type of ``torch.nn.Module``.
+ForeignModule = Any
+
+REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # the way on from a refusal
+
+
+def attribute(module: ForeignModule, path: str) -> Any:
+    """Return an attribute of a module by its path, such as ``"inner.norm"``; None if it is absent."""
+    for name in path.split("."):
+        module = getattr(module, name, None)
+    return module
+
+
+def has_attribute(module: ForeignModule, path: str) -> bool:
+    """Return whether a module has an attribute, which may be None, under a path such as ``"inner.norm"``."""
+    owner, _, name = path.rpartition(".")
+    return hasattr(attribute(module, owner) if owner else module, name)
+
+
+def filled(layer: Any, x: Tensor) -> Tensor:
+    """Keys or values of a layer of a cache, (..., key, width), without the room that a static one has for tokens to come."""
+    return x[..., : int(layer.get_seq_length()), :] if getattr(layer, "is_compileable", False) else x
+
+
+def number(value: Any, module: ForeignModule, name: str) -> float:
+    """A number of a module, which may be a tensor of one element.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is of several, such as one a head.
+    """
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.numel() != 1:
+        raise UnsupportedModel(
+            f"{type(module).__name__} has a {name} of shape {tuple(value.shape)}, where diffscope reads one number a layer; "
+            f"{REGISTER}"
+        )
+    return float(value.detach())
+
+
+def number_of(module: ForeignModule, name: str) -> float:
+    """The :func:`number` that a module has under a name."""
+    return number(getattr(module, name), module, name)
+
+
+def parts_of(model: nn.Module) -> Iterator[nn.Module]:
+    """All modules of a model but those that ``torch.compile`` puts around another, which seem to have all that the other has."""
+    return (module for module in model.modules() if not compiles_another(module))
+
+
+def compiles_another(module: nn.Module) -> bool:
+    """Whether it is what ``torch.compile`` puts around a module."""
+    return "_orig_mod" in module._modules
+
+
+def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | None:
+    """A root-mean-square norm of heads' outputs, with weight or without; None where it is absent or the identity.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is another norm.
+    """
+    if norm is None or isinstance(norm, nn.Identity):
+        return None
+    weight = getattr(norm, "weight", None)
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", False))
+    other = isinstance(norm, (nn.LayerNorm, nn.GroupNorm)) or eps is False or getattr(norm, "bias", None) is not None
+    if other or (weight is not None and weight.shape != (width,)):
+        raise UnsupportedModel(
+            f"{type(norm).__name__}, the norm of the heads' outputs, is not a root-mean-square norm over {width} elements; "
+            f"{REGISTER}"
+        )
+    eps = torch.finfo(dtype).eps if eps is None else eps  # as torch does
+    return Norm("rms", eps, None if weight is None else weight.detach().clone())
+
+
+def setting(module: ForeignModule, *names: str) -> Any:
+    """What a module, or else its configuration, has under one of some names.
+
+    Raises
+    ------
+    UnsupportedModel
+        Neither has any.
+    """
+    for holder in (module, getattr(module, "config", None)):
+        for name in names:
+            if getattr(holder, name, None) is not None:
+                return getattr(holder, name)
+    raise UnsupportedModel(f"neither {type(module).__name__} nor its config has {' or '.join(names)}, which its family needs")
