@@ -20,6 +20,7 @@ from diffscope.families.motif import GroupedMotif, Motif
 from diffscope.families.motif_latent import MotifLatent
 from diffscope.families.nanowell import Nanowell
 from diffscope.families.phi4flash import Phi4Flash
+from diffscope.families.reading import heads_of
 from diffscope.families.standard import Standard, interface_attention
 from diffscope.families.timm import Timm
 from diffscope.families.unilm import UnilmV1, UnilmV2
@@ -115,6 +116,7 @@ __all__ = [
     "Pairing",
     "compact",
     "find",
+    "heads_of",
     "mask_of",
     "register",
 ]

@@ -48,7 +48,7 @@ def test_no_layer_is_left_out_unless_it_is_asked_for(make, names):
 def test_one_family_s_layers_can_be_asked_for():
     assert diffscope.load(
         a_llama_with(tiny.diffllama().model.layers[1].self_attn), family=families.find(tiny.diffllama())
-    ).layers == [1]
+    ).layer_numbers == [1]
 
 
 def test_a_first_layer_without_a_second_map():

@@ -38,9 +38,9 @@ def looped(rounds=3):
 
 def test_every_round_through_shared_weights_is_a_layer():
     shared, apart = (diffscope.load(model) for model in looped())
-    assert shared.layers == [0, 1]  # how often they are run is known once they were
+    assert shared.layer_numbers == [0, 1]  # how often they are run is known once they were
     capture, other = (scope.capture([IDS, IDS[:9]]) for scope in (shared, apart))
-    assert capture.layer_numbers == other.layer_numbers == shared.layers == [0, 1, 2, 3, 4, 5] and shared.n_layers == 6
+    assert capture.layer_numbers == other.layer_numbers == shared.layer_numbers == [0, 1, 2, 3, 4, 5] and shared.n_layers == 6
     for layer in range(6):
         assert np.abs(capture.map("D", layer, 2) - other.map("D", layer, 2)).max() < 1e-6
     tails, expected = (each.measure("logit_outliers")["layer_output_outliers"] for each in (capture, other))
