@@ -42,7 +42,7 @@ def test_every_round_through_shared_weights_is_a_layer():
     capture, other = (scope.capture([IDS, IDS[:9]]) for scope in (shared, apart))
     assert capture.layer_numbers == other.layer_numbers == shared.layer_numbers == [0, 1, 2, 3, 4, 5] and shared.n_layers == 6
     for layer in range(6):
-        assert np.abs(capture.map("D", layer, 2) - other.map("D", layer, 2)).max() < 1e-6
+        assert np.abs(capture[0].map("D", layer, 2) - other[0].map("D", layer, 2)).max() < 1e-6
     tails, expected = (each.measure("logit_outliers")["layer_output_outliers"] for each in (capture, other))
     assert np.allclose(tails, expected, rtol=1e-5) and len(np.unique(tails.sel(outlier="top_1"))) > 6
 
