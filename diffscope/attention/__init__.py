@@ -1,4 +1,4 @@
-"""The attention contract: what one layer attended with, and what turns it into maps."""
+"""The contract of attention: the inputs of one layer, and how they become maps."""
 
 from diffscope.attention.changes import Change, RowContext
 from diffscope.attention.components import Mask, Norm, Pairing, Rows

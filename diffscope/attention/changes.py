@@ -53,12 +53,12 @@ class RowContext:
 
     @property
     def visible(self) -> Tensor:
-        """bool (query, key)"""
+        """Return which keys the queries see, bool (query, key)."""
         return self.layer.visible(self.queries)
 
     @property
     def positions(self) -> Tensor:
-        """Where the queries stand among the keys, (query,)."""
+        """Return the positions of the queries among the keys, (query,)."""
         return self.queries + self.layer.n_keys - self.layer.n_queries
 
 
@@ -79,26 +79,28 @@ class Change:
         Change.kinds[cls.__name__] = cls
 
     def logits(self, context: RowContext, branch: int, logits: Tensor) -> Tensor:
-        """Scores of one branch as they enter the softmax, scaled and capped, (head, query, key), −∞ where a key is not visible.
+        """Change the scores of one branch as they enter the softmax, scaled and capped, (head, query, key).
+
+        They are −∞ at keys that are not visible.
 
         A sink logit is not among them: it has no key, and stays as it is whatever becomes of the scores.
         """
         return logits
 
     def maps(self, context: RowContext, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """A1 and A2, (head, query, key)."""
+        """Change A1 and A2, (head, query, key)."""
         return a1, a2
 
     def difference(self, context: RowContext, d: Tensor) -> Tensor:
-        """D, (head, query, key)."""
+        """Change D, (head, query, key)."""
         return d
 
     def output(self, context: RowContext, out: Tensor) -> Tensor:
-        """What enters the output projection, (head, query, width)."""
+        """Change the heads' outputs as they enter the output projection, (head, query, width)."""
         return out
 
     def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
-        """Tensors by name, and the rest ready for JSON."""
+        """Return the tensors by name, and the other fields ready for JSON."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in values.items() if name not in tensors}
@@ -106,12 +108,12 @@ class Change:
 
     @property
     def of_difference(self) -> bool:
-        """Whether it acts on D after the subtraction, so that D need not be gain·A1 − λ·A2."""
+        """Return whether it acts on D after the subtraction, so that D need not be gain·A1 − λ·A2."""
         return type(self).difference is not Change.difference
 
     @staticmethod
     def from_tensors(tensors: dict[str, Tensor], record: dict) -> Change:
-        """The inverse of :meth:`to_tensors`.
+        """Invert :meth:`to_tensors`.
 
         Raises
         ------
@@ -128,23 +130,23 @@ class Change:
         return kind(**plain, **tensors)
 
     def prompt(self, index: int) -> Change:
-        """The change with its tensors cut to one prompt of the batch."""
+        """Return the change with its tensors cut to one prompt of the batch."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         of_batch = {name: x[index : index + 1] for name, x in values.items() if isinstance(x, Tensor) and len(x) > 1}
         return type(self)(**values | of_batch) if of_batch else self
 
 
 def mass(context: RowContext, a: Tensor) -> Tensor | float:
-    """What rows that take the place of rows of A1 or A2 (head, query, key) are to sum to.
+    """Return the sum that a replaced row of A1 or A2 (head, query, key) must have.
 
-    It is 1; with sink logits it is what they sum to, (head, query, 1): how much goes to keys at all is then the sink logit's
-    matter, and a change that says where attention goes leaves it.
+    It is 1, or with sink logits the sum of the original row, (head, query, 1): the sink logit then decides how much goes to keys
+    at all, and a change of where attention goes leaves that.
     """
     return 1.0 if context.layer.sink_logit is None else a.sum(-1, keepdim=True)
 
 
 def chosen(heads: tuple[int, ...], context: RowContext) -> Tensor:
-    """Which of the heads asked about a change acts on, bool (head, 1, 1)."""
+    """Return which heads of a context a change acts on, bool (head, 1, 1)."""
     return torch.isin(context.heads, torch.tensor(heads, device=context.heads.device))[:, None, None]
 
 
@@ -160,7 +162,7 @@ class ChangeOfA2(Change):
         return a1, torch.where(chosen(self.heads, context), self.second(context, a2), a2)
 
     def second(self, context: RowContext, a2: Tensor) -> Tensor:
-        """The changed second map, broadcastable to (head, query, key), of all heads asked about."""
+        """Return the changed second map of all heads of the context, broadcastable to (head, query, key)."""
         raise NotImplementedError
 
 
@@ -185,7 +187,7 @@ class UniformA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class SharedA2(ChangeOfA2):
-    """The mean of the second maps of all heads of the layer, of those too that keep their own."""
+    """The mean of the second maps of all heads of the layer, including heads that it does not act on."""
 
     of_all_heads = True
 
@@ -233,7 +235,7 @@ class PositionalA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class LowRankA2(ChangeOfA2):
-    """What is visible of a product of two narrow matrices in place of A2, its rows scaled to the sums of A2's if asked for."""
+    """The visible part of a product of two narrow matrices in place of A2; with `normalise` its rows have the sums of A2's."""
 
     left: Tensor  # (batch, head, query, rank)
     right: Tensor  # (batch, head, key, rank)
@@ -249,7 +251,7 @@ class LowRankA2(ChangeOfA2):
 
 @dataclass(frozen=True)
 class TopKA1(Change):
-    """The k largest weights of each row of A1; if asked for, with the :func:`mass` of the row."""
+    """The k largest weights of each row of A1; with `renormalise` they have the :func:`mass` of the row."""
 
     takes = {"k": whole(1)}
 

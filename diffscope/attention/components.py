@@ -1,4 +1,4 @@
-"""What a LayerAttention is made of, mask, pairing of maps and norm, and what it gives: blocks of rows."""
+"""Parts of a LayerAttention: mask, pairing of maps, norm, and the rows that it returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Device = torch.device | str | None
 
 @dataclass(frozen=True)
 class Mask:
-    """Which keys a query may see.
+    """A rule, or a table, of the keys that a query may see.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Mask:
             raise ValueError(f"no mask is {self.kind!r} with window {self.window} and visible {self.visible is not None}")
 
     def rows(self, queries: Tensor, keys: int, offset: int, some: slice = slice(None)) -> Tensor:
-        """Which of the keys, or of some of them, some queries see, bool (query, key); `offset` is the position of query 0."""
+        """Return which keys some queries see, bool (query, key); `some` chooses keys, `offset` is the position of query 0."""
         if self.visible is not None:
             return self.visible[0, queries][:, some]
         position = torch.arange(keys, device=queries.device)[some]  # (key,)
@@ -48,7 +48,7 @@ class Mask:
         return seen if self.window is None else seen & (behind < self.window)
 
     def bins(self, width: int, queries: int, keys: int) -> Tensor:
-        """Whether any query of `width` neighbours sees any key of as many others, bool (query bin, key bin)."""
+        """Return whether any query of a bin of `width` sees any key of another, bool (query bin, key bin)."""
         if self.visible is not None:
             rows = torch.stack([some.any(0) for some in self.visible[0].split(width)])
             return torch.stack([some.any(1) for some in rows.split(width, 1)], 1)
@@ -61,7 +61,7 @@ class Mask:
         return seen if self.window is None else seen & ((first_query + offset)[:, None] - last_key < self.window)
 
     def counts(self, queries: Tensor, keys: int, offset: int) -> Tensor:
-        """How many keys each of some queries sees, int64 (query,)."""
+        """Count the keys that each of some queries sees, int64 (query,)."""
         if self.visible is not None:
             return self.visible[0, queries].sum(-1)
         if self.kind == "full":
@@ -71,11 +71,11 @@ class Mask:
         return (last - first).clamp(0)
 
     def seeing(self, queries: Tensor, prompt: int = 0) -> Tensor:
-        """Those of some queries of a prompt that see any key; padding on the left sees none."""
+        """Return the queries of a prompt that see any key; padding on the left sees none."""
         return queries if self.visible is None else queries[self.visible[prompt % len(self.visible), queries].any(-1)]
 
     def certain(self, queries: Tensor, keys: int, offset: int) -> tuple[int, int]:
-        """The range of keys, from and up to, that every one of some queries sees for sure."""
+        """Return the range of keys, from and up to, that every one of some queries sees for sure."""
         if self.kind == "full":
             return 0, keys
         if self.kind == "given" or not len(queries):
@@ -87,7 +87,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class Pairing:
-    """Which maps, keys and values a head uses.
+    """Indices of the maps, keys and values that each head uses.
 
     Attributes
     ----------
@@ -106,20 +106,20 @@ class Pairing:
     value_of_head: Tensor
 
     def of_branch(self, branch: int) -> Tensor:
-        """Every head's first map (branch 1) or second map (branch 2), int64 (head,); ValueError where there is none."""
+        """Return every head's first map (branch 1) or second map (branch 2), int64 (head,); ValueError without a second map."""
         maps = self.a1 if branch == 1 else self.a2
         if maps is None:
             raise ValueError("standard attention has no second map")
         return maps
 
     def same_as(self, other: Pairing) -> bool:
-        """Whether all indices are the same."""
+        """Return whether all indices are the same."""
         pairs = zip(vars(self).values(), vars(other).values())
         return all(mine is its or (mine is not None and its is not None and torch.equal(mine, its)) for mine, its in pairs)
 
     @classmethod
     def plain(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
-        """One map a head and no second one: standard attention.
+        """Pair one map with a head and no second one: standard attention.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class Pairing:
 
     @classmethod
     def halves(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
-        """Head h has the maps h and h + H. Of 2·`groups` key heads the first half serves first maps, the second half second ones.
+        """Pair head h with maps h and h + H; of 2·`groups` key heads the first half serves first maps, the others second ones.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class Pairing:
 
     @classmethod
     def one_second(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
-        """Head h has the map h, and all heads have the map H. Of `groups` + 1 key heads the last serves the second map.
+        """Pair head h with map h, and all heads with map H. Of `groups` + 1 key heads the last serves the second map.
 
         Parameters
         ----------
@@ -163,14 +163,14 @@ class Pairing:
 
     @classmethod
     def stripes(cls, heads: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None) -> Pairing:
-        """Head h has the maps 2h and 2h + 1; parameters as of :meth:`grouped`."""
+        """Pair head h with maps 2h and 2h + 1; parameters as of :meth:`grouped`."""
         return cls.grouped(heads, heads, groups, shared_keys=shared_keys, device=device)
 
     @classmethod
     def grouped(
         cls, heads: int, seconds: int, groups: int | None = None, *, shared_keys: bool = False, device: Device = None
     ) -> Pairing:
-        """Several heads share a second map: of every r + 1 query maps the last is that of the r heads before it.
+        """Share a second map among heads: of every r + 1 query maps the last is that of the r heads before it.
 
         Parameters
         ----------
@@ -202,7 +202,7 @@ class Pairing:
 
 
 def _divides(part: int | None, whole: int) -> int:
-    """`part`, by default `whole` itself; ValueError unless it divides it."""
+    """Return `part`, by default `whole` itself; ValueError unless it divides `whole`."""
     part = whole if part is None else part
     if part < 1 or whole % part:
         raise ValueError(f"{part} does not divide {whole}")
@@ -226,14 +226,14 @@ class Norm:
     weight: Tensor | None = None
 
     def _weight(self, x: Tensor) -> Tensor | None:
-        """As it multiplies x (..., head, query, width)."""
+        """Return the weight, broadcastable to x (..., head, query, width)."""
         if self.weight is None:
             return None
         weight = self.weight.to(x.dtype)
         return weight if weight.dim() == 1 else weight[:, None, :]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x (..., head, query, width) → the same shape."""
+        """Normalise x (..., head, query, width)."""
         weight = self._weight(x)
         if self.kind == "rms":
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
@@ -242,7 +242,7 @@ class Norm:
         return x if weight is None else x * weight
 
     def factor(self, x: Tensor) -> Tensor:
-        """By how much each row of x (..., head, query, width) is scaled, (..., head, query)."""
+        """Return the factor by which each row of x (..., head, query, width) is scaled, (..., head, query)."""
         size = torch.rsqrt(x.pow(2).mean(-1) + self.eps) if self.kind == "rms" else x.new_ones(x.shape[:-1])
         weight = self._weight(x)
         return size if weight is None else size * weight.pow(2).mean(-1).sqrt()
@@ -284,7 +284,7 @@ class Rows:
     workspace: Workspace = field(default=NO_REUSE, repr=False)
 
     def of_heads(self, heads: Tensor) -> Rows:
-        """The rows of some heads, int64 (head,), of a block that has the rows of all."""
+        """Return the rows of some heads, int64 (head,), of a block with the rows of all heads."""
         a2 = None if self.a2 is None else self.a2[heads]
         chosen = {name: getattr(self, name)[heads] for name in ("a1", "d", "lam", "gain")}
         return replace(self, a2=a2, buffer=None, **chosen)

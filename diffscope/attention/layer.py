@@ -136,37 +136,37 @@ class LayerAttention:
 
     @property
     def d_is_a1(self) -> bool:
-        """Whether D is A1: there is no second map and nothing changes the rows."""
+        """Return whether D is A1: there is no second map and nothing changes the rows."""
         return not self.differential and not self.changes
 
     @property
     def d_is_changed(self) -> bool:
-        """Whether D is changed after the subtraction, so that it need not be gain·A1 − λ·A2."""
+        """Return whether D is changed after the subtraction, so that it need not be gain·A1 − λ·A2."""
         return any(change.of_difference for change in self.changes)
 
     @property
     def differential(self) -> bool:
-        """Whether there is a second map."""
+        """Return whether there is a second map."""
         return self.pairing.a2 is not None
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype maps are computed in: float64 for a float64 model, else float32."""
+        """Return the dtype of maps: float64 for a float64 model, else float32."""
         return torch.promote_types(self.q.dtype, torch.float32)
 
     def prompt(self, index: int) -> LayerAttention:
-        """One prompt of the batch, its padding cut away."""
+        """Return one prompt of the batch, its padding cut away."""
         if not 0 <= index < len(self.lengths):
             raise IndexError(f"prompt {index} is outside the batch of {len(self.lengths)}")
         return self._cut(index, self.lengths[index])
 
     def prefix(self, n: int) -> LayerAttention:
-        """The first n queries of one prompt and the keys up to them: under a causal mask or a window the same rows."""
+        """Return the first n queries of one prompt and the keys up to them: under a causal mask or a window the same rows."""
         self._one_prompt()
         return self._cut(0, n)
 
     def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
-        """The first n queries of one prompt, without the keys before `start`."""
+        """Cut one prompt to its first n queries, without the keys before `start`."""
         visible = self.mask.visible
         keys = n + self.n_keys - self.n_queries  # with a cache there are keys before the first query
 
@@ -210,12 +210,12 @@ class LayerAttention:
             raise ValueError(f"this layer holds {len(self.lengths)} prompts; take one with .prompt(i)")
 
     def visible(self, queries: Queries = None) -> Tensor:
-        """Which keys some queries can see, bool (query, key)."""
+        """Return which keys some queries can see, bool (query, key)."""
         self._one_prompt()
         return self.mask.rows(self.query_positions(queries), self.n_keys, self.n_keys - self.n_queries)
 
     def logits(self, queries: Queries = None, maps: Tensor | None = None) -> Tensor:
-        """Scaled (and capped) scores of some query maps, −∞ where a key is not visible.
+        """Return scaled (and capped) scores of some query maps, −∞ at keys that are not visible.
 
         Parameters
         ----------
@@ -229,7 +229,7 @@ class LayerAttention:
         return self._logits(self.query_positions(queries), maps, NO_REUSE)
 
     def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = NO_REUSE) -> Tensor:
-        """Scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
+        """Return scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
         self._one_prompt()
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
         shape = (len(maps), len(queries), self.n_keys)
@@ -249,25 +249,25 @@ class LayerAttention:
 
     @property
     def _needs_grad(self) -> bool:
-        """Whether a gradient is to flow, which it does not through memory that is used again."""
+        """Return whether a gradient is to flow, which it does not through memory that is used again."""
         inputs = (self.q, self.k, self.lam, self.sink_logit)
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
     def changed_logits(self, branch: int, context: RowContext) -> Tensor:
-        """Scaled scores of one branch of some heads with all changes made, (head, query, key)."""
+        """Return scaled scores of one branch of some heads with all changes made, (head, query, key)."""
         logits = self.logits(context.queries, self.pairing.of_branch(branch)[context.heads])
         for change in self.changes:
             logits = change.logits(context, branch, logits)
         return logits
 
     def changed_difference(self, context: RowContext, d: Tensor) -> Tensor:
-        """D with all changes made, from gain·A1 − λ·A2, both (head, query, key)."""
+        """Return D with all changes made, from gain·A1 − λ·A2, both (head, query, key)."""
         for change in self.changes:
             d = change.difference(context, d)
         return d
 
     def _softmax(self, branch: int, context: RowContext, workspace: Workspace, out: Tensor | None) -> Tensor:
-        """A1 or A2 of some heads and queries, (head, query, key); it may or may not be `out`."""
+        """Compute A1 or A2 of some heads and queries, (head, query, key), in `out` if that is possible."""
         of_heads = self.pairing.of_branch(branch)[context.heads]
         if self.changes:
             return self._normalised(self.changed_logits(branch, context), of_heads, context.queries, None)
@@ -280,7 +280,7 @@ class LayerAttention:
         return torch.index_select(weights, 0, of_head, out=out)
 
     def _normalised(self, logits: Tensor, maps: Tensor, queries: Tensor, out: Tensor | None) -> Tensor:
-        """The softmax of some rows of some maps, (map, query, key)."""
+        """Take the softmax of some rows of some maps, (map, query, key)."""
         if self.sink_logit is not None:
             sink = self.sink_logit[0].expand(self.q.shape[1], self.n_queries)[maps[:, None], queries, None].to(self.dtype)
             rounded = self.score_dtype and torch.promote_types(self.score_dtype, self.sink_logit.dtype)
@@ -288,7 +288,7 @@ class LayerAttention:
         return softmax(logits, out, may_be_blind=bool(self.changes) or self.mask.kind == "given")
 
     def rows(self, queries: Queries = None, heads: Heads = None, workspace: Workspace = NO_REUSE) -> Rows:
-        """A1, A2 and D of some queries and heads of one prompt.
+        """Compute A1, A2 and D of some queries and heads of one prompt.
 
         Parameters
         ----------
@@ -329,7 +329,7 @@ class LayerAttention:
         return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
     def split(self, queries: Queries = None, heads: Heads = None, elements: int | None = None) -> tuple[Tensor, ...]:
-        """The queries in blocks, each of at least one query and else of at most `elements` values a (head, query, key) temporary.
+        """Split queries into blocks of at most `elements` values a (head, query, key) temporary, but at least one query.
 
         By default that is what is fastest on the device, ``BLOCK_ELEMENTS``.
         """
@@ -338,7 +338,7 @@ class LayerAttention:
         return self.query_positions(queries).split(size)
 
     def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE, width: int = 1) -> Rows:
-        """As :meth:`rows`, without the keys before the first and after the last that any of the queries sees.
+        """Compute :meth:`rows` without the keys before the first and after the last that any of the queries sees.
 
         Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
         key that is left is a multiple of `width`.
@@ -349,7 +349,7 @@ class LayerAttention:
         return replace(layer.rows(queries, heads, workspace), start=start)
 
     def crop_to_visible(self, queries: Tensor, width: int = 1) -> tuple[LayerAttention, int]:
-        """The layer without the keys before the first and after the last that any of the queries sees, and that first key.
+        """Return the layer without the keys before the first and after the last that any query sees, and that first key.
 
         Only under a causal mask or a window. The first key is a multiple of `width`.
         """
@@ -363,7 +363,7 @@ class LayerAttention:
     def blocks(
         self, queries: Queries = None, heads: Heads = None, elements: int | None = None, trim: bool = False
     ) -> Iterator[Rows]:
-        """As :meth:`rows`, in the blocks of :meth:`split`; with `trim`, each :meth:`visible_rows`."""
+        """Yield :meth:`rows` in the blocks of :meth:`split`; with `trim`, each :meth:`visible_rows`."""
         index = self.head_numbers(heads)
         for number, block in enumerate(self.split(queries, index, elements)):
             yield self.visible_rows(block, index) if trim else self.rows(block, index)
@@ -383,7 +383,7 @@ class LayerAttention:
 
     @without_autocast()
     def head_postprocess(self, out: Tensor, queries: Queries = None) -> Tensor:
-        """What enters the output projection, from D·V of all heads at some queries; both (head, query, width)."""
+        """Turn D·V of all heads at some queries into what enters the output projection, both (head, query, width)."""
         queries = self.query_positions(queries)
         out = (out if self.norm is None else self.norm(out)) * self.post_scale
         if self.correction is not None:
@@ -395,11 +395,11 @@ class LayerAttention:
         return out
 
     def output(self, queries: Queries = None) -> Tensor:
-        """What enters the output projection, rebuilt, (head, query, width)."""
+        """Rebuild what enters the output projection, (head, query, width)."""
         return self.head_postprocess(self.head_outputs(queries), queries)
 
     def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
-        """Tensors by name, and everything else ready for JSON; :meth:`from_tensors` puts them together again."""
+        """Return the tensors by name, and everything else ready for JSON; :meth:`from_tensors` is the inverse."""
         tensors = {name: getattr(self, name) for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
         tensors |= {f"pairing.{name}": value for name, value in vars(self.pairing).items() if value is not None}
         optional = {name: getattr(self, name) for name in ("sink_logit", "correction", "gate")}
@@ -417,7 +417,7 @@ class LayerAttention:
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
-        """The inverse of :meth:`to_tensors`.
+        """Invert :meth:`to_tensors`.
 
         Raises
         ------
@@ -433,7 +433,7 @@ class LayerAttention:
         def within(prefix: str) -> dict[str, Any]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
-        changes = [Change.from_tensors(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes", []))]
+        changes = [Change.from_tensors(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes"))]
         fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
         fields["lengths"] = tuple(fields["lengths"])
         layer = cls(
@@ -449,7 +449,7 @@ class LayerAttention:
         return layer
 
     def _try_changes(self, queries: Tensor) -> None:
-        """Raise ValueError where the changes cannot be made to some rows: what they hold comes from a file."""
+        """Raise ValueError if the changes cannot be made to some rows: their fields come from a file."""
         if not self.changes:
             return
         try:

@@ -1,4 +1,4 @@
-"""The maps of a head by name: what they are called, which of them a layer has, and their rows."""
+"""Maps of a head by name: their titles, whether a layer has them, and their rows."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_map(name: str, layer: LayerAttention) -> None:
 
 
 def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
-    """Those of some maps that a layer has: without a second map there is no A2, and D only where it is not A1."""
+    """Return which of some maps a layer has: no A2 without a second map, and no D if it is A1."""
     absent: tuple[str, ...] = () if layer.differential else NEED_A2
     if layer.d_is_a1:
         absent = (*absent, "D")
@@ -63,7 +63,7 @@ def present(layer: LayerAttention, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def map_of(rows: Rows, name: str) -> Tensor:
-    """One of ``MAPS`` out of a block of rows, (head, query, key); ValueError where there is no such map."""
+    """Return one of ``MAPS`` of a block of rows, (head, query, key); ValueError if there is no such map."""
     if name not in MAPS:
         raise ValueError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
     if name == "A1":

@@ -59,7 +59,7 @@ def scaled(products: Tensor, scale: float, soft_cap: float | None, rounded: torc
 
 
 def softmax(logits: Tensor, out: Tensor | None, may_be_blind: bool) -> Tensor:
-    """The softmax of every row of logits (map, query, key); where a row may see nothing, such a row is zeros."""
+    """Take the softmax of every row of logits (map, query, key); a row that sees nothing is zeros."""
     if not may_be_blind:
         return torch.softmax(logits, -1, out=out)
     blind = (logits == -torch.inf).all(-1, keepdim=True)  # of such a row the softmax is 0/0

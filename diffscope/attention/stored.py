@@ -1,4 +1,4 @@
-"""What the parts of a LayerAttention that come from a file have to be: a table of its plain fields and one of its tensors."""
+"""Check the parts of a LayerAttention that come from a file against a table of its plain fields and one of its tensors."""
 
 from __future__ import annotations
 
@@ -26,11 +26,10 @@ FIELDS = {
     "norm": maybe(each_of(one_of("rms", "scalar"), finite(0))),
     "changes": listed(TABLE),
 }
-OLDER = ("soft_cap", "changes")  # fields that the first files did not have
 
 
 class Held(NamedTuple):
-    """What a tensor has to be.
+    """Shape and dtype that a tensor has to have.
 
     Attributes
     ----------
@@ -78,7 +77,7 @@ def check_kept(tensors: Mapping[str, Tensor], record: Any) -> None:
     """
     number_of_layer = record.get("layer") if isinstance(record, dict) else None
     what = f"layer {number_of_layer}" if isinstance(number_of_layer, int) else "a layer"
-    check_fields(what, record, FIELDS, optional=OLDER)
+    check_fields(what, record, FIELDS)
     plain = {name: tensor for name, tensor in tensors.items() if not name.startswith("changes.")}
     if unknown := next((name for name in plain if name not in TENSORS), None):
         raise ValueError(f"{what} has the tensor {shown(unknown)}, which it cannot have")
@@ -110,7 +109,7 @@ def _check_tensor(what: str, tensor: Tensor, held: Held, sizes: dict[str, int]) 
 
 
 def _fits(shape: torch.Size, dims: list[str], sizes: Mapping[str, int]) -> bool:
-    """Whether a tensor has these dimensions, of the sizes that are known, and none is empty."""
+    """Return whether a tensor has these dimensions, of the sizes that are known, and none is empty."""
     return len(shape) == len(dims) and all(
         size > 0 and (size == sizes.get(dim.rstrip("?"), size) or (dim.endswith("?") and size == 1))
         for size, dim in zip(shape, dims)

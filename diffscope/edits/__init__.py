@@ -1,4 +1,4 @@
-"""What can be changed mid-forward, between a layer's attention inputs and its output projection.
+"""Edits: changes mid-forward, between a layer's attention inputs and its output projection.
 
 >>> import diffscope
 >>> scope = diffscope.load("mini-diff")
@@ -7,9 +7,9 @@
 >>> float(capture.lam.max())
 1.0
 
-Every edit takes `layers` and `heads`, an index or several, by default all. Whatever the order in which edits are given, they act
-in the order of the computation: what is a field of the layer (λ, pairing, norm) first, then scores, maps, difference and output;
-within one of these the order given counts.
+Every edit takes the keywords `layers` and `heads`, an index or several, by default all; an edit of the norm takes `layers` alone.
+Whatever the order in which edits are given, they act in the order of the computation: fields of the layer (λ, pairing, norm)
+first, then scores, maps, difference and output. Within one of these the order given counts.
 """
 
 from diffscope.edits.base import Edit, apply

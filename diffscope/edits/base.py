@@ -16,7 +16,7 @@ FULL_MAP_TOKENS = 4096  # beyond, an exact SVD or a stored mean map no longer fi
 
 
 class Stage(IntEnum):
-    """Where in the computation an edit acts; edits are made in this order, whatever the order they are given in."""
+    """Stages of the computation; edits act in this order, whatever the order they are given in."""
 
     FIELD = 0  # λ, which maps a head uses, its norm
     SCORES = 1

@@ -140,15 +140,17 @@ def test_gradients_flow_through_caps_and_sinks():
     assert sinks.grad.abs().min() > 0
 
 
-def test_what_was_kept_comes_back_and_older_files_open():
+def test_to_tensors_and_back_and_what_lacks_a_field_is_refused():
     layer = _layer()
     tensors, record = layer.to_tensors()
     again = LayerAttention.from_tensors(tensors, record)
     assert torch.equal(again.rows().d, layer.rows().d) and again.soft_cap == 1.5
-    del record["soft_cap"]
     del tensors["sink_logit"]
-    older = LayerAttention.from_tensors(tensors, record)
-    assert torch.equal(older.rows().d, _layer(cap=None, sinks=False).rows().d)
+    plain = LayerAttention.from_tensors(tensors, record | {"soft_cap": None})
+    assert torch.equal(plain.rows().d, _layer(cap=None, sinks=False).rows().d)
+    del record["soft_cap"]
+    with pytest.raises(ValueError, match="soft_cap"):
+        LayerAttention.from_tensors(tensors, record)
 
 
 EDITS = {
