@@ -1,4 +1,4 @@
-"""Prompts as a model sees them: tokens, where they stand in the text, and named spans among them."""
+"""Encode prompts as tokens with their places in the text, and find named spans among them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 Span = Any  # a text, a list of token positions, a slice of tokens, Chars or a list of Chars, or a SpanExpr
 Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
-# The key sets of docs/definitions.md: R, N, U and S are given or found, C and I follow from them.
+# The key sets of docs/definitions.md: R, N, U and S are spans, and C and I are derived from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
 
 
-# What the fields of a kept prompt have to be.
+# Kinds of the fields of a saved prompt.
 FIELDS = {
     "text": maybe(TEXT),
     "ids": listed(whole()),
@@ -73,7 +73,7 @@ class Encoded:
 
     @classmethod
     def from_record(cls, record: dict, what: str) -> Encoded:
-        """A prompt of which a file holds the fields; `what` says which, for messages.
+        """Return the prompt whose fields a file holds; `what` names it in messages.
 
         Raises
         ------
@@ -95,10 +95,10 @@ class Encoded:
         return cls(text, tuple(ids), tuple(tokens), tuple(map(tuple, offsets)), spans)
 
     def key_sets(self, device: torch.device | str | None = None) -> dict[str, Tensor]:
-        """Spans and the sets that follow from them, as int64 position tensors.
+        """Return the spans and the sets derived from them, as int64 position tensors.
 
-        ``context`` is what no one of answer, needles, query and sink holds, the queried needle's other words included;
-        ``irrelevant`` is the needles and the context, without what is answer, query or sink as well.
+        ``context`` has the tokens outside of answer, needles, query and sink, the queried needle's other words included;
+        ``irrelevant`` has the needles and the context, without tokens that are answer, query or sink as well.
         """
         named = {name: set(positions) for name, positions in self.spans.items()}
         known = set().union(*(named.get(name, set()) for name in GIVEN_SETS))
@@ -108,11 +108,11 @@ class Encoded:
         return {name: torch.tensor(sorted(at), dtype=torch.int64, device=device) for name, at in named.items()}
 
     def span_positions(self) -> dict[str, list[int]]:
-        """The same sets as sorted lists."""
+        """Return the spans and derived sets as sorted lists."""
         return {name: at.tolist() for name, at in self.key_sets().items()}
 
     def pieces(self) -> list[str]:
-        """What each token adds to the text: together they are the text, with the tokens that are not in it where they stand.
+        """Return the text that each token adds; together they are the text, with special tokens at their places.
 
         Without a text they are the tokens, each with a space after it.
         """
@@ -173,7 +173,7 @@ def numbered(tokens: Sequence[str], spans: Mapping[str, Span]) -> Encoded:
 
 
 def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
-    """A prompt with its spans found, and the sink, which is its first token unless given."""
+    """Return a prompt with its spans as positions; the sink is its first token unless it is given."""
     if not isinstance({} if spans is None else spans, Mapping):
         raise SpanError(f"spans are given by name, such as spans={{'answer': '7421'}}, and not as {shown(spans)}")
     given = dict(spans or {})
@@ -221,13 +221,13 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) 
 
 
 def _token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """The text of each token by itself; each distinct one is decoded once."""
+    """Decode each token by itself, and each distinct one once."""
     texts = {token: str(tokenizer.decode([token])) for token in set(ids)}
     return [texts[token] for token in ids]
 
 
 def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Parts:
-    """Token ids as text: the one that is tokenised to them, with special tokens added or standing in it, where there is one."""
+    """Find the text that is tokenised to these ids, with special tokens added or written in it; else the tokens' own texts."""
     if tokenizer is None:
         return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
     if tokenizer.is_fast:
@@ -240,7 +240,7 @@ def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Pa
 
 
 def _spelled_out(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Parts:
-    """Token ids as the tokens' own texts one after the other."""
+    """Join the tokens' own texts one after the other."""
     special = set(tokenizer.all_special_ids)
     tokens = _token_texts(tokenizer, ids)
     pieces = ["" if token in special else text for token, text in zip(ids, tokens)]
@@ -251,7 +251,7 @@ def _spelled_out(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Parts:
 
 
 def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
-    """Token positions of a span.
+    """Return the token positions of a span, sorted.
 
     Raises
     ------
@@ -311,7 +311,7 @@ def _by_text(prompt: Encoded, name: str, text: str) -> tuple[int, ...]:
 
 
 def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[int, ...]:
-    """Tokens that cover characters start to stop; white space at either border may be left out or taken along."""
+    """Return the tokens that cover characters start to stop; white space at either border may be left out or included."""
     if prompt.text is None or not 0 <= start < stop <= len(prompt.text):
         raise SpanError(f"span {name!r} asks for characters {start} to {stop} of a prompt of {len(prompt.text or '')}")
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]

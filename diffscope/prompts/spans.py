@@ -1,4 +1,4 @@
-"""Spans that are made of other spans of the same prompt: what stands before one, after one, in both, in neither."""
+"""Combine spans of one prompt into others: tokens before one, after one, in both, or in neither."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ class SpanExpr:
 
     @property
     def names(self) -> set[str]:
-        """The spans that it is made of."""
+        """Spans that the expression names."""
         return _names(self._tree)
 
     def positions(self, spans: Mapping[str, frozenset[int]], n: int) -> frozenset[int]:
-        """Token positions in a prompt of n tokens whose spans, as far as they are named, are these."""
+        """Return the token positions in a prompt of n tokens that has these spans, by name."""
         return _positions(self._tree, spans, n)
 
 
 def _names(tree: ast.expr) -> set[str]:
-    """The spans that an expression names; ValueError where it is none."""
+    """Return the spans that an expression names; ValueError if it is no expression."""
     match tree:
         case ast.Name(name) | ast.Constant(str(name)):
             return {name}
@@ -81,13 +81,13 @@ def _positions(tree: ast.expr, spans: Mapping[str, frozenset[int]], n: int) -> f
 
 
 def resolved(given: Mapping[str, SpanExpr], found: Mapping[str, tuple[int, ...]], n: int) -> dict[str, tuple[int, ...]]:
-    """Sorted token positions of spans that are made of others, which may be made of others themselves.
+    """Return sorted token positions of expressions of spans, which may name each other.
 
     Parameters
     ----------
     given : mapping of str to SpanExpr
     found : mapping of str to tuple of int
-        The spans of the prompt that are not.
+        The prompt's other spans.
     n : int
         Tokens of the prompt.
 

@@ -1,4 +1,4 @@
-"""A model opened for looking: loading, running, capturing and measuring it, and two models side by side."""
+"""Open models: load, run, capture, measure and edit them, and compare two."""
 
 from diffscope.scope.scope import Scope, load
 

@@ -182,7 +182,7 @@ class HookedModel:
         *,
         lengths: tuple[int, ...] | None = None,
     ) -> AbstractContextManager[None]:
-        """Hook every pass through an attention module while the context is open, in this thread.
+        """Call functions at every pass through an attention module in this thread, while the context is open.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Runners: run a Hugging Face language model, any other module that takes token ids, or one that takes images."""
+"""Run a Hugging Face language model, any other module that takes token ids, or one that takes images."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Inputs(NamedTuple):
 
     @property
     def packed(self) -> bool:
-        """Whether the prompts are run in one row."""
+        """True if the prompts are run in one row."""
         return isinstance(self.originals, Pack)
 
 
@@ -82,7 +82,7 @@ class TokenModel:
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens there are, by the embedding; None where there is none.
+        """Number of tokens, by the embedding; None without one.
 
         Of several, such as one of positions, it is the one that a linear layer leads back to, or else the largest.
         """
@@ -91,7 +91,7 @@ class TokenModel:
         return max(sizes & heads or sizes, default=None)
 
     def implementation(self, family: Family) -> str:
-        """The name of the model's attention implementation."""
+        """Return the name of the model's attention implementation."""
         return "its own"
 
     def prepare(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None, spans: Spans, embedded: bool) -> Inputs:
@@ -129,7 +129,7 @@ class TokenModel:
         return encode(tokenizer, prompt, spans, self.vocabulary)
 
     def check_tokens(self, passage: AttentionPass) -> None:
-        """Raise UnsupportedModel where the model's attention sees other tokens than those of the prompt."""
+        """Raise UnsupportedModel if the model's attention sees other tokens than those of the prompt."""
         count = passage.observed.shape[1]
         expected = max(passage.lengths)
         if count != expected:
@@ -139,14 +139,14 @@ class TokenModel:
             )
 
     def check_batch(self, layer: LayerAttention) -> None:
-        """Raise PromptError where the model would attend to padding; whether the layer is read rightly need not be known."""
+        """Raise PromptError if the model would attend to padding, whether or not the layer is read correctly."""
         if layer.mask.kind == "full" and len(set(layer.lengths)) > 1 and "attention_mask" not in self.parameters:
             raise PromptError(
                 "this model sees all keys and takes no mask, so it would attend to padding; give prompts of one length"
             )
 
     def inputs(self, prompts: Sequence[Encoded], originals: Sequence) -> dict:
-        """Keywords for :meth:`logits`: ids (batch, token) padded on the right, and a mask that is 1 where there is a token.
+        """Return keywords for :meth:`logits`: ids (batch, token) padded on the right, and a mask that is 1 at each token.
 
         `originals` are the prompts before they were encoded.
 
@@ -174,7 +174,7 @@ class TokenModel:
         return pad if isinstance(pad, int) and pad >= 0 else 0
 
     def logits(self, ids: Tensor, mask: Tensor, columns: Sequence[int] | None = None) -> Tensor:
-        """Logits (batch, token, vocabulary); with `columns`, of those tokens only."""
+        """Return logits (batch, token, vocabulary); with `columns`, of those tokens only."""
         masked = {"attention_mask": mask} if "attention_mask" in self.parameters else {}
         out = self.model(ids, **masked)
         out = out if isinstance(out, Tensor) else getattr(out, "logits", None)
@@ -183,14 +183,14 @@ class TokenModel:
         return out if columns is None else out[:, list(columns)]
 
     def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
-        """The greedy continuation of one prompt, (1, token + count)."""
+        """Continue one prompt greedily; returns ids (1, token + count)."""
         for _ in range(count):
             following = self.logits(ids, torch.ones_like(ids))[:, -1].argmax(-1, keepdim=True)
             ids = torch.cat([ids, following], dim=1)
         return ids
 
     def continuation(self, tokenizer, prompt: Encoded, count: int, cache: bool) -> str:
-        """The greedy continuation of one prompt as text; without a tokenizer its token ids, separated by spaces."""
+        """Continue one prompt greedily and return the new text; without a tokenizer the token ids, separated by spaces."""
         ids = torch.tensor([prompt.ids], device=self.device)
         new = self.generate(ids, count, cache)[0, len(prompt.ids) :].tolist()
         return " ".join(map(str, new)) if tokenizer is None else str(tokenizer.decode(new))
@@ -250,7 +250,7 @@ class LanguageModel(TokenModel):
         return {**row, "mask": mask, "positions": positions}
 
     def _padded_vectors(self, vectors: Sequence[Tensor]) -> Tensor:
-        """Embeddings of prompts as one batch, (batch, token, hidden)."""
+        """Return embeddings of prompts as one batch, (batch, token, hidden)."""
         inside = (part.embedding_dim for part in self.model.get_input_embeddings().modules() if isinstance(part, nn.Embedding))
         width = next(inside, None)
         wrong = next((each.shape[1] for each in vectors if each.shape[1] != (width or each.shape[1])), None)
@@ -267,7 +267,7 @@ class LanguageModel(TokenModel):
         embeddings: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
-        """Logits (batch, token, vocabulary); with `columns`, of those tokens only.
+        """Return logits (batch, token, vocabulary); with `columns`, of those tokens only.
 
         `embeddings` (batch, token, hidden) stand in for the ids, and `positions` (1, token) are those of a pack.
         """
@@ -330,7 +330,7 @@ class ImageModel(TokenModel):
         return (list(prompt) if batch else [prompt]), batch
 
     def image(self, prompt) -> Tensor:
-        """A prompt as a tensor (channel, height, width).
+        """Return a prompt as a tensor (channel, height, width).
 
         Raises
         ------
@@ -356,7 +356,7 @@ class ImageModel(TokenModel):
         return numbered(self.tokens(*self.image(prompt).shape[1:]), spans)
 
     def tokens(self, height: int, width: int) -> tuple[str, ...]:
-        """Names of the tokens of an image: those that the model adds in front, then patches as "row,column".
+        """Name the tokens of an image: those that the model adds in front, then patches as "row,column".
 
         Raises
         ------
@@ -399,12 +399,12 @@ class ImageModel(TokenModel):
         return {"pixels": torch.stack(images).to(self.device, self.dtype)}
 
     def logits(self, pixels: Tensor, columns=None) -> Tensor:
-        """Logits of the classes, (batch, 1, class)."""
+        """Return logits of the classes, (batch, 1, class)."""
         out = self.model(pixels)
         return out[:, None] if out.dim() == 2 else out
 
     def random_image(self, generator: torch.Generator) -> Tensor:
-        """A random image that the model takes, (channel, height, width)."""
+        """Draw a random image that the model takes, (channel, height, width)."""
         size = self.size or [8 * patch for patch in self.patch_size]
         return torch.randn(self.channels or 3, *size, generator=generator)
 
@@ -413,19 +413,19 @@ class ImageModel(TokenModel):
 
 
 def _height_and_width(size: int | Sequence[int]) -> tuple[int, int]:
-    """A size that may be one number for both."""
+    """Return height and width of a size that may be one number for both."""
     high, wide = (size, size) if isinstance(size, int) else size
     return high, wide
 
 
 def _patches_of(model: nn.Module) -> nn.Module | None:
-    """The part of a vision transformer that makes patches; None in other models."""
+    """Return the part of a vision transformer that makes patches; None in other models."""
     parts = (getattr(model, name, None) for name in ("patch_embed", "embeds"))
     return next((part for part in parts if hasattr(part, "patch_size")), None)
 
 
 def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
-    """The runner of a model.
+    """Return the runner of a model.
 
     Raises
     ------

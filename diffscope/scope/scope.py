@@ -1,4 +1,4 @@
-"""A model opened for looking: run it, collect what every layer attended with, prove it, change it for a while."""
+"""Open a model: run it, capture and prove the attention of every layer, measure it, and edit it for a while."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Scope(HookedModel):
 
     @property
     def n_layers(self) -> int:
-        """The number of layers with attention, as :attr:`layer_numbers` counts them."""
+        """Number of layers with attention, as :attr:`layer_numbers` counts them."""
         return len(self.layer_numbers)
 
     @property
@@ -146,7 +146,7 @@ class Scope(HookedModel):
         return steps_of(self.name)
 
     def at(self, step: int) -> Scope:
-        """The same model as it was after `step` steps of its training, one of :attr:`checkpoints`, on the same device.
+        """Open the same model as it was after `step` steps of its training, one of :attr:`checkpoints`, on the same device.
 
         Raises
         ------
@@ -161,7 +161,7 @@ class Scope(HookedModel):
         return load(f"{model}@{step}", self.tokenizer, **placed, family=self.family)
 
     def tokenize(self, prompt: Any) -> list[int]:
-        """The token ids of one prompt."""
+        """Return the token ids of one prompt."""
         return list(self.encode(prompt).ids)
 
     @overload
@@ -174,7 +174,7 @@ class Scope(HookedModel):
     def generate(self, prompt: Any, max_new_tokens: int = 8) -> Any: ...
 
     def generate(self, prompt: Any, max_new_tokens: int = 8) -> str | list[str]:
-        """The model's greedy continuation of a prompt, or of each prompt of a batch.
+        """Continue a prompt greedily, or each prompt of a batch.
 
         Parameters
         ----------
@@ -194,7 +194,7 @@ class Scope(HookedModel):
         return texts if batch else texts[0]
 
     def loss(self, prompt: Any) -> float:
-        """Mean next-token cross-entropy over all predicted tokens, in nats.
+        """Return the mean next-token cross-entropy over all predicted tokens, in nats.
 
         Parameters
         ----------
@@ -232,7 +232,7 @@ class Scope(HookedModel):
         *,
         spans: Spans = None,
     ) -> xr.Dataset:
-        """How likely the model is to continue a prompt, or each prompt of a batch, with an answer; under the edits that are on.
+        """Score how likely the model continues a prompt, or each prompt of a batch, with an answer, under the edits that are on.
 
         Parameters
         ----------
@@ -290,7 +290,7 @@ class Scope(HookedModel):
         return EditBlock(self, edits)
 
     def capture(self, prompt: Any, spans: Spans = None) -> Capture:
-        """Run one prompt, or a batch, and keep what every layer attended with.
+        """Run one prompt, or a batch, and keep the inputs of every layer's attention.
 
         Parameters
         ----------
@@ -335,7 +335,7 @@ class Scope(HookedModel):
         announce: Callable[[str], object] | None = None,
         backend: Backend | None = None,
     ) -> xr.Dataset:
-        """What ``capture(prompt, spans).measure(statistics, queries)`` gives, in the memory of one layer.
+        """Measure as ``capture(prompt, spans).measure(statistics, queries)`` does, in the memory of one layer.
 
         Each layer is measured as soon as the model has run it (small layers wait for a few that follow), and is not kept.
 

@@ -1,4 +1,4 @@
-"""The model to look into inside what people hold: compiled, adapted, replicated; and how it is run as it is written."""
+"""Unwrap models that torch.compile, PEFT, DataParallel or DDP wraps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAMED_PARTS = 3  # of those that could be passed instead
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside what compiles it (``torch.compile``), adapts its layers (PEFT) or replicates it (DataParallel, DDP).
+    """Return the model inside what compiles it (``torch.compile``), adapts it (PEFT) or replicates it (DataParallel, DDP).
 
     Such a wrapper hands over what it is called with, so the model inside attends alike. One that does more is no such wrapper.
 
@@ -32,7 +32,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _inside(model: ForeignModule) -> nn.Module:
-    """What a wrapper holds; the model itself if it is none."""
+    """Return the model inside a wrapper; any other model as it is."""
     if compiles_another(model):
         return model._orig_mod
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -43,13 +43,13 @@ def _inside(model: ForeignModule) -> nn.Module:
 
 
 def _classes(module: str, *names: str) -> tuple[type, ...]:
-    """Classes of a module if anybody has imported it: of the others there are no instances."""
+    """Return classes of a module if anybody has imported it: otherwise they have no instances."""
     imported = sys.modules.get(module)
     return tuple(getattr(imported, name) for name in names if hasattr(imported, name))
 
 
 def _adapted(model: ForeignModule) -> nn.Module:
-    """The model whose layers PEFT has adapted in place.
+    """Return the model whose layers PEFT has adapted in place.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def _adapted(model: ForeignModule) -> nn.Module:
 
 
 def _refuse_shards(model: nn.Module) -> None:
-    """Raise UnsupportedModel where each process holds a part of every weight."""
+    """Raise UnsupportedModel if each process holds a part of every weight."""
     sharding = _classes("torch.distributed.fsdp", "FullyShardedDataParallel")
     sharded = _classes("torch.distributed.tensor", "DTensor")
     by_parts = any(isinstance(part, sharding) for part in model.modules())
@@ -82,7 +82,7 @@ def _refuse_shards(model: nn.Module) -> None:
 
 
 def part_to_pass(model: nn.Module) -> str:
-    """What to pass instead of a module that is no Hugging Face model, in a sentence; empty if it holds none."""
+    """Return advice on the part to pass of a module that is no Hugging Face model; empty if it holds none."""
     held: dict[str, nn.Module] = {}
     for name, part in model.named_modules():
         within = any(name.startswith(f"{above}.") for above in held)

@@ -70,3 +70,22 @@ def test_edits_of_one_model_are_not_said_of_both(scopes):
         measured = diffscope.compare(*scopes, PROMPTS[0]).measure("gini")
     assert measured.attrs["edits"] == "mini-diff: λ = 0"
     assert "edits" not in diffscope.compare(*scopes, PROMPTS[0]).measure("gini").attrs
+
+
+def test_two_captures_are_compared_as_the_models_are(scopes, comparison):
+    captures = [scope.capture(PROMPTS, SPANS) for scope in scopes]
+    compared = diffscope.compare(*captures)
+    assert compared.names == comparison.names
+    assert compared.measure(["entropy"]).equals(comparison.measure(["entropy"]))
+
+
+def test_captures_of_other_tokens_and_mixtures_are_refused(scopes):
+    one, other = (scopes[0].capture(text) for text in PROMPTS)
+    for first, second, prompts, words in (
+        (one, other, None, "of different tokens"),
+        (one, one, PROMPTS[0], "hold their prompts"),
+        (one, scopes[1], PROMPTS[0], "a capture is compared with a capture"),
+        (*scopes, None, "compared on prompts; give them"),
+    ):
+        with pytest.raises(diffscope.DiffscopeError, match=words):
+            diffscope.compare(first, second, prompts)
