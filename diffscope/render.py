@@ -5,6 +5,7 @@ All text is escaped. Nothing has a colour but marks, and these let the page's ow
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
@@ -100,3 +101,83 @@ def stretches(positions: Collection[int], most: int = 4) -> str:
     runs = [[at for _, at in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
     words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     return ", ".join(words) if len(words) <= most else f"{len(ordered)} tokens from {ordered[0]} to {ordered[-1]}"
+
+
+# LaTeX
+
+LATEX_COMMANDS = {
+    "\\": r"\textbackslash{}",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "%": r"\%",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "^": r"\textasciicircum{}",
+    "~": r"\textasciitilde{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    '"': r"\symbol{34}",
+}
+GREEK = {
+    **dict(
+        zip(
+            "αβγδζηθκλμνξπρστφχψω",
+            "alpha beta gamma delta zeta eta theta kappa lambda mu nu xi pi rho sigma tau phi chi psi omega".split(),
+        )
+    ),
+    **dict(zip("ΓΔΘΛΞΠΣΦΨΩ", "Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega".split())),
+}
+LATEX_SYMBOLS = {
+    "−": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "≤": r"$\leq$",
+    "≈": r"$\approx$",
+    "·": r"$\cdot$",
+    "→": r"$\rightarrow$",
+    "↵": r"$\hookleftarrow$",
+    "⇥": r"$\mapsto$",
+    "∅": r"$\emptyset$",
+    "□": r"\rule{0.6em}{0.6em}",
+    "‖": r"$\|$",
+    "√": r"$\surd$",
+    "∞": r"$\infty$",
+    **{letter: f"$\\{name}$" for letter, name in GREEK.items()},
+    "ε": r"$\varepsilon$",
+    "′": r"$'$",
+    "–": "--",
+    "—": "---",
+    "…": r"\ldots{}",
+    "“": "``",
+    "”": "''",
+    "’": "'",
+    "‹": r"$\langle$",
+    "›": r"$\rangle$",
+    "\u00a0": "~",
+}
+RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-"))
+LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789"))
+RUNS = re.compile(f"([{''.join(RAISED)}]+)|([{''.join(LOWERED)}]+)")
+
+
+def as_latex(text: str) -> str:
+    """Write text for LaTeX: what it would read as a command becomes text, and symbols of the field become mathematics.
+
+    Letters of other scripts stay as they are: they need LuaLaTeX or XeLaTeX, and a font that has them.
+    """
+    pieces = []
+    end = 0
+    for run in RUNS.finditer(text):
+        pieces += [LATEX_COMMANDS.get(c) or LATEX_SYMBOLS.get(c, c) for c in text[end : run.start()]]
+        raised, lowered = run.groups()
+        pieces.append(f"$^{{{_digits(raised, RAISED)}}}$" if raised else f"$_{{{_digits(lowered, LOWERED)}}}$")
+        end = run.end()
+    return "".join([*pieces, *(LATEX_COMMANDS.get(c) or LATEX_SYMBOLS.get(c, c) for c in text[end:])])
+
+
+def _digits(digits: str, table: dict[str, str]) -> str:
+    return "".join(table[digit] for digit in digits)

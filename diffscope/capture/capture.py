@@ -1,4 +1,4 @@
-"""What a model attended with on a prompt: every map on request, every statistic, on disk and back."""
+"""Hold the inputs of attention that a model had on a prompt; answer with maps and statistics; save and open them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from diffscope.stats.sampling import QuerySample
 from diffscope.storage import statistics as store
 
 OUTLIERS = "layer_outliers"  # the tensor that is of no single layer
-# What a kept capture holds; layers, prompts, proofs and facts have tables of their own.
+# The record in a file; layers, prompts, proofs and facts have tables of their own.
 FIELDS = {
     "prompts": listed(TABLE),
     "layers": listed(TABLE),
@@ -53,7 +53,7 @@ def open_capture(path: str | os.PathLike) -> Capture:
 
 
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
-    """What tensors and a record from a file stand for; ValueError, in a line, where they are no capture."""
+    """Build a capture from tensors and a record of a file; ValueError, in one line, if they are none."""
     check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
     check_fields("the capture's facts", record["facts"], FACTS, optional=("edits", "warnings"))
     parts: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(record["layers"]))}
@@ -75,7 +75,7 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
 
 
 def _check_whole(capture: Capture) -> None:
-    """Raise ValueError where the parts of a capture from a file do not belong together."""
+    """Raise ValueError if the parts of a capture from a file do not belong together."""
     lengths = tuple(len(prompt.ids) for prompt in capture.prompts)
     numbers = [layer.layer for layer in capture.layers]
     if not numbers or len(set(numbers)) < len(numbers):
@@ -135,15 +135,15 @@ class Capture:
     _repr_html_ = _repr.as_html
 
     def __len__(self) -> int:
-        """The number of prompts."""
+        """Return the number of prompts."""
         return len(self.prompts)
 
     def __iter__(self) -> Iterator[Capture]:
-        """The prompts one by one, each as a capture of its own."""
+        """Iterate over the prompts, each as a capture of its own."""
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: int) -> Capture:
-        """One prompt as a capture of its own.
+        """Return one prompt as a capture of its own.
 
         It shares memory with this one. Its fidelity stays that of the whole run, whose worst prompt decides.
 
@@ -304,7 +304,7 @@ class Capture:
         progress: Callable[[float, int], object] | None = None,
         backend: Backend | None = None,
     ) -> xr.Dataset:
-        """Statistics of every layer and head.
+        """Measure statistics of every layer and head.
 
         Parameters
         ----------

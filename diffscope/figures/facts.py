@@ -14,7 +14,7 @@ import numpy as np
 from diffscope.figures import theme
 from diffscope.figures.escaping import lacking, visible
 from diffscope.figures.panels import short_name
-from diffscope.latex import escaped
+from diffscope.render import as_latex
 from diffscope.storage.atomic import to_json
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def latex(figure: Figure, path: Path) -> str:
             f"\\begin{{{environment}}}",
             "  \\centering",
             f"  {show.get(path.suffix.lower(), picture)}",
-            f"  \\caption{{{escaped(caption(figure))}}}",
+            f"  \\caption{{{as_latex(caption(figure))}}}",
             f"  \\label{{{label}}}",
             f"\\end{{{environment}}}",
             "",

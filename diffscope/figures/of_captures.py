@@ -12,16 +12,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import (
-    Captures,
-    captures_of,
-    checked_query,
-    drawn,
-    edits_of,
-    panels_beside,
-    prompts_said,
-    undefined_said,
-)
+from diffscope.figures.subjects import Captures, captures_of, checked_query, drawn, panels_beside, undefined_said
+from diffscope.readings.captions import count_of_prompts, edits_of
 from diffscope.readings.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
@@ -108,7 +100,7 @@ def allocation(
     over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
     over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
     counts = [len(cap.prompts) for cap in captures.values()]
-    prompts = f", mean over {prompts_said(counts)}" if max(counts) > 1 else ""
+    prompts = f", mean over {count_of_prompts(counts)}" if max(counts) > 1 else ""
     at = "last query" if query == -1 else f"query at {query}"
     caption = f"Attention of the {at} to five parts of the prompt ({amount(map, normalisation)}){prompts}, {over}."
     if (map, normalisation) == ("D", "share"):

@@ -11,7 +11,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import cells, curves
-from diffscope.figures.subjects import drawn, edits_of, estimates_of, prompts_said, together
+from diffscope.figures.subjects import drawn, estimates_of, together
+from diffscope.readings.captions import count_of_prompts, edits_of
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -222,7 +223,7 @@ def depth_by_length(
     first = next(iter(estimates.values()))
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
     within = f", ± {below}" if error.notnull().any() else ""
-    caption = f"{words}: mean over {prompts_said(counts)} a cell{within}."
+    caption = f"{words}: mean over {count_of_prompts(counts)} a cell{within}."
     if quantity not in QUANTITIES and (map, normalisation) == ("D", "share"):
         caption = f"{caption} {signs.of_depths(estimates, [quantity])}".rstrip()
     facts |= {"edits": edits_of(estimates), "prompts": int(first.attrs["prompts"])}

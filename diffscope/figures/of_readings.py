@@ -12,7 +12,8 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
-from diffscope.figures.subjects import captures_of, drawn, edits_of, estimates_of, panels_beside
+from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
+from diffscope.readings.captions import edits_of
 from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import rule
 

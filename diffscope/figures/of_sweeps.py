@@ -12,7 +12,8 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import drawn, prompts_said
+from diffscope.figures.subjects import drawn
+from diffscope.readings.captions import count_of_prompts
 from diffscope.readings.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.averaging import averaged, rule
 from diffscope.stats.negative_mass import WHATEVER
@@ -135,7 +136,7 @@ def sweep(
         width=width,
         title=title,
     )
-    over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{prompts_said(counts.values.ravel())} a place"])
+    over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{count_of_prompts(counts.values.ravel())} a place"])
     beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
     caption = f"{words}, by {x}: {by} over {over}{beside if low.notnull().any() else ''}."
     if is_unsigned(selection):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from diffscope.latex import escaped
+from diffscope.render import as_latex
 
 HEADER = r"""%% {name}: \usepackage{{pgf}} in the preamble, \input{{{name}}} in the text
 %% Its images, {stem}-img0.png and so on, lie beside it. Characters beyond Latin and Greek need LuaLaTeX or XeLaTeX.
@@ -48,7 +48,7 @@ def _renderer(drawing, file, path: Path):
             return measure(s, prop, ismath)
 
         def draw_text(self, gc, x, y, s, prop, angle, ismath=False, mtext=None):
-            super().draw_text(gc, x, y, escaped(s), prop, angle, ismath, mtext)
+            super().draw_text(gc, x, y, as_latex(s), prop, angle, ismath, mtext)
 
         def draw_image(self, gc, x, y, im, transform=None):
             height, width = im.shape[:2]

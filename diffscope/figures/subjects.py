@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -118,23 +118,6 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
     known = values.notnull().any(others).values
     labels = [str(label) if defined else f"{label}{UNDEFINED}" for label, defined in zip(values[dim].values, known)]
     return values.assign_coords({dim: labels})
-
-
-def edits_of(parts: Mapping[str, Capture | xr.Dataset]) -> str:
-    """The edits that captures were made or readings taken under: of all, or with the names of those that had them."""
-    abouts = {name: part.attrs if isinstance(part, xr.Dataset) else part.facts for name, part in parts.items()}
-    edits = {name: str(about.get("edits") or "") for name, about in abouts.items()}
-    if len(set(edits.values())) == 1:
-        return next(iter(edits.values()))
-    return ", ".join(f"{words} ({name})" for name, words in edits.items() if words)
-
-
-def prompts_said(counts: Iterable[int]) -> str:
-    """How many prompts, where places may have different numbers of them: 4 to 6 prompts; places with none are left out."""
-    defined = [int(count) for count in counts if count] or [0]
-    least, most = min(defined), max(defined)
-    many = f"{most} prompt{'' if most == 1 else 's'}"
-    return many if least == most else f"{least} to {many}"
 
 
 def checked_query(query: Any, *words: str) -> int | str:

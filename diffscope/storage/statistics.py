@@ -23,12 +23,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from scipy.io import netcdf_file
 
-from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.fields import shown
 from diffscope.storage.atomic import checked_path, replacing
 from diffscope.storage.checksum import BLANK, KEY, read_proven, seal
 
+VERSION = version("diffscope-attention")
 FORMATS = (".zarr", ".nc", ".parquet", ".csv")
 UNPACKED_TIMES = 1000  # how much larger than its file a Dataset may be
 UNPACKED_ALWAYS = 2**28  # bytes that any may be
@@ -288,7 +288,7 @@ def provenance(dated=True):
     dict of str to str
     """
     attrs = {
-        "diffscope": __version__,
+        "diffscope": VERSION,
         "python": platform.python_version(),
         "torch": version("torch"),
         "transformers": version("transformers"),

@@ -12,8 +12,8 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.figures.subjects import edits_of, prompts_said
 from diffscope.readings import signs
+from diffscope.readings.captions import count_of_prompts, edits_of
 from diffscope.readings.words import runs
 from diffscope.scope.comparison import Comparison
 from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
@@ -294,8 +294,8 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
     queries = "heads of one query" if rows == "1" else f"{rows} queries that have a value{sampled}, then heads"
     steps = queries if by_layer else f"{queries}, then layers"
     kinds = {entry.interval for entry in entries if math.isfinite(entry.value)}
-    count = prompts_said(entry.n for entry in entries if entry.interval == "95 % over prompts")
-    of_medians = prompts_said(entry.n for entry in entries if entry.interval == "quartiles of prompts")
+    count = count_of_prompts(entry.n for entry in entries if entry.interval == "95 % over prompts")
+    of_medians = count_of_prompts(entry.n for entry in entries if entry.interval == "quartiles of prompts")
     words = {
         "95 % over prompts": f"brackets: 95 % interval over {count} (Student's t)",
         "quartiles of prompts": f"brackets: quartiles of {of_medians}, beside a median",

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diffscope.errors import DiffscopeError
-from diffscope.latex import escaped
-from diffscope.render import pipe_table
+from diffscope.render import as_latex, pipe_table
 from diffscope.storage.atomic import replacing, write_text
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ class Table:
         lines = [
             f"\\begin{{{environment}}}% needs \\usepackage{{booktabs}}",
             r"  \centering",
-            f"  \\caption{{{escaped(self.caption)}}}",
+            f"  \\caption{{{as_latex(self.caption)}}}",
             f"  \\label{{tab:{self.name}}}",
             f"  {{{next(size for most, size in SIZES if letters <= most)}\\setlength{{\\tabcolsep}}{{3pt}}",
             f"  \\begin{{tabular}}{{{''.join(map(self._latex_column, range(len(widths)), widths))}}}",
@@ -83,7 +82,7 @@ class Table:
             *(f"    {_latex_row(row)}" for row in self.rows),
             r"    \bottomrule",
             r"  \end{tabular}\par}",
-            *(f"  \\par\\smallskip{{\\footnotesize {escaped(note)}\\par}}" for note in self.notes),
+            *(f"  \\par\\smallskip{{\\footnotesize {as_latex(note)}\\par}}" for note in self.notes),
             f"\\end{{{environment}}}",
         ]
         return "\n".join(lines) + "\n"
@@ -161,7 +160,7 @@ def check_suffix(path: str | os.PathLike) -> None:
 
 
 def _latex_row(cells: Sequence[str]) -> str:
-    texts = [escaped(_one_line(cell)) for cell in cells]
+    texts = [as_latex(_one_line(cell)) for cell in cells]
     # An empty cell in front keeps LaTeX from reading a bracket as an option of the line before.
     first = f"{{}}{texts[0]}" if texts[0].startswith(("[", "*")) else texts[0]
     return " & ".join([first, *texts[1:]]) + r" \\"

@@ -107,7 +107,9 @@ def names() -> dict[str, list[str]]:
     found = {}
     for name, told in MODULES.items():
         module = import_module(name)
-        every = sorted(module._NAMES) if name == "diffscope" else list(module.__all__ if told is None else told)
+        every = (
+            sorted({*module._MODULES, *module.__all__}) if name == "diffscope" else list(module.__all__ if told is None else told)
+        )
         found[name] = [each for each in every if not isinstance(getattr(module, each), ModuleType)]
     return found
 

@@ -13,7 +13,7 @@ import diffscope
 from diffscope import figures
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme, typeface
-from diffscope.latex import escaped
+from diffscope.render import as_latex
 from tests import tiny
 from tests.figures.test_figures import ALL, TOKENS, capture, source
 from tools.figure_sheet import text_faults, texts
@@ -216,11 +216,11 @@ def test_pgf_is_written_without_latex_and_what_latex_would_read_is_text(cap, tmp
 
 
 def test_latex_reads_no_command_in_a_text():
-    assert escaped(r"a_b {c} \d 50% #&$~^ <x>") == (
+    assert as_latex(r"a_b {c} \d 50% #&$~^ <x>") == (
         r"a\_b \{c\} \textbackslash{}d 50\% \#\&\$\textasciitilde{}\textasciicircum{} \textless{}x\textgreater{}"
     )
-    assert escaped("10⁻¹² A₁ − λ·A₂") == r"10$^{-12}$ A$_{1}$ $-$ $\lambda$$\cdot$A$_{2}$"
-    assert escaped("东京") == "东京"
+    assert as_latex("10⁻¹² A₁ − λ·A₂") == r"10$^{-12}$ A$_{1}$ $-$ $\lambda$$\cdot$A$_{2}$"
+    assert as_latex("东京") == "东京"
 
 
 def test_a_caption_says_what_is_known(cap):

@@ -388,9 +388,9 @@ def test_scores_without_models_count_as_finished_runs(forming, tmp_path):
 @pytest.fixture
 def other_versions(monkeypatch):
     """Every program in another version than any that a run was made with."""
-    monkeypatch.setattr(store, "__version__", "9.1")
+    monkeypatch.setattr(store, "VERSION", "9.1")
     monkeypatch.setattr(store, "version", lambda package: "9.2")
-    monkeypatch.setattr(run_module, "__version__", "9.1")
+    monkeypatch.setattr(run_module, "VERSION", "9.1")
     monkeypatch.setattr(cohort_module, "revision", lambda: "another")
     monkeypatch.setattr(torch, "__version__", "9.2")
     monkeypatch.setattr(transformers, "__version__", "9.2")

@@ -261,7 +261,7 @@ def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run
     before = kept.read_bytes()
     first = provenance(False)[program]
     change = {
-        "diffscope": (store, "__version__", "9.9"),
+        "diffscope": (store, "VERSION", "9.9"),
         "python": (store.platform, "python_version", lambda: "9.9"),
         "torch": (store, "version", lambda package: "9.9" if package == "torch" else version(package)),
     }

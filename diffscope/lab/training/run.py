@@ -16,7 +16,6 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from diffscope import __version__
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
@@ -25,6 +24,7 @@ from diffscope.models.cards import CARD_FILE
 from diffscope.models.loading import locate, steps_of
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
+from diffscope.storage.statistics import VERSION
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.training_sentence import template_of
 
@@ -59,9 +59,9 @@ def revision() -> str:
         commit = git("log", "-1", "--format=%h")
         changed = git("status", "--porcelain")
     except (OSError, subprocess.CalledProcessError):
-        return __version__
+        return VERSION
     if not commit:
-        return __version__
+        return VERSION
     return f"{commit}+" if changed else commit
 
 
