@@ -15,9 +15,10 @@ from diffscope.attention.fidelity import Fidelity
 from diffscope.capture.capture import open_capture
 from diffscope.hypotheses.study import Study
 from diffscope.scope.run import RunRecord
-from diffscope.storage import statistics as store
+from diffscope.storage import tensors as store
 from diffscope.storage.atomic import UNFINISHED
-from diffscope.storage.statistics import FORMATS, open_tensors, save_statistics, save_tensors
+from diffscope.storage.statistics import FORMATS, save_statistics
+from diffscope.storage.tensors import open_tensors, save_tensors
 from tests import tiny
 from tests.study_data import study as planted_study
 
@@ -195,7 +196,7 @@ def test_a_capture_with_a_right_digest_and_wrong_content_is_refused_when_it_is_o
     scope = diffscope.load(tiny.gpt_oss() if kind == "sinks" else tiny.own(num_hidden_layers=1))
     with scope.edit(*([edits.top_k_a1(2), edits.quantise_logits(4)] if kind == "changed" else [])):
         scope.capture([tiny.ids(3), tiny.ids(4)] if kind == "changed" else tiny.ids(4)).save(tmp_path / "whole.dscope")
-    tensors, record = open_tensors(tmp_path / "whole.dscope")
+    tensors, record = open_tensors(tmp_path / "whole.dscope", lambda *parts: parts)
     record = {name: value for name, value in record.items() if name not in ("format", "made_with")}
     used(diffscope.open(tmp_path / "whole.dscope"), tmp_path)
     hostile = [(tensors, with_value(record, path, value)) for path in places(record) for value in (*WRONG, ABSENT)]
@@ -234,7 +235,7 @@ def test_a_capture_with_a_right_digest_and_wrong_content_is_refused_when_it_is_o
 )
 def test_a_wrong_field_of_a_capture_is_named_with_what_it_has_to_be(capture, path, value, says, tmp_path):
     capture.save(tmp_path / "a.dscope")
-    tensors, record = open_tensors(tmp_path / "a.dscope")
+    tensors, record = open_tensors(tmp_path / "a.dscope", lambda *parts: parts)
     save_tensors(tmp_path / "a.dscope", tensors, with_value(record, path, value))
     with pytest.raises(CorruptFile, match=says):
         diffscope.open(tmp_path / "a.dscope")
@@ -256,7 +257,7 @@ def test_a_wrong_field_of_a_capture_is_named_with_what_it_has_to_be(capture, pat
 )
 def test_a_wrong_tensor_of_a_capture_is_named_with_what_it_has_to_be(capture, name, change, says, tmp_path):
     capture.save(tmp_path / "a.dscope")
-    tensors, record = open_tensors(tmp_path / "a.dscope")
+    tensors, record = open_tensors(tmp_path / "a.dscope", lambda *parts: parts)
     save_tensors(tmp_path / "a.dscope", {**tensors, name: change(tensors[name])}, record)
     with pytest.raises(CorruptFile, match=says):
         diffscope.open(tmp_path / "a.dscope")

@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.storage.checksum import seal
-from diffscope.storage.statistics import FORMATS, open_statistics, open_tensors, save_statistics, save_tensors
+from diffscope.storage.statistics import FORMATS, open_statistics, save_statistics
+from diffscope.storage.tensors import open_tensors, save_tensors
 
 
 @pytest.fixture
@@ -97,7 +98,7 @@ def test_tensors_come_back_with_their_record(tmp_path):
     q = torch.arange(6.0).reshape(2, 3)
     tensors = {"q": q, "transposed": q.T, "part": q[0], "flag": torch.tensor([True, False])}
     save_tensors(tmp_path / "x.dscope", tensors, {"text": "ü", "n": np.int64(3)})
-    opened, record = open_tensors(tmp_path / "x.dscope")
+    opened, record = open_tensors(tmp_path / "x.dscope", lambda *parts: parts)
     assert (record["text"], record["n"]) == ("ü", 3)
     assert "torch" in record["made_with"]
     assert all(torch.equal(opened[name], tensor) for name, tensor in tensors.items())
@@ -109,13 +110,13 @@ def test_damaged_tensors_say_so(tmp_path, keep):
     save_tensors(path, {"q": torch.zeros(8)}, {})
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CorruptFile, match="capture again"):
-        open_tensors(path)
+        open_tensors(path, lambda *parts: parts)
 
 
 def test_tensors_of_another_program_say_so(tmp_path):
     save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope")
     with pytest.raises(CorruptFile, match="not written by diffscope"):
-        open_tensors(tmp_path / "x.dscope")
+        open_tensors(tmp_path / "x.dscope", lambda *parts: parts)
 
 
 @pytest.mark.parametrize("path", ["statistics.txt", "statistics", "no/such/folder/statistics.csv"])
@@ -145,7 +146,7 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path, name):
 def test_tensors_of_another_structure_say_so(tmp_path, record):
     save_file({"q": torch.zeros(8)}, tmp_path / "x.dscope", metadata={"diffscope": record})
     with pytest.raises(CorruptFile, match="not of the format diffscope-capture-1"):
-        open_tensors(tmp_path / "x.dscope")
+        open_tensors(tmp_path / "x.dscope", lambda *parts: parts)
 
 
 def test_a_small_file_that_would_fill_the_memory_is_refused(statistics, tmp_path):

@@ -24,7 +24,7 @@ from diffscope.stats.backends import Backend
 from diffscope.stats.formulas.outliers import LABELS
 from diffscope.stats.measuring import Measuring
 from diffscope.stats.sampling import QuerySample
-from diffscope.storage import statistics as store
+from diffscope.storage.tensors import check_capture_suffix, open_tensors, save_tensors
 
 OUTLIERS = "layer_outliers"  # the tensor that is of no single layer
 # The record in a file; layers, prompts, proofs and facts have tables of their own.
@@ -49,7 +49,7 @@ def open_capture(path: str | os.PathLike) -> Capture:
     DiffscopeError
         There is no such file.
     """
-    return store.open_tensors(path, _assembled)
+    return open_tensors(path, _assembled)
 
 
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
@@ -364,7 +364,7 @@ class Capture:
         DiffscopeError
             The name ends in something else, there is no such folder, or the path is itself a folder.
         """
-        store.check_capture_suffix(path)
+        check_capture_suffix(path)
         tensors = {}
         records = []
         for number, layer in enumerate(self.layers):
@@ -380,4 +380,4 @@ class Capture:
             "facts": self.facts,
             "batch": self.batch,
         }
-        store.save_tensors(path, tensors, record)
+        save_tensors(path, tensors, record)

@@ -28,7 +28,7 @@ def command(
     dtype: Dtype = None,
 ):
     """Capture a prompt: how faithful the capture is, the λ of each layer, and what the model says next."""
-    from diffscope.storage.statistics import check_capture_suffix
+    from diffscope.storage.tensors import check_capture_suffix
 
     check_out(out)
     if out is not None:

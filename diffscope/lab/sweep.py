@@ -28,7 +28,8 @@ from diffscope.scope import Scope, load
 from diffscope.stats.averaging import average
 from diffscope.stats.datasets import agreed
 from diffscope.storage.atomic import remove, stop_on_full_disk, write_text
-from diffscope.storage.statistics import attributes_of, open_statistics, other_versions, save_statistics, statistics_format
+from diffscope.storage.provenance import other_versions
+from diffscope.storage.statistics import attributes_of, open_statistics, save_statistics, statistics_format
 from diffscope.tasks import Prompt, TextPrompt
 
 FACTS = ("family", "attention", "dtype", "warnings")

@@ -1,4 +1,4 @@
-"""Files: written whole or not at all, with a checksum, and read back."""
+"""Write files whole or not at all, with a digest, and read them back. Statistics, and xarray with them, load when used."""
 
 from typing import Any
 

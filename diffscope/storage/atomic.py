@@ -63,6 +63,14 @@ def checked_path(path: object, longest: int = LONGEST_NAME) -> Path:
     return Path(name)
 
 
+def existing_path(path: object) -> Path:
+    """Return the path of a file or folder to read; DiffscopeError if there is none."""
+    path = checked_path(path)
+    if not path.exists():
+        raise DiffscopeError(f"there is no {path}; check the name")
+    return path
+
+
 def check_target(path: str | os.PathLike) -> None:
     """Refuse a place where nothing can be written, or where more than an earlier result would be lost.
 

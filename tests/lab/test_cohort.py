@@ -27,7 +27,7 @@ from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import train_cohort
-from diffscope.storage import statistics as store
+from diffscope.storage import provenance as store
 from diffscope.storage.statistics import open_statistics
 from diffscope.tasks import Retrieval
 from diffscope.tasks.log_odds import logits_of

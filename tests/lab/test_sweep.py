@@ -24,8 +24,9 @@ from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
 from diffscope.stats.averaging import average
 from diffscope.stats.sampling import QuerySample
-from diffscope.storage import statistics as store
-from diffscope.storage.statistics import NAMES, open_statistics, provenance
+from diffscope.storage import provenance as store
+from diffscope.storage.provenance import NAMES, provenance
+from diffscope.storage.statistics import open_statistics
 from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of

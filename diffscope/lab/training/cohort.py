@@ -18,7 +18,8 @@ from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
 from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, tuning_runs, tuning_table
-from diffscope.storage.statistics import open_statistics, other_versions
+from diffscope.storage.provenance import other_versions
+from diffscope.storage.statistics import open_statistics
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"

@@ -24,7 +24,7 @@ from diffscope.models.cards import CARD_FILE
 from diffscope.models.loading import locate, steps_of
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
-from diffscope.storage.statistics import VERSION
+from diffscope.storage.provenance import VERSION
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.training_sentence import template_of
 
