@@ -26,7 +26,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import AttentionPass
 from diffscope.models import DiffConfig, DiffForCausalLM
-from diffscope.proof.fidelity import TOLERANCE, fidelities
+from diffscope.proof.fidelity import fidelities
+from diffscope.proof.tolerance import TOLERANCE
 from tests.layouts import axolotl, gated, gdla, grouped, motif, phi4flash, unilm
 from tests.tiny import awake
 

@@ -30,8 +30,8 @@ class Fidelity:
     ----------
     error : float
         max over prompts, heads, rows and width of |rebuilt − observed|, in units of what rounding does to that row:
-        |gain|·:func:`diffscope.proof.fidelity.rounding` of A1·V + |λ|·that of A2·V, times the factor by which the norm scales the
-        row. A model rounds both terms before it subtracts them, so the unit stays meaningful however much of them cancels.
+        |gain|·:func:`diffscope.proof.tolerance.rounding` of A1·V + |λ|·that of A2·V, times the factor by which the norm scales
+        the row. A model rounds both terms before it subtracts them, so the unit stays meaningful however much of them cancels.
     tolerance : float
         What rounding in the model's dtype explains; where scores are large, and only if it is needed, more.
     rows : int

@@ -16,7 +16,7 @@ from diffscope.attribution.stream import UNSUPPORTED, Stream
 from diffscope.errors import UnsupportedModel
 from diffscope.families.foreign import ForeignModule
 from diffscope.families.offloaded import weights_loaded
-from diffscope.proof.fidelity import TOLERANCE
+from diffscope.proof.tolerance import TOLERANCE
 
 BRANCHES = ("A1", "A2")
 BRANCH_TOLERANCE = 1e-4  # error of their sum, relative to the branches; an edit changes more

@@ -16,8 +16,8 @@ from diffscope.conformance.report import Report
 from diffscope.conformance.run import CheckRun
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import AttentionPass
-from diffscope.proof.fidelity import tolerated
 from diffscope.proof.prove import prove_passage
+from diffscope.proof.tolerance import tolerated
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
 

@@ -18,10 +18,11 @@ from diffscope.attention.precision import HALF, tf32_allowed, without_autocast
 from diffscope.errors import DiffscopeError, FidelityError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.packs import ACROSS
-from diffscope.proof.fidelity import ROWS_TO_DECIDE, compared, deviation, other_pairings, tolerated
+from diffscope.proof.fidelity import ROWS_TO_DECIDE, compared, deviation, other_pairings
 from diffscope.proof.masks import other_mask
 from diffscope.proof.scores import explained_by_scores
 from diffscope.proof.sequences import attends_across, of_sequences
+from diffscope.proof.tolerance import tolerated
 
 MISTAKES_AT_ONCE = 2
 ROWS_FOR_PAIRS = 32  # there are hundreds of pairs of mistakes

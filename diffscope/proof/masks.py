@@ -10,7 +10,8 @@ from torch import Tensor
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.proof.fidelity import ROWS_TO_TRY, deviation, produced, rows_to_check
+from diffscope.proof.fidelity import ROWS_TO_TRY, deviation, produced
+from diffscope.proof.tolerance import rows_to_check
 
 NEAR = 64  # widths tried below the one at which the first row is wrong: a few keys more or less may weigh next to nothing
 HIDDEN = 8  # keys at the beginning, such as padding, that a model may hide by itself

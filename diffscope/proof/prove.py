@@ -16,7 +16,7 @@ from torch import Tensor
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import HALF
-from diffscope.attention.stacking import alike_to_the_end
+from diffscope.attention.stacking import can_stack
 from diffscope.errors import DiffscopeError, FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.hooks import own_implementation
@@ -141,7 +141,7 @@ def prove(readings: Sequence[Reading], decide: bool = True) -> Iterator[tuple[La
     UnsupportedModel
         Eager attention was given a mask of true and false, or the sequences of a pack see each other.
     """
-    together = len(readings) > 1 and alike_to_the_end([reading.first for reading in readings])
+    together = len(readings) > 1 and can_stack([reading.first for reading in readings])
     for stack in [readings] if together else [[reading] for reading in readings]:
         pairings = decide and not all(reading.decided_in_float32 for reading in stack)
         rebuilt = _rebuilt([reading.first for reading in stack], [reading.passage.observed for reading in stack], pairings)

@@ -133,7 +133,7 @@ def measure_layers(
     key_sets = spans or {"sink": torch.tensor([0])}
     requests = [Request(layer, _checked_spans(layer, key_sets), checked_queries(layer, queries), weights) for layer in layers]
     joint = [statistic for statistic in chosen if statistic.collector in BY_HEAD]
-    joint = joint if len(layers) > 1 and stacking.alike(layers) else []
+    joint = joint if len(layers) > 1 and stacking.can_stack(layers, outputs=False) else []
     by_layer = [statistic for statistic in chosen if statistic not in joint]
     streamed = [statistic for statistic in by_layer if statistic.collector]
     parts = _Parts(progress, bool(joint) + len(layers) * bool(streamed))
@@ -141,7 +141,7 @@ def measure_layers(
     ways = [_way(request, chosen, backend, elements) for request in requests]  # by layer, so that none depends on its company
     taken = [_Taken({}, {}) for _ in layers]
     if joint:
-        together = rows(replace(requests[0], layer=stacking.joined(layers)), joint, ways[0])
+        together = rows(replace(requests[0], layer=stacking.stack(layers, outputs=False)), joint, ways[0])
         heads = layers[0].n_heads
         for number, of_layer in enumerate(taken):
             at = slice(number * heads, (number + 1) * heads)

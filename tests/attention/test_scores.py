@@ -10,9 +10,9 @@ from diffscope import edits
 from diffscope.attention import layer as attention_layer
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.stacking import alike, joined
+from diffscope.attention.stacking import can_stack, stack
 from diffscope.edits.base import apply
-from diffscope.proof.fidelity import deviations
+from diffscope.proof.fidelity import rebuild_errors
 from diffscope.stats import measure
 from diffscope.stats.engine import measure_layers
 from diffscope.stats.maps import window
@@ -84,9 +84,9 @@ def test_every_path_gives_the_same_rows(mask, differential, monkeypatch):
     if mask == "given":
         return
     other = _layer(mask, differential, seed=1)
-    assert alike([layer, other]) and not alike([layer, replace(other, soft_cap=None)])
-    assert not alike([layer, replace(other, sink_logit=None)])
-    both = joined([layer, other]).rows()
+    assert can_stack([layer, other], outputs=False) and not can_stack([layer, replace(other, soft_cap=None)], outputs=False)
+    assert not can_stack([layer, replace(other, sink_logit=None)], outputs=False)
+    both = stack([layer, other], outputs=False).rows()
     assert np.abs(both.a1[HEADS:].numpy() - _by_hand(other)[0]).max() < 1e-12
     measured = measure_layers([layer, other], ["row_sum"])
     assert np.allclose(measured[1].values["row_sum"], measure(other, ["row_sum"])["row_sum"], equal_nan=True)
@@ -97,9 +97,9 @@ def test_the_proof_sees_them():
     queries = torch.arange(N)
     target = layer.output()
     tried = [([layer.pairing], 1)]
-    assert float(deviations(layer, tried, queries, target)[0].max()) < 1e-12
+    assert float(rebuild_errors(layer, tried, queries, target)[0][0].max()) < 1e-12
     for wrong in (replace(layer, soft_cap=None), replace(layer, soft_cap=1.6), replace(layer, sink_logit=None)):
-        assert float(deviations(wrong, tried, queries, target)[0].max()) > 1e-3
+        assert float(rebuild_errors(wrong, tried, queries, target)[0][0].max()) > 1e-3
 
 
 def test_heads_that_share_a_map_share_its_sink_logit():

@@ -14,7 +14,8 @@ from benchmarks import proof as mistaken
 from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.proof.diagnosis import mismatch
-from diffscope.proof.fidelity import fidelities, rounding
+from diffscope.proof.fidelity import fidelities
+from diffscope.proof.tolerance import rounding
 from tests import tiny
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
