@@ -14,7 +14,7 @@ IDS = tiny.ids(30)
 CHANGES = {
     "field": edits.set_lambda(0.3, layers=1),
     "rows": edits.uniform_a2(layers=1),
-    "output": edits.ablate_heads(1, 0),
+    "output": edits.ablate_heads(layers=1, heads=0),
 }
 
 
