@@ -15,9 +15,9 @@ from diffscope.conformance.prompts import Prompts
 from diffscope.errors import InsufficientMemory
 from diffscope.evidence.take import FEW, FEWER
 from diffscope.hypotheses.settings import Settings
+from diffscope.render import size_in_words
 from diffscope.scope import Scope
 from diffscope.scope.runners import ImageModel
-from diffscope.stats.forecast import size_in_words, time_in_words
 
 SHORTEST = 16  # tokens of the first capture that is timed
 LONGEST = 1024
@@ -147,3 +147,10 @@ def refuse_beyond_memory(forecast: Forecast, what: str) -> None:
     if not forecast.fits:
         free = size_in_words(free_memory(torch.device("cpu")))
         raise InsufficientMemory(f"{what} needs {size_in_words(forecast.nbytes)} and {free} are free; use a shorter prompt")
+
+
+def time_in_words(seconds: float) -> str:
+    """Write a duration as a person reads it."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -29,7 +29,7 @@ from diffscope.scope import Scope as Scope
 from diffscope.scope import load as load
 from diffscope.scope.comparison import Comparison as Comparison
 from diffscope.scope.comparison import compare as compare
-from diffscope.stats.averaging import average as average
-from diffscope.stats.sampling import QuerySample as QuerySample
+from diffscope.stats.sample import QuerySample as QuerySample
+from diffscope.stats.sample import average as average
 
 __version__: str

@@ -181,3 +181,8 @@ def as_latex(text: str) -> str:
 
 def _digits(digits: str, table: dict[str, str]) -> str:
     return "".join(table[digit] for digit in digits)
+
+
+def size_in_words(nbytes: float) -> str:
+    """Write a number of bytes as a person reads it."""
+    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"

@@ -1,6 +1,5 @@
 """A capture shows the maps the model used, proves it, and answers the same questions from disk."""
 
-import re
 import shutil
 import threading
 from dataclasses import replace
@@ -629,18 +628,18 @@ def test_measuring_as_the_model_runs_gives_what_a_capture_gives(name):
 def test_measuring_as_the_model_runs_keeps_nothing(monkeypatch):
     from weakref import ref
 
-    from diffscope.stats.measuring import Measuring
+    from diffscope.stats.measure import MeasurementRun
 
-    seen, add = [], Measuring.add
+    seen, add = [], MeasurementRun.add
 
     def watched(measuring, layer, workers):
         assert all(other() is None for other in seen), "an earlier layer is still held"
         seen.append(ref(layer.q))
         return add(measuring, layer, workers)
 
-    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
+    monkeypatch.setattr("diffscope.stats.measure.MAX_JOINT_BYTES", 0)
     monkeypatch.setattr("diffscope.scope.run.WAIT_FOR", 0)
-    monkeypatch.setattr(Measuring, "add", watched)
+    monkeypatch.setattr(MeasurementRun, "add", watched)
     steps = []
     scope = diffscope.load(tiny.own("v1", num_hidden_layers=5))
     scope.measure(tiny.ids(20), "entropy", progress=lambda done, total: steps.append((done, total)))
@@ -695,11 +694,11 @@ def stopping_at(capture, measure):
 
 
 def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
-    from diffscope.stats.measuring import Measuring
+    from diffscope.stats.measure import MeasurementRun
 
-    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
+    monkeypatch.setattr("diffscope.stats.measure.MAX_JOINT_BYTES", 0)
     monkeypatch.setattr("diffscope.scope.run.WAIT_FOR", 0)
-    scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), Measuring.add
+    scope, add = diffscope.load(tiny.own("v1", num_hidden_layers=4)), MeasurementRun.add
     whole = scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
 
     def interrupted(at):
@@ -710,14 +709,14 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
 
         return stop
 
-    monkeypatch.setattr(Measuring, "add", interrupted(2))
+    monkeypatch.setattr(MeasurementRun, "add", interrupted(2))
     with pytest.raises(diffscope.MeasurementInterrupted) as stopped:
         scope.measure(tiny.ids(20), ["entropy", "logit_outliers"])
     measured = stopped.value.measured
     assert isinstance(stopped.value, KeyboardInterrupt) and measured.attrs["stopped"] == "after 2 of 4 layers"
     assert measured["entropy"].identical(whole["entropy"].isel(layer=[0, 1]))
     assert not scope.model.model.layers[0].self_attn._forward_hooks, "hooks are gone"
-    monkeypatch.setattr(Measuring, "add", interrupted(0))
+    monkeypatch.setattr(MeasurementRun, "add", interrupted(0))
     with pytest.raises(KeyboardInterrupt) as nothing:
         scope.measure(tiny.ids(20), "entropy")
     assert not isinstance(nothing.value, diffscope.MeasurementInterrupted)
@@ -726,29 +725,17 @@ def test_an_interrupt_leaves_the_layers_that_were_finished(monkeypatch):
 
 
 def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(monkeypatch):
-    from diffscope.stats import measuring
+    from diffscope.stats import measure
 
     scope, taken = diffscope.load(tiny.own("v1")), []
-    take = measuring.engine.measure_layers
-    monkeypatch.setattr(measuring.engine, "measure_layers", lambda *args, **how: taken.append(args) or take(*args, **how))
+    take = measure.measure_layers
+    monkeypatch.setattr(measure, "measure_layers", lambda *args, **how: taken.append(args) or take(*args, **how))
     room = 40 * 2**20  # blocks fit, and so do entropies, but not masses on 240 spans
-    monkeypatch.setattr(measuring, "free_memory", lambda device: room)
+    monkeypatch.setattr(measure, "free_memory", lambda device: room)
     with pytest.raises(InsufficientMemory, match=r"250 queries.*40 MiB are free.*queries=diffscope.QuerySample\(512\)"):
         scope.measure(tiny.ids(250), "span_mass", spans={str(i): (i, i + 1) for i in range(240)})
     assert not taken
     assert scope.measure(tiny.ids(250), "entropy").sizes["query"] == 250
-
-
-def test_what_takes_long_is_announced_before_it_begins(monkeypatch):
-    from diffscope.stats import measuring
-
-    scope, printed = diffscope.load(tiny.own("v1")), []
-    scope.measure(tiny.ids(30), "gini", announce=printed.append)
-    assert printed == []
-    monkeypatch.setattr(measuring, "WORTH_SAYING", 0.0)
-    scope.measure(tiny.ids(30), "gini", announce=lambda line: printed.append(line), progress=lambda *at: printed.append(at))
-    assert re.fullmatch(r"measuring will take about \d+ s and \d+ MiB besides the model", printed[0])
-    assert printed[-1] == (2, 2)
 
 
 @pytest.mark.parametrize("kind", ["v1", "v2", "standard"])

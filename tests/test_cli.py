@@ -222,17 +222,17 @@ def test_a_wrong_layer_or_head_is_told_before_the_model_is_measured(run, tiny_di
 
 
 def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff_folder, tmp_path, monkeypatch):
-    from diffscope.stats.measuring import Measuring
+    from diffscope.stats.measure import MeasurementRun
 
-    add, copy = Measuring.add, tmp_path / "part.nc"
+    add, copy = MeasurementRun.add, tmp_path / "part.nc"
 
     def stop(measuring, layer, workers):
         if layer.layer == 1:
             raise KeyboardInterrupt
         return add(measuring, layer, workers)
 
-    monkeypatch.setattr("diffscope.stats.measuring.AT_ONCE", 0)
-    monkeypatch.setattr(Measuring, "add", stop)
+    monkeypatch.setattr("diffscope.stats.measure.MAX_JOINT_BYTES", 0)
+    monkeypatch.setattr(MeasurementRun, "add", stop)
     requested = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", copy, "--json")
     status, out, err = run(*requested)
     assert status == 130 and f"stopped after 1 of 2 layers; these are kept in {copy}" in err

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from diffscope.stats.definitions import DEFINITIONS
+from diffscope.stats import STATISTICS
 
 ROOT = Path(__file__).parents[1]
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
@@ -25,5 +25,5 @@ def test_no_word_is_defined_twice():
 def test_the_formula_of_rejection_stands_in_the_definitions_alone():
     meaning = dict(defined())["CMRR"]
     assert "definitions.md#cmrr" in meaning and "log" not in meaning
-    formula = DEFINITIONS["cmrr"].formula
+    formula = STATISTICS["cmrr"].formula
     assert "|g + lambda|" in formula and formula in (ROOT / "docs" / "definitions.md").read_text(encoding="utf-8")

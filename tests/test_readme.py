@@ -6,13 +6,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from diffscope.stats.definitions import Definition
 
 import diffscope
 from diffscope.families import FAMILIES
 from diffscope.figures.base import KINDS
 from diffscope.hypotheses import Models, Settings
 from diffscope.hypotheses.tests import FILE, read_tests
-from diffscope.stats.definitions import Definition
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -53,7 +53,7 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
         exec(compile(block.partition("\nFORMULAS")[0], start, "exec"), scope)
         return scope
 
-    concentration = names("def concentration", "diffscope.stats.formulas.distribution")
+    concentration = names("def concentration", "diffscope.stats.rows")
     x = concentration["torch"].tensor([0.5, -0.25, 0.25])
     assert float(concentration["concentration"](concentration["of_rows"](x, 3, ["total", "squares"]), 3)) == 0.375
     entry = next(block for block in blocks if block.startswith('"concentration"'))

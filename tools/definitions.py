@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from diffscope.instruments.definitions import INSTRUMENTS
 from diffscope.stats import STATISTICS
-from diffscope.stats.definitions import INSTRUMENTS, Definition
 from diffscope.stats.registry import LABELS
+from diffscope.stats.statistic import Definition
 
 FILE = Path(__file__).parents[1] / "docs" / "definitions.md"
 HEAD = """# Definitions
@@ -26,7 +27,7 @@ KINDS = {
     "span": ("Key sets and sinks", "Mass on key sets, and on keys that gather it."),
     "branch": ("Branches", "What A1 and A2 share on a key set, and what the subtraction leaves."),
     "layer": ("Layers", "λ, scores, and the heads of a layer beside each other."),
-    "map": ("Whole maps", "Ranks of A1, λ·A2 and D, beside their controls."),
+    "rank": ("Whole maps", "Ranks of A1, λ·A2 and D, beside their controls."),
 }
 AVERAGED = {"mean": "mean", "median": "median", "not": "not averaged"}
 
@@ -36,23 +37,17 @@ def page() -> str:
     parts = [HEAD]
     for kind, (title, what) in KINDS.items():
         parts.append(f"## {title}\n\n{what}\n")
-        parts += [entry(name) for name, statistic in STATISTICS.items() if statistic.kind == kind]
+        parts += [section(name, statistic) for name, statistic in STATISTICS.items() if statistic.kind == kind]
     for function, variables in INSTRUMENTS.items():
         parts.append(
             f"## diffscope.instruments.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n"
         )
-        parts += [section(name, words, dims) for name, (dims, words) in variables.items()]
+        parts += [section(name, words) for name, words in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
     return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])
 
 
-def entry(name: str) -> str:
-    """Return the section of one statistic."""
-    statistic = STATISTICS[name]
-    return section(name, statistic.words, statistic.dims)
-
-
-def section(name: str, words: Definition, dims: tuple[str, ...]) -> str:
+def section(name: str, words: Definition) -> str:
     """Return the section of a variable: what it is, formula, range, where it is undefined, averages, dimensions and source."""
     units = "" if words.units == "1" else f" [{words.units}]"
     averaged = f"{AVERAGED[words.averaged]}; itself a mean over {words.averaged_over}" if words.averaged_over else None
@@ -61,7 +56,7 @@ def section(name: str, words: Definition, dims: tuple[str, ...]) -> str:
         "range": f"{words.range[0]} to {words.range[1]}",
         "NaN": words.undefined,
         "averaged": averaged or AVERAGED[words.averaged],
-        "dimensions": ", ".join(dims) or "none",
+        "dimensions": ", ".join(words.dims) or "none",
         "source": words.source,
     }
     return "\n".join([f"### {name}\n", f"{words.description}{units}\n", *(f"- {key}: {text}" for key, text in lines.items()), ""])

@@ -20,7 +20,7 @@ from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.readings.words import percent
 from diffscope.stats import STATISTICS
-from diffscope.stats.formulas.spans import NORMALISATIONS
+from diffscope.stats.spans import NORMALISATIONS
 
 Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head
@@ -202,7 +202,7 @@ def show_statistic(pair: Pair) -> None:
         if signs := signs_of(chosen, side.cap, side.subject.key):
             st.caption(f"**{plain(side.name)}.** {plain(signs)}")
     if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
-        st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.words.undefined)}.")
+        st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.undefined)}.")
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
     blocks.take_away(
         "compare-statistic",

@@ -73,9 +73,9 @@ def show_facts(cap) -> None:
 def define(statistic) -> None:
     """What is shown, by its formula, and what its letters stand for."""
     words = STATISTICS[statistic.name]
-    undefined = f" Undefined: {words.words.undefined}."
+    undefined = f" Undefined: {words.undefined}."
     st.caption(
-        plain(f"{words.description}."), help=plain(f"{words.definition}. {LETTERS}.{undefined} Source: {words.words.source}.")
+        plain(f"{words.description}."), help=plain(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}.")
     )
 
 

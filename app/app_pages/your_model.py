@@ -26,7 +26,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible
 from diffscope.figures.panels import short_name
 from diffscope.hypotheses import Settings
-from diffscope.stats.forecast import size_in_words, time_in_words
+from diffscope.render import size_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens
 from diffscope.tasks.encoding import require_answers
 
@@ -133,7 +133,7 @@ def work(job: Job, loaded, timed: Checked | None) -> Checked:
     ahead = forecast.of_check(loaded, speed)
     if ahead.seconds > LONG and timed is None:
         return Checked(speed)
-    words = f"the check takes about {time_in_words(max(ahead.seconds, 1))}"
+    words = f"the check takes about {forecast.time_in_words(max(ahead.seconds, 1))}"
     return Checked(speed, check(loaded, progress=lambda done, total, what: job.tell(done, total, f"{words} · {what}")))
 
 
@@ -175,7 +175,7 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
     rows = [
         {
             "what": what,
-            "time": f"about {time_in_words(max(each.seconds, 1))}",
+            "time": f"about {forecast.time_in_words(max(each.seconds, 1))}",
             "memory besides the model": size_in_words(each.nbytes),
             "": "" if each.fits else "more than is free",
         }

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from benchmarks.engine import script, subjects
 from benchmarks.engine.script import Values
-from diffscope.stats.definitions import ROW
 
 Run = Callable[[], Values | None]
 
@@ -25,7 +24,7 @@ def with_diffscope(model: nn.Module, ids: Tensor) -> Run:
     import diffscope
 
     scope = diffscope.load(model)
-    return lambda: values_of(scope.measure(ids[0].tolist(), list(ROW)))
+    return lambda: values_of(scope.measure(ids[0].tolist(), "row"))
 
 
 def capture(model: nn.Module, ids: Tensor) -> Run:
@@ -45,7 +44,7 @@ def measured_capture(model: nn.Module, ids: Tensor) -> Run:
     import diffscope
 
     captured = diffscope.load(model).capture(ids[0].tolist())
-    return lambda: values_of(captured.measure(list(ROW)))
+    return lambda: values_of(captured.measure("row"))
 
 
 def values_of(dataset: xr.Dataset) -> Values:

@@ -18,7 +18,6 @@ from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.models.loading import load_model
 from diffscope.models.mechanisms import Attention
-from diffscope.stats.definitions import ROW
 from tests import reference
 
 HEADS, DIM, HIDDEN, VOCABULARY = 8, 64, 1024, 512
@@ -195,7 +194,7 @@ class Sampled:
         queries = self.queries()
 
         def run() -> Values:
-            measured = diffscope.stats.measure(layer, list(ROW), queries=queries).expand_dims("layer")
+            measured = diffscope.stats.measure_layer(layer, "row", queries=queries).expand_dims("layer")
             return {name: values.transpose("layer", "map", "head", "query", ...).values for name, values in measured.items()}
 
         return run, _at(reference.spread(len(queries)))

@@ -14,7 +14,6 @@ from benchmarks.engine.methods import METHODS, values_of
 from benchmarks.engine.script import Values
 from benchmarks.meter import Meter
 from benchmarks.results import table
-from diffscope.stats.definitions import ROW
 from diffscope.tables.table import Table
 
 SIZES = {256: ("bundled", 32), 2048: ("random", 8)}  # tokens: the model, and how many prompts
@@ -39,11 +38,11 @@ def ways(subject: str, tokens: int, count: int) -> dict[str, Way]:
     size = max(1, AT_ONCE // tokens)
 
     def in_batches() -> list[Values]:
-        batches = [scope.measure(ids[start : start + size], list(ROW)) for start in range(0, count, size)]
+        batches = [scope.measure(ids[start : start + size], "row") for start in range(0, count, size)]
         return [values_of(batch.isel(prompt=index)) for batch in batches for index in range(batch.sizes["prompt"])]
 
     def one_by_one() -> list[Values]:
-        return [values_of(scope.measure(prompt, list(ROW))) for prompt in ids]
+        return [values_of(scope.measure(prompt, "row")) for prompt in ids]
 
     prepared: dict[str, Way] = {"diffscope, in batches": in_batches, BASE: one_by_one}
     for name in PEERS:

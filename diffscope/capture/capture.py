@@ -21,9 +21,9 @@ from diffscope.capture import repr as _repr
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
 from diffscope.prompts.encoded import Encoded
 from diffscope.stats.backends import Backend
-from diffscope.stats.formulas.outliers import LABELS
-from diffscope.stats.measuring import Measuring
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.measure import MeasurementRun
+from diffscope.stats.outliers import LABELS
+from diffscope.stats.sample import QuerySample
 from diffscope.storage.tensors import check_capture_suffix, open_tensors, save_tensors
 
 OUTLIERS = "layer_outliers"  # the tensor that is of no single layer
@@ -336,7 +336,7 @@ class Capture:
         MeasurementInterrupted
             As of :meth:`diffscope.Scope.measure`.
         """
-        measuring = Measuring(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
+        measuring = MeasurementRun(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
 
         def result(**more: str) -> xr.Dataset:
@@ -349,7 +349,7 @@ class Capture:
                 measuring.finish(workers)
             return result()
         except KeyboardInterrupt as interrupt:
-            raise measuring.stopped(interrupt, result) from None
+            raise measuring.interrupted(interrupt, result) from None
 
     def save(self, path: str | os.PathLike) -> None:
         """Write the capture as one safetensors file, which appears only when it is complete; ``diffscope.open`` reads it.

@@ -129,7 +129,7 @@ def _of_model(scope, content, spans, layer, head, backend):
     check_index("layer", layer, scope.layer_numbers)
     if head is not None:
         check_index("head", head, _heads(scope))
-    measure = partial(scope.measure, content, spans=spans, announce=note, backend=backend)
+    measure = partial(scope.measure, content, spans=spans, backend=backend)
     return _Source(measure, len(encoded.ids), encoded.span_positions())
 
 
@@ -237,7 +237,7 @@ def _heads(scope):
 
 def _queries(query, queries):
     """What --query and --queries say, as ``measure`` takes it."""
-    from diffscope.stats.sampling import QuerySample
+    from diffscope.stats.sample import QuerySample
 
     if query is not None and queries is not None:
         raise DiffscopeError("--query and --queries exclude each other; give one of them")
@@ -252,7 +252,7 @@ def _queries(query, queries):
 
 def _average(values, dims):
     """The average over some dimensions; of one query its value, and of what is not averaged all values."""
-    from diffscope.stats.averaging import Average, averaged, rule
+    from diffscope.stats.sample import Average, averaged, rule
 
     if values.sizes.get("query") == 1:
         values = values.isel(query=0)

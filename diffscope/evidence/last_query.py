@@ -15,9 +15,9 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
 from diffscope.evidence.untrained import Match, match_of, matched, mean_match
 from diffscope.scope import Scope
-from diffscope.stats.formulas import branches, distribution
-from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, fixed_by_construction
+from diffscope.stats import branches, rows
 from diffscope.stats.ragged import stack_layers
+from diffscope.stats.spans import NORMALISATIONS, denominators, fixed_by_construction
 from diffscope.tasks.prompt import Prompt
 
 BATCH = 10  # prompts that run together
@@ -250,7 +250,7 @@ class _Rows:
         """Return statistics of whole rows, (prompt, head, map)."""
         maps = torch.stack([self.a1, self.a2.nan_to_num(), self.d], dim=2)
         n = self.n[..., None].expand(maps.shape[:-1])
-        values = {name: distribution.of(name, maps, n) for name in ROWS}
+        values = {name: rows.of(name, maps, n) for name in ROWS}
         return {name: torch.where(self._defined, value, torch.nan) for name, value in values.items()}
 
     @cached_property
@@ -259,7 +259,7 @@ class _Rows:
         return torch.stack([~a[..., 0].isnan() for a in (self.a1, self.a2, self.d)], dim=-1)
 
     def _masses(self, masks: Tensor) -> dict[str, Tensor]:
-        """``mass`` (prompt, head, map, span, normalisation), as :func:`diffscope.stats.formulas.spans.span_mass` has it."""
+        """``mass`` (prompt, head, map, span, normalisation), as :func:`diffscope.stats.spans.mass` has it."""
         values = []
         for a in (self.a1, self.a2, self.d):
             below = denominators(a.abs().sum(-1), a.clamp_min(0).sum(-1), a.sum(-1))  # (prompt, head, normalisation)

@@ -15,7 +15,7 @@ from diffscope.figures.base import Figure
 from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
 from diffscope.readings.captions import edits_of
 from diffscope.scope.comparison import Comparison
-from diffscope.stats.averaging import rule
+from diffscope.stats.sample import rule
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading

@@ -15,8 +15,8 @@ from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn
 from diffscope.readings.captions import count_of_prompts
 from diffscope.readings.labels import is_unsigned, told_unsigned, usual_label
-from diffscope.stats.averaging import averaged, rule
 from diffscope.stats.negative_mass import WHATEVER
+from diffscope.stats.sample import averaged, rule
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")

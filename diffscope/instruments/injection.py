@@ -55,8 +55,8 @@ def cmrr_by_injection(
     with root mean squares over draws and queries. λ = 0 gives 0 dB exactly, for A2 takes no part; equal maps with λ = g give
     infinity; maps on different keys about 0 dB, and unrelated maps that are both spread over the same keys a little more, which
     is why the pairing control matters. Small noise on equal maps gives (g + λ)/|g − λ|, which is 6.02 dB more than the ``cmrr``
-    that :func:`diffscope.stats.measure` takes from the gains alone, since +n and −n differ by 2n. Noise is added where the edit
-    :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
+    that :func:`diffscope.stats.measure_layer` takes from the gains alone, since +n and −n differ by 2n. Noise is added
+    where the edit :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
 
     Each head is an amplifier of its own, so heads may share maps in any way. The ceiling says what can be reached: it is the
     same measurement with the learned λ and A2's mass on X, but with that mass spread over X as A1 spreads its own.

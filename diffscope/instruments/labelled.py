@@ -1,4 +1,4 @@
-"""What instruments measured as labelled Datasets, with the words of ``diffscope.stats.definitions``."""
+"""What instruments measured as labelled Datasets, with the words of ``diffscope.instruments.definitions``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.capture.capture import Capture
-from diffscope.stats.definitions import INSTRUMENTS
+from diffscope.instruments.definitions import INSTRUMENTS
 from diffscope.stats.ragged import stack_layers
 
 
@@ -47,15 +47,5 @@ def labelled_dataset(
 def with_attributes(call: str, dataset: xr.Dataset) -> xr.Dataset:
     """Return a Dataset whose variables say what they are."""
     for name, values in dataset.data_vars.items():
-        words = INSTRUMENTS[call][str(name)].words
-        values.attrs = {
-            "units": words.units,
-            "long_name": words.description,
-            "definition": words.formula,
-            "undefined": words.undefined,
-            "source": words.source,
-            "averaged": words.averaged,
-        }
-        if words.averaged_over:
-            values.attrs["averaged_over"] = words.averaged_over
+        values.attrs = INSTRUMENTS[call][str(name)].attributes()
     return dataset

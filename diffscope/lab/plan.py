@@ -21,7 +21,7 @@ from diffscope.lab.prompt_sets import PromptSet, prompt_sets
 from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.sample import QuerySample
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.training_sentence import training_template
 

@@ -21,7 +21,7 @@ from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
-from diffscope.stats.averaging import averaged, rule
+from diffscope.stats.sample import averaged, rule
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"

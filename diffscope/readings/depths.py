@@ -19,8 +19,8 @@ from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
-from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
+from diffscope.stats.sample import averaged
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS

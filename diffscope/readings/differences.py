@@ -17,8 +17,8 @@ from diffscope.readings.middle import mean, median
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import figures
 from diffscope.scope.comparison import Comparison
-from diffscope.stats.averaging import average, rule
-from diffscope.stats.formulas.spans import NORMALISATIONS
+from diffscope.stats.sample import average, rule
+from diffscope.stats.spans import NORMALISATIONS
 
 Side = Capture | xr.Dataset
 

@@ -15,8 +15,8 @@ from diffscope.readings.captures import one_prompt, only_layer, place_of, query_
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
 from diffscope.readings.pairing import beside_controls
 from diffscope.readings.reading import Reading, described
-from diffscope.stats.datasets import attributes
-from diffscope.stats.formulas import branches
+from diffscope.stats import branches
+from diffscope.stats.dataset import attributes
 from diffscope.stats.negative_mass import negative_mass
 from diffscope.stats.registry import STATISTICS
 

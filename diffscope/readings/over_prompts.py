@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.stats.averaging import averaged
-from diffscope.stats.definitions import Averaged
+from diffscope.stats.sample import averaged
+from diffscope.stats.statistic import Averaged
 
 
 def middle(values: xr.DataArray, by: Averaged) -> xr.DataArray:

@@ -16,7 +16,7 @@ from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.middle import mean, median
 from diffscope.stats import STATISTICS
-from diffscope.stats.averaging import rule
+from diffscope.stats.sample import rule
 
 OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
 COUNT = "controls"

@@ -13,8 +13,8 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.readings.captures import query_positions
 from diffscope.readings.words import counted, decimal, listed, percent, shortened
-from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
+from diffscope.stats.sample import averaged
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
 

@@ -12,8 +12,7 @@ from diffscope import render as display
 from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted
-from diffscope.stats.averaging import average
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.sample import QuerySample, average
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.families.hooks import Hook
 from diffscope.families.packs import apart
-from diffscope.stats.formulas.outliers import LABELS, outliers
+from diffscope.stats.outliers import LABELS, outliers
 
 
 class OutputOutliers:

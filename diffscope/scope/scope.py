@@ -28,8 +28,8 @@ from diffscope.scope.hooked import HookedModel
 from diffscope.scope.run import RunRecord, run_recorded
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.backends import Backend
-from diffscope.stats.measuring import Measuring
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.measure import MeasurementRun
+from diffscope.stats.sample import QuerySample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -332,7 +332,6 @@ class Scope(HookedModel):
         spans: Spans = None,
         queries: str | slice | Sequence[int] | QuerySample | None = None,
         progress: Callable[[float, int], object] | None = None,
-        announce: Callable[[str], object] | None = None,
         backend: Backend | None = None,
     ) -> xr.Dataset:
         """Measure as ``capture(prompt, spans).measure(statistics, queries)`` does, in the memory of one layer.
@@ -345,8 +344,6 @@ class Scope(HookedModel):
             As for :meth:`capture`.
         statistics, queries, progress, backend
             As for ``Capture.measure``.
-        announce : callable, optional
-            Called before anything is measured, if it will take long, with one line that says how long and in what memory.
 
         Returns
         -------
@@ -361,7 +358,7 @@ class Scope(HookedModel):
             finished.
         """
         inputs = self.prepare(prompt, spans, embedded=True)
-        measuring = Measuring(inputs.prompts, statistics, queries, self.n_layers, progress, announce, backend)
+        measuring = MeasurementRun(inputs.prompts, statistics, queries, self.n_layers, progress, backend)
         record = RunRecord(self.name)
 
         def result(**facts: str) -> xr.Dataset:
@@ -374,4 +371,4 @@ class Scope(HookedModel):
                 measuring.finish(workers)
             return result()
         except KeyboardInterrupt as interrupt:
-            raise measuring.stopped(interrupt, result) from None
+            raise measuring.interrupted(interrupt, result) from None

@@ -15,7 +15,7 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
-from diffscope.stats.formulas import distribution, row_sums
+from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K
 
 Backend = Literal["blocks", "triton"]
 BACKENDS: tuple[Backend, ...] = ("blocks", "triton")
@@ -59,12 +59,11 @@ def chosen(layer: LayerAttention, backend: str | None) -> Backend:
     return "triton" if not unsupported and guard.agrees(layer) else "blocks"
 
 
-def row_moments(layer: LayerAttention, queries: Tensor, statistics: list[str]) -> RowMoments:
-    """Return the moments that some row statistics are made of, computed by Triton kernels."""
+def row_moments(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> RowMoments:
+    """Return moments of the rows, computed by Triton kernels."""
     from diffscope.stats.kernels import rows
 
-    wanted = distribution.needed(statistics)
-    by_map = rows.moments(layer, queries, wanted, top=row_sums.TOP_K, near_zero=row_sums.NEAR_ZERO, levels=row_sums.QUANTILES)
+    by_map = rows.moments(layer, queries, wanted, top=TOP_K, near_zero=NEAR_ZERO, levels=QUANTILES)
     names = present(layer, ("A1", "A2", "D"))
 
     def stacked(moment: str) -> Tensor:

@@ -16,11 +16,10 @@ from diffscope.readings import signs
 from diffscope.readings.captions import count_of_prompts, edits_of
 from diffscope.readings.words import runs
 from diffscope.scope.comparison import Comparison
-from diffscope.stats.averaging import ORDER, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.sample import ORDER, PLURALS, QuerySample, averaged, rule
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 

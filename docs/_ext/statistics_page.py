@@ -9,7 +9,7 @@ KINDS = {
     "span": "Of a key set, and of sinks",
     "branch": "Of both maps on a key set",
     "layer": "Of a layer",
-    "map": "Of a whole map",
+    "rank": "Of a whole map",
 }
 HEAD = """# Every statistic
 
@@ -57,8 +57,8 @@ def page(pictures: dict[str, str]) -> str:
     parts = [HEAD]
     for kind, title in KINDS.items():
         names = [name for name, statistic in STATISTICS.items() if statistic.kind == kind]
-        parts += [f"## {title}", table({name: STATISTICS[name].words for name in names})]
-        shown = [tile(name, STATISTICS[name].words, pictures[name]) for name in names if name in pictures]
+        parts += [f"## {title}", table({name: STATISTICS[name] for name in names})]
+        shown = [tile(name, STATISTICS[name], pictures[name]) for name in names if name in pictures]
         parts += ["::::{grid} 1 2 3 3\n:gutter: 2", *shown, "::::"]
     return "\n\n".join(parts) + "\n"
 

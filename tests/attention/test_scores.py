@@ -13,9 +13,9 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stacking import can_stack, stack
 from diffscope.edits.base import apply
 from diffscope.proof.fidelity import rebuild_errors
-from diffscope.stats import measure
-from diffscope.stats.engine import measure_layers
+from diffscope.stats import measure_layer
 from diffscope.stats.maps import window
+from diffscope.stats.measure import measure_layers
 from diffscope.stats.ranks import exact as rank
 from tests import reference as slow
 from tests.reference import Slow
@@ -89,7 +89,7 @@ def test_every_path_gives_the_same_rows(mask, differential, monkeypatch):
     both = stack([layer, other], outputs=False).rows()
     assert np.abs(both.a1[HEADS:].numpy() - _by_hand(other)[0]).max() < 1e-12
     measured = measure_layers([layer, other], ["row_sum"])
-    assert np.allclose(measured[1].values["row_sum"], measure(other, ["row_sum"])["row_sum"], equal_nan=True)
+    assert np.allclose(measured[1].values["row_sum"], measure_layer(other, ["row_sum"])["row_sum"], equal_nan=True)
 
 
 def test_the_proof_sees_them():
@@ -197,7 +197,7 @@ def test_statistics_are_of_what_rows_put_on_keys(mask):
     layer = _layer(mask)
     a1, a2, d = _by_hand(layer)
     spans = {"sink": torch.tensor([0]), "answer": torch.tensor([24, 25])}
-    measured = measure(layer, ["row", "span", "branch", "logit_outliers"], spans=spans)
+    measured = measure_layer(layer, ["row", "span", "branch", "logit_outliers"], spans=spans)
     row = measured.sel(query=N - 1)
     for name, a in (("A1", a1), ("A2", a2), ("D", d)):
         last = a[:, -1]

@@ -22,8 +22,7 @@ from diffscope.lab.plan import Plan, fingerprint
 from diffscope.lab.prompt_sets import TASKS, prompt_sets
 from diffscope.lab.sweep import sweep
 from diffscope.models.loading import load_tokenizer, locate
-from diffscope.stats.averaging import average
-from diffscope.stats.sampling import QuerySample
+from diffscope.stats.sample import QuerySample, average
 from diffscope.storage import provenance as store
 from diffscope.storage.provenance import NAMES, provenance
 from diffscope.storage.statistics import open_statistics

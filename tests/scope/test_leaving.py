@@ -184,7 +184,7 @@ def in_the_proof_of_its_formula(scope, error, monkeypatch):
 
 
 def in_statistics(scope, error, monkeypatch):
-    monkeypatch.setattr("diffscope.stats.measuring.Measuring.add", failing(error))
+    monkeypatch.setattr("diffscope.stats.measure.MeasurementRun.add", failing(error))
 
 
 STAGES = [

@@ -16,7 +16,7 @@ from diffscope.attention.blocks import Workers
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
-from diffscope.stats import measure
+from diffscope.stats import measure_layer
 from diffscope.stats.maps import bins, window
 from tests import tiny
 
@@ -138,7 +138,7 @@ def test_marginals_are_those_of_measure(attention):
     maps = capture.maps(1, names=names)
     for name in names:
         assert found[f"received_{name}"].values == pytest.approx(maps[name].sum("query").values, abs=1e-5)
-    entropy = measure(capture.layers[1], ["entropy"])["entropy"]
+    entropy = measure_layer(capture.layers[1], ["entropy"])["entropy"]
     for name in ("A1", "D") if attention == "standard" else ("A1", "A2", "D"):
         assert np.allclose(found[f"entropy_{name}"], entropy.sel(map=name), atol=1e-5, equal_nan=True)
 

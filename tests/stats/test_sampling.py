@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.stats.sampling import WEIGHT, QuerySample
+from diffscope.stats.sample import WEIGHT, QuerySample
 from tests import tiny
 
 

@@ -19,7 +19,7 @@ from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of, present
 from diffscope.errors import DiffscopeWarning, first_line
-from diffscope.stats.formulas.row_sums import NEAR_ZERO, QUANTILES, TOP_K, of_maps
+from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K, of_maps
 from diffscope.stats.kernels import rows as kernels
 
 COMPARED_ROWS = 256  # queries, spread over the prompt

@@ -22,7 +22,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import MissingExtra
 from diffscope.stats.kernels import histogram
 
-#: the moments of each map, as diffscope.stats.formulas.row_sums has them
+#: the moments of each map, as diffscope.stats.moments has them
 MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
 PAIR = ("dot", "js", "bhattacharyya")
 SCRATCH_ROWS = 3 * 2**13  # whose histograms are in memory at a time: 192 MiB

@@ -6,39 +6,79 @@ Up to ``exact.LARGEST`` tokens ranks come from all singular values, beyond from 
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.stats.collectors import MAPS, RANKED_MAPS, Request
+from diffscope.stats.collect import MAPS, RANKED_MAPS, Request
 from diffscope.stats.ranks import estimated, exact
 from diffscope.stats.ranks.exact import Estimate
 from diffscope.stats.ranks.implicit_map import PERMUTED, ImplicitMaps
+from diffscope.stats.statistic import declare
 
 MAX_JOINT_BYTES = 2**32  # of the maps of a head that are estimated in the same sweeps
 SHOWN_REASONS = 3  # of all reasons why ranks are NaN
+ERANK = "The Effective Rank: A Measure of Effective Dimensionality (Roy & Vetterli, 2007)"
+ECKART = "The Approximation of One Matrix by Another of Lower Rank (Eckart & Young, 1936)"
+UNKNOWN_RANK = "maps of zeros, or not finite; estimates that are not within 5 %"
+
+effective = partial(declare, kind="rank", dims=("head", "ranked_map", "definition", "control"), units="1", averaged="median")
+residual = partial(declare, kind="rank", dims=("head", "map", "rank"), units="1")
 
 #: the estimates of a head by name of the map: one, or of "permuted ..." one for every draw
 HeadEstimates = dict[str, list[Estimate]]
 
 
+@effective(
+    description="effective ranks beside their controls",
+    formula="of singular values s: erank: exp H(s/sum s); erank_energy: exp H(s²/sum s²); "
+    "participation: (sum s²)²/sum s⁴; stable_rank: sum s²/max s²; r90: fewest s² that hold 90 %; controls: the uniform "
+    "map over the same visible keys, the map with each row's visible keys permuted (the mean of 3 draws); always of all "
+    "queries; beyond 4,096 tokens estimated matrix-free",
+    range=("0", "inf"),
+    undefined=UNKNOWN_RANK,
+    source=ERANK,
+    notes=lambda request: attrs_of_ranks(request),
+)
 def effective_rank(request: Request) -> Tensor:
     """Return effective ranks and their controls, float64 (head, ranked_map, definition, control)."""
     return request.once(_ranks).ranks
 
 
+@effective(
+    description="half-widths of the effective ranks",
+    formula="0 where they are exact, else half the bracket of their quadrature and three standard errors of its vectors; of the "
+    "permuted control that and the standard error of its mean over 3 draws; of a ratio the relative errors of both parts",
+    range=("0", "inf"),
+    undefined="where nothing is known",
+)
 def effective_rank_error(request: Request) -> Tensor:
     """Return the half-widths of :func:`effective_rank`, in its shape."""
     return request.once(_ranks).ranks_error
 
 
+@residual(
+    description="what the best approximation of rank r leaves",
+    formula="|A - A_r|_F / |A|_F, for A2 without lambda; always of all queries",
+    range=("0", "1"),
+    undefined=UNKNOWN_RANK,
+    source=ECKART,
+    notes=lambda request: attrs_of_ranks(request),
+)
 def rank_residual(request: Request) -> Tensor:
     """Return what the best rank-r approximation leaves of A1, A2 (not of lambda_A2) and D, float64 (head, map, rank)."""
     return request.once(_ranks).residuals
 
 
+@residual(
+    description="half-widths of the rank residuals",
+    formula="0 where they are exact",
+    range=("0", "inf"),
+    undefined="where nothing is known",
+)
 def rank_residual_error(request: Request) -> Tensor:
     """Return the half-widths of :func:`rank_residual`, in its shape."""
     return request.once(_ranks).residuals_error

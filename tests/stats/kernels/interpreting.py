@@ -23,7 +23,7 @@ def moments(layer, *args, scratch=rows.SCRATCH_ROWS, **kwargs):
 
 def measured_with_wrong_kernels(layer, moment, wrong, times=2):
     """Measure by kernels of which one moment is wrong; return the datasets and the warnings, and forget what was compared."""
-    from diffscope.stats import measure
+    from diffscope.stats import measure_layer
     from diffscope.stats.kernels import guard
 
     right = rows.moments
@@ -41,7 +41,7 @@ def measured_with_wrong_kernels(layer, moment, wrong, times=2):
         warnings.catch_warnings(record=True) as caught,
     ):
         warnings.simplefilter("always")
-        found = [measure(layer, "row", backend="triton") for _ in range(times)]
+        found = [measure_layer(layer, "row", backend="triton") for _ in range(times)]
     return found, [str(each.message) for each in caught]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffscope.attention.components import Mask
-from diffscope.stats import measure
+from diffscope.stats import measure_layer
 from tests.stats.kernels import interpreting
 from tests.stats.kernels.test_rows import _random
 
@@ -29,8 +29,8 @@ def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, sh
     lam = lam if lam is None else torch.tensor(lam)
     layer = _random(seed, dtype=dtype, mask=mask, share=share, lam=lam)
     queries = [0, 40, 3, 69, 68, 12]
-    measured = interpreted(measure, layer, ["row", "span_mass"], queries=queries, backend="triton")
-    plain = measure(layer, ["row", "span_mass"], queries=queries)
+    measured = interpreted(measure_layer, layer, ["row", "span_mass"], queries=queries, backend="triton")
+    plain = measure_layer(layer, ["row", "span_mass"], queries=queries)
     assert set(measured) == set(plain) and "backend" not in measured["span_mass"].attrs
     assert measured["entropy"].attrs["backend"] == "triton"
     for name in plain:
@@ -64,7 +64,7 @@ def test_kernels_that_differ_are_left_for_blocks_with_one_warning(interpreted, m
     layer = _random(0, tokens=40)
     (first, second), caught = interpreted(interpreting.measured_with_wrong_kernels, layer, moment, wrong)
     assert first.identical(second) and "backend" not in first["gini"].attrs
-    np.testing.assert_allclose(first["entropy"], measure(layer, "row")["entropy"], atol=1e-5)
+    np.testing.assert_allclose(first["entropy"], measure_layer(layer, "row")["entropy"], atol=1e-5)
     assert len(caught) == 1 and f"{moment} of A" in caught[0] and "blocks of rows" in caught[0]
 
 
@@ -77,8 +77,8 @@ def test_kernels_that_fail_are_left_for_blocks_with_one_warning(interpreted):
 def test_a_layer_that_is_not_finite_compares_nothing(interpreted):
     layer = _random(0, tokens=20, d=24)
     layer.k[0, 0, 9] = torch.inf
-    assert "backend" not in interpreted(measure, layer, "gini", backend="triton")["gini"].attrs
-    assert interpreted(measure, _random(0, tokens=20, d=24), "gini", backend="triton")["gini"].attrs["backend"] == "triton"
+    assert "backend" not in interpreted(measure_layer, layer, "gini", backend="triton")["gini"].attrs
+    assert interpreted(measure_layer, _random(0, tokens=20, d=24), "gini", backend="triton")["gini"].attrs["backend"] == "triton"
 
 
 @pytest.mark.parametrize(
@@ -95,14 +95,14 @@ def test_right_kernels_pass_the_comparison_on_every_layout(interpreted, fields):
     made = {name: fields.pop(name) for name in ("dtype", "lam") if name in fields}
     layer = _random(3, tokens=50, share=0 if "pairing" in fields else 1, **made)
     layer = replace(layer, **{name: value for name, value in fields.items() if value is not None})
-    assert interpreted(measure, layer, "gini", backend="triton")["gini"].attrs["backend"] == "triton"
+    assert interpreted(measure_layer, layer, "gini", backend="triton")["gini"].attrs["backend"] == "triton"
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_the_kernels_are_the_default(interpreted):
     layer = _random(0, tokens=3000, d=64, heads=4)
-    measured, plain = interpreted(measure, layer, "row"), measure(layer, "row")
+    measured, plain = interpreted(measure_layer, layer, "row"), measure_layer(layer, "row")
     assert measured["entropy"].attrs["backend"] == "triton"
     np.testing.assert_allclose(measured["entropy"], plain["entropy"], atol=1e-4)
     assert np.nanmax(np.abs(measured["gini"] - plain["gini"])) <= measured["gini"].attrs["error_bound"] + 1e-5

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diffscope.attention.layer import Mask
-from diffscope.stats.collectors import Request
+from diffscope.stats.collect import Request
 from diffscope.stats.ranks import estimated, statistic
 from diffscope.stats.ranks import exact as rank
 from diffscope.stats.ranks.exact import LABELS

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from diffscope.stats.formulas.spans import NORMALISATIONS, denominators, span_mass, take
+from diffscope.stats.spans import NORMALISATIONS, denominators, mass, take
 
 ROW = torch.tensor([0.5, -0.1, 0.3, -0.2, 0.0], dtype=torch.float64)  # four visible keys, sum 0.5, absolute sum 1.1
 
@@ -16,7 +16,7 @@ def _below(x, net):
 
 def _mass(x, keys, net, n, seen):
     below = _below(x, torch.tensor(net, dtype=x.dtype))
-    values = span_mass(x, [torch.tensor(keys)], below, torch.tensor(n), torch.tensor([seen]))
+    values = mass(x, [torch.tensor(keys)], below, torch.tensor(n), torch.tensor([seen]))
     return dict(zip(NORMALISATIONS, values[0].tolist(), strict=True))
 
 
@@ -35,7 +35,7 @@ def test_signed_mass_needs_a_net_and_positive_mass_something_positive():
 @pytest.mark.parametrize("keys, n, seen", [([4], 4, 0), ([0, 1, 2, 3], 4, 4), ([], 4, 0)])
 def test_a_set_of_which_a_row_sees_nothing_or_nothing_else_has_no_mass(keys, n, seen):
     sets = [torch.tensor(keys, dtype=torch.int64)]
-    values = span_mass(ROW, sets, _below(ROW, torch.tensor(0.5)), torch.tensor(n), torch.tensor([seen]))
+    values = mass(ROW, sets, _below(ROW, torch.tensor(0.5)), torch.tensor(n), torch.tensor([seen]))
     assert values.isnan().all()
 
 
@@ -44,9 +44,9 @@ def test_shares_of_a_partition_sum_to_one_by_head_and_query():
     x = torch.randn(2, 3, 6, generator=generator, dtype=torch.float64)  # (head, query, key)
     parts = [torch.tensor([0]), torch.tensor([1, 4]), torch.tensor([2, 3, 5])]
     seen = torch.tensor([1, 2, 3]).expand(3, 3)
-    mass = span_mass(x, parts, _below(x, x.sum(-1)), torch.full((3,), 6), seen)
-    assert mass.shape == (2, 3, 3, 4)
-    torch.testing.assert_close(mass.sum(-2)[..., 1:], torch.ones(2, 3, 3, dtype=torch.float64))
+    masses = mass(x, parts, _below(x, x.sum(-1)), torch.full((3,), 6), seen)
+    assert masses.shape == (2, 3, 3, 4)
+    torch.testing.assert_close(masses.sum(-2)[..., 1:], torch.ones(2, 3, 3, dtype=torch.float64))
 
 
 def test_consecutive_keys_are_a_view():

@@ -1,7 +1,7 @@
-"""What every row statistic is made of: a few sums over a row, its moments.
+"""The moments of a row: the few sums that row statistics are formulas of.
 
 Whatever computes these gives the same statistics: blocks of rows in memory (here), or fused kernels
-(:mod:`diffscope.stats.kernels.rows`). The formulas stand in :mod:`diffscope.stats.formulas.distribution` alone.
+(:mod:`diffscope.stats.kernels.rows`). The formulas are in :mod:`diffscope.stats.rows` alone.
 
 A row x of a map has the moments below, all over the keys it can see.
 
@@ -40,16 +40,23 @@ Moments = Mapping[str, Tensor]  # by name, each (...), or (..., k), (..., quanti
 
 
 def order(levels: tuple[float, ...], n: Tensor) -> Tensor:
-    """Which of n values in ascending order, counted from 1, each quantile is: ceil(level·n), but for rounding.
+    """Return the rank of each quantile among n ascending values, counted from 1: ceil(level·n), but for rounding.
 
-    n (...) → int64 (..., level)
+    Parameters
+    ----------
+    levels : tuple of float
+    n : Tensor (...)
+
+    Returns
+    -------
+    int64 Tensor (..., level)
     """
     level = torch.tensor(levels, dtype=torch.float64, device=n.device)
     return (n.double().unsqueeze(-1) * level - 1e-9).ceil().long().clamp_min(1)
 
 
 def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Moments of rows in memory.
+    """Compute moments of rows in memory.
 
     Parameters
     ----------
@@ -69,8 +76,8 @@ def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
     return {name: values[0] for name, values in moments.items()}
 
 
-def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = NO_REUSE) -> dict[str, Tensor]:
-    """Moments of A1, A2 and D of a block, or of standard attention's one map; each (map, head, query, ...).
+def of_maps(rows: Rows, wanted: Iterable[str]) -> dict[str, Tensor]:
+    """Compute moments of A1, A2 and D of a block, or of standard attention's one map; each (map, head, query, ...).
 
     The maps go through every pass together, and only D through those that are about signs.
     """
@@ -84,14 +91,14 @@ def of_maps(rows: Rows, wanted: Iterable[str], workspace: Workspace = NO_REUSE) 
     else:  # an edit may make any map signed
         signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
         size = signed.abs()
-    moments = _Passes(size, signed, rows.n, workspace).moments(set(wanted))
+    moments = _Passes(size, signed, rows.n, rows.workspace).moments(set(wanted))
     if "peak" in moments:
         moments["peak"] += rows.start
     return moments
 
 
 class _Passes:
-    """Passes over rows that share |x|, its sum and its sorted copy.
+    """Passes over rows, which share |x|, its sum and its sorted copy.
 
     Parameters
     ----------
@@ -113,11 +120,11 @@ class _Passes:
         return self.workspace.take("pass", tuple(x.shape), x.dtype, x.device)
 
     def _with(self, of_signed: Tensor, of_others: Tensor) -> Tensor:
-        """Values of the signed maps behind those of the others."""
+        """Return values of the signed maps behind those of the others."""
         return torch.cat([of_others[: len(self.size) - len(self.signed)], of_signed])
 
     def moments(self, wanted: set[str]) -> dict[str, Tensor]:
-        """Each (map, ...) or (map, ..., k); `total` besides what is wanted."""
+        """Return moments by name, each (map, ...) or (map, ..., k); `total` besides what is wanted."""
         moments = {"total": self.total} | {name: getattr(self, name)() for name in sorted(wanted & _SUMS)}
         if wanted & {"gini", "quantiles"}:
             return moments | self._of_sorted(wanted)
@@ -157,7 +164,7 @@ class _Passes:
         return self.size.max(-1).indices.to(self.size.dtype)
 
     def _of_sorted(self, wanted: set[str]) -> dict[str, Tensor]:
-        """What is read off the sorted rows."""
+        """Read moments off the sorted rows."""
         keys = self.size.shape[-1]
         ascending = self._sorted()
         moments = {}
@@ -174,21 +181,21 @@ class _Passes:
         return moments
 
     def _unseen(self) -> Tensor:
-        """Keys that each row does not see, (...)."""
+        """Count the keys that each row does not see, (...)."""
         return self.size.shape[-1] - self.n
 
     def _limit(self) -> Tensor:
-        """Below which |x| is next to nothing, (map, ..., 1)."""
+        """Return the size below which |x| counts as small, (map, ..., 1)."""
         return (NEAR_ZERO * self.total / self.n.to(self.total.dtype)).unsqueeze(-1)
 
     def _top(self, largest: Tensor) -> Tensor:
-        """Sums of the k largest of values in descending order, (map, ..., k)."""
+        """Sum the k largest of values in descending order, (map, ..., k)."""
         return largest.cumsum(-1)[..., [min(k, largest.shape[-1]) - 1 for k in TOP_K]]
 
     def _sorted(self) -> Tensor:
-        """|x| ascending.
+        """Sort |x|, ascending.
 
-        On a CPU by numpy, whose vectorised sort is ten times as fast as torch's, and by the bits of |x|, which have the same
+        On a CPU numpy sorts: its vectorised sort is ten times as fast as torch's. It sorts the bits of |x|, which have the same
         order and are compared a tenth faster.
         """
         if self.size.device.type != "cpu":
@@ -198,7 +205,7 @@ class _Passes:
         return ascending
 
     def _gini(self, ascending: Tensor) -> Tensor:
-        """sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending.
+        """Compute sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending.
 
         Keys that cannot be seen sort to the front, so ranks are counted back from the last of all N: with i = n + 1 - j it is
         1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n however many keys a row cannot see, so
@@ -219,7 +226,7 @@ _SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives",
 
 
 def _into(out: Tensor, function: str, x: Tensor) -> Tensor:
-    """An elementwise function; on a CPU numpy's, whose logarithm is three times as fast as torch's."""
+    """Apply an elementwise function; on a CPU numpy's, whose logarithm is three times as fast as torch's."""
     if x.device.type != "cpu":
         return getattr(torch, function)(x, out=out)
     getattr(np, function)(x.numpy(), out=out.numpy())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffscope.stats.formulas.redundancy import head_cka, map_distance, map_gram
+from diffscope.stats.heads import head_cka, map_distance, map_gram
 
 
 def _random(*shape):

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import diffscope
-from diffscope.stats import formulas
-from diffscope.stats.definitions import ROW
-from diffscope.stats.formulas.row_sums import TOP_K
+from diffscope.stats import STATISTICS, formulas
+from diffscope.stats.moments import TOP_K
 
+ROW = {name: statistic for name, statistic in STATISTICS.items() if statistic.kind == "row"}
 UNIFORM = {"entropy": math.log(8), "entropy_normalised": 1, "effective_tokens": 8, "participation": 8, "gini": 0, "hoyer": 0}
 UNIFORM |= {"pseudo_norm": 8, "near_zero": 0, "negative_share": 0, "negative_count": 0, "row_sum": 1, "argmax": 0}
 ONE_HOT = {"entropy": 0, "entropy_normalised": 0, "effective_tokens": 1, "participation": 1, "gini": 1 - 1 / 8, "hoyer": 1}

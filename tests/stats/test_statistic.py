@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from diffscope.stats import STATISTICS
-from diffscope.stats.definitions import DEFINITIONS
 from diffscope.stats.registry import UnknownStatistic, select
+from diffscope.stats.statistic import declare
 
 ROOT = Path(__file__).parents[2]
 SOURCES = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8").lower()
+FIELDS = ("kind", "dims", "units", "description", "formula", "range", "undefined")
 BOUNDS = {"0", "1", "2", "n", "ln n", "ln 2", "1/n", "1 - 1/n", "k/n", "keys - 1", "inf", "-inf"}
 
 
@@ -21,18 +22,20 @@ def test_what_is_given_as_its_complement_is_named_with_what_took_its_place():
         select("rho")
 
 
-def test_every_statistic_has_its_words_and_the_other_way_round():
-    assert list(STATISTICS) == list(DEFINITIONS)
+def test_one_name_is_declared_once():
+    """A second statistic of the name would take the place of the first in every table."""
+    with pytest.raises(ValueError, match="two statistics are called 'gini'"):
+        declare(name="gini", **{field: getattr(STATISTICS["gini"], field) for field in FIELDS})(len)
 
 
 @pytest.mark.parametrize("name", STATISTICS)
 def test_nothing_is_left_unsaid(name):
-    words = STATISTICS[name].words
+    words = STATISTICS[name]
     assert all((words.units, words.description, words.formula, words.undefined, words.source))
     title = words.source.partition(" (")[0]
     assert words.source == "defined here" or title.lower() in SOURCES, f"{title} is not in docs/sources.md"
     assert len(words.range) == 2
-    assert set(words.range) <= BOUNDS, "a new bound goes into BOUNDS, and into _bound of formulas/test_arrays.py"
+    assert set(words.range) <= BOUNDS, "a new bound goes into BOUNDS, and into _bound of test_formulas.py"
     unbounded_ratio = words.units == "1" and words.range[1] == "inf" and "/" in words.formula and "query" in STATISTICS[name].dims
     if STATISTICS[name].kind == "branch" and unbounded_ratio:
         assert words.averaged == "median"

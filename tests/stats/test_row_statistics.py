@@ -11,8 +11,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from diffscope.stats.formulas import distribution as d
-from diffscope.stats.formulas.row_sums import QUANTILES, of_rows
+from diffscope.stats import rows as d
+from diffscope.stats.moments import QUANTILES, of_rows
 
 WEIGHTED = {
     name: partial(d.of, name)

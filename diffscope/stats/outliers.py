@@ -1,4 +1,4 @@
-"""The largest magnitudes of a set of numbers beside their median, exact and in bounded memory.
+"""Find the largest magnitudes of a set of numbers and their median, exactly and in bounded memory.
 
 What makes activations hard to quantise is the distance between their few largest magnitudes and their typical one.
 Numbers arrive in blocks that are made again for every pass. Magnitudes of floats order like their bit patterns, so
@@ -22,7 +22,7 @@ SORTED_UP_TO = 2**22  # numbers: a sort is then faster, and its copy takes no mo
 
 
 def outliers(x: Tensor) -> Tensor:
-    """Largest magnitudes and median magnitude of a tensor, such as a layer's output.
+    """Find the largest magnitudes and the median magnitude of a tensor, such as a layer's output.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def outliers(x: Tensor) -> Tensor:
     -------
     Tensor (outlier,), float64
         In the order of ``LABELS``: the 1st, 2nd, 3rd, 10th and 100th largest |x|, and their median. In units of
-        `x`; NaN where there are fewer values than that.
+        `x`; NaN if there are fewer values than that.
     """
     values = x.flatten().to(torch.promote_types(x.dtype, torch.float32))
     if values.numel() > SORTED_UP_TO:
@@ -41,7 +41,7 @@ def outliers(x: Tensor) -> Tensor:
 
 
 def streamed_outliers(blocks: Callable[[], Iterable[Tensor]]) -> Tensor:
-    """The same of numbers that come in blocks.
+    """Find the same of numbers that come in blocks.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def streamed_outliers(blocks: Callable[[], Iterable[Tensor]]) -> Tensor:
 
 
 def _of_sorted(sizes: Tensor) -> Tensor:
-    """The same of magnitudes in ascending order, (value,)."""
+    """Read the same off magnitudes in ascending order, (value,)."""
     count = len(sizes)
     if count == 0:
         return torch.full((len(LABELS),), math.nan, dtype=torch.float64)
@@ -72,12 +72,12 @@ def _of_sorted(sizes: Tensor) -> Tensor:
 
 
 def _ascending(x: Tensor) -> Tensor:
-    """Sorted (value,); on a CPU by numpy, whose vectorised sort is ten times as fast as torch's."""
+    """Sort (value,); on a CPU by numpy, whose vectorised sort is ten times as fast as torch's."""
     return torch.from_numpy(np.sort(x.numpy())) if x.device.type == "cpu" else x.sort().values
 
 
 def order_statistics(blocks: Callable[[], Iterable[Tensor]], ranks: list[int]) -> list[float]:
-    """The magnitudes that stand at given ranks (0 the smallest), by radix selection.
+    """Find the magnitudes at given ranks (0 the smallest), by radix selection.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def order_statistics(blocks: Callable[[], Iterable[Tensor]], ranks: list[int]) -
 
 
 def _digit_counts(blocks: Callable, prefixes: set[int], shift: int, width: int) -> dict[int, Tensor]:
-    """How often each 16-bit digit occurs among the values that begin with each prefix: (digit,) by prefix."""
+    """Count how often each 16-bit digit occurs among the values that begin with each prefix: (digit,) by prefix."""
     counts = {prefix: torch.zeros(2**DIGIT, dtype=torch.int64) for prefix in prefixes}
     for block in blocks():
         bits = block.abs().view(_integers(block.dtype))
@@ -115,7 +115,7 @@ def _digit_counts(blocks: Callable, prefixes: set[int], shift: int, width: int) 
 
 
 def _largest(blocks: Callable) -> tuple[Tensor, int]:
-    """The largest magnitudes in descending order, and how many numbers there are."""
+    """Return the largest magnitudes in descending order, and how many numbers there are."""
     largest = torch.empty(0)
     count = 0
     for block in blocks():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffscope.stats.formulas.outliers import LABELS, TOP, order_statistics, outliers, streamed_outliers
+from diffscope.stats.outliers import LABELS, TOP, order_statistics, outliers, streamed_outliers
 
 
 def _expected(values):

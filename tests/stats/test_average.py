@@ -16,8 +16,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.lab.sweep import _measured, _of_prompt
 from diffscope.stats import STATISTICS
-from diffscope.stats.averaging import average, averaged
-from diffscope.stats.sampling import STRATUM, WEIGHT, QuerySample
+from diffscope.stats.sample import STRATUM, WEIGHT, QuerySample, average, averaged
 from diffscope.tasks import TextPrompt
 
 

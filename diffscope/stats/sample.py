@@ -1,29 +1,84 @@
-"""One rule of averaging, for all that is averaged: over queries, then heads, then layers, of what is finite.
+"""Sample the queries of a long map, and average statistics: over queries, then heads, then layers, of what is finite.
 
-What is undefined (NaN) or infinite is left out, and the result says how much that was. A ratio without a bound is averaged by its
-median, because one token with next to nothing to divide by decides an arithmetic mean; positions and decibels are not averaged.
-Which it is, the registry says of each statistic, and ``measure`` in the attribute ``averaged``.
+There is one rule of averaging. What is undefined (NaN) or infinite is left out, and the result says how much that was. A ratio
+without a bound is averaged by its median, because one token with next to nothing to divide by decides an arithmetic mean;
+positions and decibels are not averaged. Which it is, each statistic declares, and ``measure`` says in the attribute ``averaged``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 import xarray as xr
+from torch import Tensor
 
 from diffscope.errors import DiffscopeError
-from diffscope.stats.definitions import Averaged
 from diffscope.stats.registry import STATISTICS
-from diffscope.stats.sampling import STRATUM, WEIGHT
+from diffscope.stats.statistic import Averaged
+
+WEIGHT = "query_weight"
+STRATUM = "query_stratum"
+PER_STRATUM = 2  # queries: the fewest whose spread can be estimated
+
+
+class SampledQueries(NamedTuple):
+    """A sample of queries in ascending order, the stretch of the prompt each is from, and how many queries each stands for."""
+
+    queries: Tensor  # int64 (query,)
+    stratum: Tensor  # int64 (query,)
+    weight: Tensor  # float64 (query,)
+
+
+@dataclass(frozen=True)
+class QuerySample:
+    """A stratified sample of a prompt's queries, in place of a choice of them.
+
+    The prompt is cut into stretches of equal length, and two queries (three in the last if the number is odd) are drawn from
+    each at random without replacement (Cochran 1977, ch. 5). A row's statistics drift with its position, so that this says more
+    than as many queries drawn anywhere.
+
+    Parameters
+    ----------
+    rows : int
+        How many queries, at least two. A prompt that has no more is measured as a whole.
+    seed : int
+        The same seed draws the same queries.
+    """
+
+    rows: int = 512
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.rows, int) and isinstance(self.seed, int) and self.seed >= 0):
+            raise DiffscopeError(f"{self!r}: rows and seed are whole numbers, and the seed is not negative")
+        if self.rows < PER_STRATUM:
+            raise DiffscopeError(f"a sample of {self.rows} queries has no standard error; take at least {PER_STRATUM}")
+
+    def draw(self, n: int) -> SampledQueries | None:
+        """Draw queries of a prompt of n; return None if that is all of them."""
+        if n <= self.rows:
+            return None
+        strata = self.rows // PER_STRATUM
+        edges = np.arange(strata + 1) * n // strata
+        taken = np.full(strata, PER_STRATUM)
+        taken[-1] += self.rows % PER_STRATUM
+        random = np.random.default_rng(self.seed)
+        queries = [np.sort(random.choice(np.arange(a, b), k, replace=False)) for a, b, k in zip(edges, edges[1:], taken)]
+        weight = np.repeat(np.diff(edges) / taken, taken)
+        stratum = np.repeat(np.arange(strata), taken)
+        return SampledQueries(*map(torch.from_numpy, (np.concatenate(queries), stratum, weight)))
+
 
 PLURALS = {"query": "queries", "head": "heads", "layer": "layers"}
 ORDER = tuple(PLURALS)  # in which averages are taken
 
 
 class Average(NamedTuple):
-    """An average and what it is worth.
+    """An average and its standard error.
 
     Attributes
     ----------
@@ -31,7 +86,7 @@ class Average(NamedTuple):
         Its attributes say by what it was ``averaged`` ("mean" or "median"), ``averaged_over`` what, and how many values were left
         out: ``undefined_left_out``, ``infinite_left_out``.
     error : DataArray or None
-        The standard error, where the queries are a sample; what was measured whole has none.
+        The standard error, if the queries are a sample.
     words : list of str
         For each dimension: over how many it is, and how many values were left out.
     """
@@ -42,7 +97,7 @@ class Average(NamedTuple):
 
 
 def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Dataset:
-    """Averages over queries of everything that has queries, each of a sample with its standard error as ``NAME_se``.
+    """Average every statistic that has the dimensions; averages of a sample come with their standard error as ``NAME_se``.
 
     Parameters
     ----------
@@ -55,9 +110,9 @@ def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Data
     -------
     Dataset
         Means, or medians of ratios without a bound, of what is finite: the attributes ``averaged``, ``averaged_over``,
-        ``undefined_left_out`` and ``infinite_left_out`` say which, over what, and how many values were left out. What has none of
-        the dimensions stays as it is; positions and decibels, of which an average says nothing, are left out. So are standard
-        errors of averages that were taken before: average over all that is to be averaged over at once.
+        ``undefined_left_out`` and ``infinite_left_out`` say which, over what, and how many values were left out. Variables
+        without these dimensions are returned unchanged. Positions and decibels are dropped, and so are standard errors from an
+        earlier call: pass all dimensions in one call.
 
     Raises
     ------
@@ -80,18 +135,18 @@ def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Data
 
 
 def rule(values: xr.DataArray) -> Averaged:
-    """By what some values are averaged: their attribute ``averaged``, or what the registry says of their name, or the mean."""
+    """Return how values are averaged: by their attribute ``averaged``, as the statistic of that name declares, or by mean."""
     named = STATISTICS[values.name].averaged if values.name in STATISTICS else "mean"
     return values.attrs.get("averaged", named)
 
 
 def averaged(values: xr.DataArray, dims: Sequence[str] = ORDER, by: Averaged | None = None) -> Average:
-    """The average over those of some dimensions that there are, in the order query, head, layer.
+    """Average values over those of some dimensions that they have, in the order query, head, layer.
 
     Parameters
     ----------
     values : DataArray
-        Over "head" with a dimension "other_head", a head beside itself is left out.
+        If they have dimensions "head" and "other_head", a head with itself is left out.
     dims : sequence of str
         Among ``ORDER``.
     by : {"mean", "median"}, optional
@@ -138,7 +193,7 @@ def _check_dims(dims: Sequence[str]) -> None:
 
 
 def _words(values: xr.DataArray, dim: str) -> str:
-    """What an average is over, and how many values are left out."""
+    """Say what an average is over, and how many values are left out."""
     counts = {"undefined": int(values.isnull().sum()), "infinite": int(np.isinf(values).sum())}
     words = f"{values.sizes[dim]} {PLURALS[dim]}"
     if dim == "head" and "other_head" in values.dims:
@@ -150,12 +205,12 @@ def _words(values: xr.DataArray, dim: str) -> str:
 
 
 def _others(values: xr.DataArray) -> xr.DataArray:
-    """Values without those of a head beside itself."""
+    """Leave out the values of a head with itself."""
     return values.where(values["head"] != values["other_head"]) if "other_head" in values.dims else values
 
 
 def _middle(values: xr.DataArray, dim: str, by: Averaged) -> xr.DataArray:
-    """Mean or median of what is finite, along one dimension; a sample of queries is weighted."""
+    """Return the mean or median of finite values along one dimension; a sample of queries is weighted."""
     finite = values.where(np.isfinite(values))
     if dim == "query" and WEIGHT in values.coords:
         y = finite.transpose(..., "query")
@@ -166,16 +221,16 @@ def _middle(values: xr.DataArray, dim: str, by: Averaged) -> xr.DataArray:
 
 
 def _weighted_mean(y: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Mean over the last axis, y (..., query), NaN left out: the ratio of two stratified totals."""
+    """Return the mean over the last axis, y (..., query), NaN left out: the ratio of two stratified totals."""
     defined = ~np.isnan(y)
     with np.errstate(invalid="ignore"):
         return (np.where(defined, y, 0) * weight).sum(-1) / (weight * defined).sum(-1)
 
 
 def _quantile(y: np.ndarray, weight: np.ndarray, level: float | np.ndarray) -> np.ndarray:
-    """Weighted quantile over the last axis, y (..., query), NaN left out; of equal weights the median that everybody knows.
+    """Return the weighted quantile over the last axis, y (..., query), NaN left out; of equal weights the ordinary median.
 
-    Where the weights add up to the level just at a value, it is the middle between that value and the next.
+    If the weights add up to the level just at a value, it is the middle between that value and the next.
     """
     order = y.argsort(-1)  # NaN last
     ascending = np.take_along_axis(y, order, -1)
@@ -190,7 +245,7 @@ def _quantile(y: np.ndarray, weight: np.ndarray, level: float | np.ndarray) -> n
 
 
 def _standard_error(values: xr.DataArray, middle: xr.DataArray, by: Averaged) -> xr.DataArray:
-    """Standard error of the average over a sample of queries.
+    """Return the standard error of the average over a sample of queries.
 
     Of a mean it is that of the residuals of a stratified ratio estimate, linearised, with the finite-population correction
     (Sampling Techniques, Cochran 1977, sections 5.4 and 6.11). Of a median it is half the distance of the quantiles that lie one
@@ -215,7 +270,7 @@ def _standard_error(values: xr.DataArray, middle: xr.DataArray, by: Averaged) ->
 
 
 def _error_of_mean(y: np.ndarray, weight: np.ndarray, stratum: np.ndarray) -> np.ndarray:
-    """Standard error of :func:`_weighted_mean`, y (..., query), queries in the order of their strata."""
+    """Return the standard error of :func:`_weighted_mean`, y (..., query), queries in the order of their strata."""
     defined = ~np.isnan(y)
     residual = np.where(defined, y - _weighted_mean(y, weight)[..., None], 0)
     starts = np.flatnonzero(np.diff(stratum, prepend=stratum[:1] - 1))

@@ -16,14 +16,13 @@ from diffscope.attention.blocks import Workers
 from diffscope.attention.changes import DropKeys
 from diffscope.attention.layer import LayerAttention, Mask
 from diffscope.errors import DiffscopeError, SpanError
-from diffscope.stats import STATISTICS, engine, measure
-from diffscope.stats.datasets import agreed
-from diffscope.stats.engine import measure_layers
-from diffscope.stats.formulas import row_sums
+from diffscope.stats import KINDS, STATISTICS, measure_layer, moments
+from diffscope.stats.dataset import agreed
+from diffscope.stats.measure import measure_layers
 from diffscope.stats.ranks import exact as rank
-from diffscope.stats.registry import GROUPS, LABELS
+from diffscope.stats.registry import LABELS, select
 from tests.stats import logsumexp
-from tests.stats.formulas.test_distribution import _oracle
+from tests.stats.test_row_statistics import _oracle
 
 SPANS = {
     "sink": torch.tensor([0]),
@@ -41,7 +40,7 @@ def layer(make_layer):
 @pytest.fixture(scope="module")
 def whole(layer):
     """Everything about a layer, from one block."""
-    return measure(layer, ["all"], spans=SPANS)
+    return measure_layer(layer, ["all"], spans=SPANS)
 
 
 def _taken(layer, statistics, **how):
@@ -59,7 +58,7 @@ def test_every_statistic_is_as_the_table_says(whole):
         statistic = STATISTICS[name]
         assert values.dims == statistic.dims
         assert (values.attrs["units"], values.attrs["long_name"]) == (statistic.units, statistic.description)
-        assert values.attrs["definition"] == statistic.definition
+        assert values.attrs["definition"] == statistic.formula
         assert values.notnull().any(), name
         for dim in set(values.dims) & set(LABELS):
             assert tuple(values[dim].values) == tuple(LABELS[dim])
@@ -68,7 +67,7 @@ def test_every_statistic_is_as_the_table_says(whole):
 
 @pytest.mark.parametrize("elements", [1, 3 * 24 * 5])
 def test_blocks_do_not_change_the_result(layer, whole, elements):
-    xr.testing.assert_allclose(measure(layer, ["all"], spans=SPANS, elements=elements), whole, rtol=1e-12)
+    xr.testing.assert_allclose(measure_layer(layer, ["all"], spans=SPANS, elements=elements), whole, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mask", [Mask("causal"), Mask("window", window=6), Mask("full")], ids=lambda mask: mask.kind)
@@ -81,7 +80,7 @@ def test_values_against_maps_made_by_hand(make_layer, mask):
     a1, a2 = _softmax(logits[2], visible), _softmax(logits[3], visible)  # head 1
     d = a1 - 0.7 * a2
     names = ["entropy", "span_mass", "overlap", "js", "effective_rank", "logit_outliers"]
-    measured = measure(layer, names, spans=SPANS).sel(head=1)
+    measured = measure_layer(layer, names, spans=SPANS).sel(head=1)
     row = measured.sel(query=20)
     answer = [5, 6, 7]
     share = np.abs(d[20]) / np.abs(d[20]).sum()
@@ -103,18 +102,18 @@ def test_values_against_maps_made_by_hand(make_layer, mask):
 
 
 def test_chosen_queries_are_those_of_the_whole(layer, whole):
-    some = measure(layer, BY_QUERY, spans=SPANS, queries=[23, 4])
+    some = measure_layer(layer, BY_QUERY, spans=SPANS, queries=[23, 4])
     xr.testing.assert_allclose(some, whole[BY_QUERY].sel(query=[23, 4]), rtol=1e-12)
 
 
 def test_float32_agrees_with_float64(make_layer, whole):
-    single = measure(make_layer(dtype=torch.float32), ["all"], spans=SPANS)
+    single = measure_layer(make_layer(dtype=torch.float32), ["all"], spans=SPANS)
     for name in whole:
         np.testing.assert_allclose(single[name], whole[name], rtol=2e-3, atol=2e-5, err_msg=name)
 
 
 def test_standard_attention_says_why_it_has_no_second_map(make_layer):
-    measured = measure(make_layer(differential=False), ["all"], spans=SPANS)
+    measured = measure_layer(make_layer(differential=False), ["all"], spans=SPANS)
     for name, values in measured.items():
         if "map" in values.dims:
             assert values.sel(map="A2").isnull().all() and "A2 is NaN" in values.attrs["why"]
@@ -142,7 +141,7 @@ def test_the_largest_logits_are_of_visible_keys_alone(make_layer, changed, seen)
         sink_logit=torch.full((maps,), 1000.0, dtype=torch.float64),
         changes=changed,
     )
-    values = measure(layer, ["logit_outliers"], queries=[20, 23])["logit_outliers"]  # which see keys 18 to 20 and 21 to 23
+    values = measure_layer(layer, ["logit_outliers"], queries=[20, 23])["logit_outliers"]  # which see keys 18 to 20 and 21 to 23
     top, median = (float(values.sel(outlier=label)) for label in ("top_1", "median"))
     assert (top, median) == (max(seen), np.median(list(seen)))
 
@@ -154,7 +153,7 @@ def test_the_first_query_says_nothing(whole):
 
 def test_rows_of_d_sum_to_gain_less_lambda(make_layer):
     lam = np.array([0.3, 0.5, 1.4])
-    sums = measure(make_layer(lam=torch.from_numpy(lam).reshape(1, 3, 1), gain=1.5), ["row_sum", "lambda", "cmrr"])
+    sums = measure_layer(make_layer(lam=torch.from_numpy(lam).reshape(1, 3, 1), gain=1.5), ["row_sum", "lambda", "cmrr"])
     np.testing.assert_allclose(sums["row_sum"].sel(map="D", query=9), 1.5 - lam)
     np.testing.assert_allclose(sums["row_sum"].sel(map="A2"), 1)
     values = sums["lambda"].sel(query=9, lambda_value=["used", "init", "minus_init"])
@@ -165,14 +164,14 @@ def test_rows_of_d_sum_to_gain_less_lambda(make_layer):
 def test_lambda_before_its_cast_is_kept_apart(make_layer):
     layer = make_layer(lam=torch.full((1, 1, 1), 0.8).bfloat16(), dtype=torch.float32)
     object.__setattr__(layer, "lam_fp32", torch.full((1, 1, 1), 0.8))
-    used, fp32 = measure(layer, ["lambda"])["lambda"].sel(head=0, query=3, lambda_value=["used", "fp32"]).values
+    used, fp32 = measure_layer(layer, ["lambda"])["lambda"].sel(head=0, query=3, lambda_value=["used", "fp32"]).values
     assert (used, fp32) == (0.80078125, pytest.approx(0.8, abs=1e-7))
 
 
 def test_a_scalar_lambda_cancels_in_the_rank_of_lambda_a2(make_layer):
     by_token = torch.linspace(0.1, 1.5, 24, dtype=torch.float64).expand(1, 3, 24)
     rank = {
-        name: measure(make_layer(lam=lam), ["effective_rank"])["effective_rank"]
+        name: measure_layer(make_layer(lam=lam), ["effective_rank"])["effective_rank"]
         for name, lam in {"scalar": 0.8, "other scalar": 0.3, "by token": by_token}.items()
     }
     subtracted = {name: values.sel(ranked_map="lambda_A2", control="map") for name, values in rank.items()}
@@ -185,7 +184,7 @@ def test_sinks_are_averaged_over_queries_then_heads(make_layer):
     layer = make_layer()
     layer.k[0, :, 0] = 0
     layer.q[0, :4, :, 0], layer.k[0, :4, 0, 0] = 6, 6  # heads 0 and 1 look at the first key
-    measured = measure(layer, ["sink_rate", "column_sink", "column_sink_position", "sink_mass"])
+    measured = measure_layer(layer, ["sink_rate", "column_sink", "column_sink_position", "sink_mass"])
     assert float(measured["sink_rate"].sel(map="A1", sink_set="S", normalisation="share")) == pytest.approx(2 / 3)
     assert measured["column_sink_position"].sel(map="A1", normalisation="share", head=[0, 1]).values.tolist() == [0, 0]
     mean = measured["sink_mass"].sel(sink_set="S").mean("query")
@@ -195,8 +194,8 @@ def test_sinks_are_averaged_over_queries_then_heads(make_layer):
 
 
 def test_the_sink_of_the_request_is_used(layer):
-    moved = measure(layer, ["sink_mass"], spans={"sink": torch.tensor([2])})["sink_mass"].sel(sink_set="S")
-    same = measure(layer, ["span_mass"], spans={"third": torch.tensor([2])})["span_mass"].sel(span="third")
+    moved = measure_layer(layer, ["sink_mass"], spans={"sink": torch.tensor([2])})["sink_mass"].sel(sink_set="S")
+    same = measure_layer(layer, ["span_mass"], spans={"third": torch.tensor([2])})["span_mass"].sel(span="third")
     np.testing.assert_array_equal(moved, same)
 
 
@@ -223,7 +222,7 @@ class _Spy:
 
 def test_each_map_is_computed_once_and_one_block_at_a_time(layer, monkeypatch):
     spy = _Spy(monkeypatch)
-    measure(layer, ["row", "span", "branch", "map_distance", "head_cka"], spans=SPANS, elements=3 * 24 * 5)
+    measure_layer(layer, ["row", "span", "branch", "map_distance", "head_cka"], spans=SPANS, elements=3 * 24 * 5)
     assert spy.maps == 6 * 24
     seen = [(5, 24), (5, 19), (5, 14), (5, 9), (4, 4)]  # rows of each block and keys up to its last query, from the end
     assert spy.sizes == [3 * rows * keys for rows, keys in seen]
@@ -241,36 +240,37 @@ def test_leaving_out_later_keys_changes_nothing(make_layer, mask, monkeypatch):
     }
     wanted = ["row", "span", "branch", "map_distance", "head_cka", "column_sink", "sink_rate"]
     requested = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
-    measured = [measure(layer, wanted, spans=spans, **more) for more in requested]
+    measured = [measure_layer(layer, wanted, spans=spans, **more) for more in requested]
     monkeypatch.setattr(LayerAttention, "visible_rows", LayerAttention.rows)
     for more, trimmed in zip(requested, measured):
-        xr.testing.assert_allclose(trimmed, measure(layer, wanted, spans=spans, **more), rtol=1e-12, atol=1e-14)
+        xr.testing.assert_allclose(trimmed, measure_layer(layer, wanted, spans=spans, **more), rtol=1e-12, atol=1e-14)
 
 
 def test_what_needs_no_map_computes_none(layer, monkeypatch):
     spy = _Spy(monkeypatch)
-    assert set(measure(layer, ["lambda", "cmrr"])) == {"lambda", "cmrr"}
+    assert set(measure_layer(layer, ["lambda", "cmrr"])) == {"lambda", "cmrr"}
     assert spy.maps == 0
 
 
 def test_what_several_statistics_are_made_of_is_taken_once_a_block(layer, monkeypatch):
-    passes, logs = [], row_sums._Passes.logs
-    monkeypatch.setattr(row_sums._Passes, "logs", lambda self: passes.append(self.size.shape) or logs(self))
-    measure(layer, ["entropy", "entropy_normalised", "effective_tokens", "span_mass"], spans=SPANS)
+    passes, logs = [], moments._Passes.logs
+    monkeypatch.setattr(moments._Passes, "logs", lambda self: passes.append(self.size.shape) or logs(self))
+    measure_layer(layer, ["entropy", "entropy_normalised", "effective_tokens", "span_mass"], spans=SPANS)
     assert passes == [(3, 3, 24, 24)]  # A1, A2, |D| of all heads together
-    measure(layer, ["gini", "near_zero"])
+    measure_layer(layer, ["gini", "near_zero"])
     assert len(passes) == 1
 
 
-def test_groups_and_names():
-    everything = [statistic.kind for statistic in STATISTICS.values()]
-    assert set(everything) == {kind for kinds in GROUPS.values() for kind in kinds}
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_stands_for_its_statistics(kind):
+    assert [statistic.kind for statistic in select(kind)] == [kind] * len(select(kind)) != []
+    assert set(select(kind)) <= set(select("all")) == set(STATISTICS.values())
 
 
 def test_by_default_the_row_statistics(layer):
-    assert set(measure(layer)) == {name for name, statistic in STATISTICS.items() if statistic.kind == "row"}
+    assert set(measure_layer(layer)) == {name for name, statistic in STATISTICS.items() if statistic.kind == "row"}
     ranks = ["effective_rank", "effective_rank_error", "rank_residual", "rank_residual_error"]
-    assert list(measure(layer, ["gini", "rank", "gini"])) == ["gini", *ranks]
+    assert list(measure_layer(layer, ["gini", "rank", "gini"])) == ["gini", *ranks]
 
 
 @pytest.mark.parametrize(
@@ -285,28 +285,28 @@ def test_by_default_the_row_statistics(layer):
 )
 def test_errors_say_what_to_do(layer, arguments, message):
     with pytest.raises(DiffscopeError, match=message):
-        measure(layer, **arguments)
+        measure_layer(layer, **arguments)
 
 
 def test_an_unknown_name_is_a_value_error_too(layer):
     with pytest.raises(ValueError):
-        measure(layer, ["ginni"])
+        measure_layer(layer, ["ginni"])
 
 
 @pytest.mark.parametrize("keys", [[24], [-1]])
 def test_a_span_outside_of_the_prompt_is_refused(layer, keys):
     with pytest.raises(SpanError, match="'answer' reaches outside"):
-        measure(layer, ["span_mass"], spans={"answer": keys})
+        measure_layer(layer, ["span_mass"], spans={"answer": keys})
 
 
 def test_ranks_of_long_prompts_are_estimated_and_say_so(make_layer, monkeypatch):
     layer = make_layer(tokens=200, heads=2)
-    exact = measure(layer, "rank")
+    exact = measure_layer(layer, "rank")
     error = exact["effective_rank_error"]
     assert (error.drop_sel(control=["permuted", "ratio_permuted"]) == 0).all()
     assert (error.sel(control="permuted", definition="erank") > 0).all() and "estimated" not in exact["effective_rank"].attrs
     monkeypatch.setattr(rank, "LARGEST", 128)
-    measured = measure(layer, "rank")
+    measured = measure_layer(layer, "rank")
     for name in ("effective_rank", "rank_residual"):
         assert "matrix-free" in measured[name].attrs["estimated"]
         off = np.abs(measured[name] - exact[name])
@@ -319,13 +319,13 @@ def test_ranks_of_long_prompts_are_estimated_and_say_so(make_layer, monkeypatch)
 
 
 def test_an_empty_span_is_undefined(layer):
-    measured = measure(layer, ["span_mass", "branch"], spans={"answer": []})
+    measured = measure_layer(layer, ["span_mass", "branch"], spans={"answer": []})
     assert all(values.isnull().all() for values in measured.values())
 
 
 def test_one_value_cannot_stand_for_several_prompts(layer):
     with pytest.raises(ValueError, match="2 prompts"):
-        measure(type(layer)(**{**vars(layer), "lengths": (24, 24)}), ["gini"])
+        measure_layer(type(layer)(**{**vars(layer), "lengths": (24, 24)}), ["gini"])
 
 
 @pytest.mark.gpu
@@ -334,15 +334,15 @@ def test_a_gpu_measures_the_same(make_layer, whole):
     moved = {name: getattr(layer, name).cuda() for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
     pairing = type(layer.pairing)(*(getattr(layer.pairing, name).cuda() for name in vars(layer.pairing)))
     on_gpu = type(layer)(**{**vars(layer), **moved, "pairing": pairing})
-    xr.testing.assert_allclose(measure(on_gpu, ["all"], spans=SPANS), whole, rtol=1e-9)
-    assert math.isfinite(float(measure(on_gpu, ["gini"])["gini"].sel(head=0, map="D", query=5)))
+    xr.testing.assert_allclose(measure_layer(on_gpu, ["all"], spans=SPANS), whole, rtol=1e-9)
+    assert math.isfinite(float(measure_layer(on_gpu, ["gini"])["gini"].sel(head=0, map="D", query=5)))
 
 
 def test_residuals_are_of_the_second_map_itself(make_layer):
     """A λ of each token does not cancel: the residual of λ·A2 is another number."""
     lam = torch.linspace(0.1, 1.5, 24, dtype=torch.float64).expand(1, 3, 24)
     layer = make_layer(lam=lam)
-    measured = measure(layer, ["rank_residual"])["rank_residual"]
+    measured = measure_layer(layer, ["rank_residual"])["rank_residual"]
     rows = layer.rows(heads=[1])
     for name, a in {"A1": rows.a1, "A2": rows.a2, "D": rows.d}.items():
         u, s, v = np.linalg.svd(a[0].numpy())
@@ -357,7 +357,7 @@ def test_positions_and_decibels_have_no_mean():
 
 def test_threads_and_their_number_change_nothing(make_layer, monkeypatch):
     """Sums over blocks too, whichever thread is faster; and torch is left as it was."""
-    monkeypatch.setattr(engine, "TOO_LITTLE", 0)
+    monkeypatch.setattr("diffscope.attention.blocks.MIN_PARALLEL_VALUES", 0)
     layer, before = make_layer(tokens=60, dtype=torch.float32), torch.get_num_threads()
     wanted = ["row", "span", "branch", "map_distance", "head_cka"]
     alone = _taken(layer, wanted, spans=SPANS, elements=200)
@@ -409,7 +409,7 @@ def test_rows_agree_with_log_sum_exp_identities(make_layer, tokens, mask, lam, c
     layer = replace(layer, q=layer.q[:, :, cached:] * sharpness, lengths=(tokens - cached,))
     names = ["entropy", "effective_tokens", "participation", "hoyer", "pseudo_norm"]
     of_pair = logsumexp.of_pair(layer)
-    measured = measure(layer, [*names, *of_pair], spans={"every": torch.arange(tokens)})
+    measured = measure_layer(layer, [*names, *of_pair], spans={"every": torch.arange(tokens)})
     n = layer.mask.counts(torch.arange(layer.n_queries), tokens, cached).double()
     several = (n > 1).numpy()
     for name, maps in (("A1", layer.pairing.a1), ("A2", layer.pairing.a2)):
@@ -426,10 +426,10 @@ def test_rows_agree_with_log_sum_exp_identities(make_layer, tokens, mask, lam, c
 def test_a_back_end_that_cannot_serve_says_why(layer):
     for name in ("fast", "stock"):
         with pytest.raises(DiffscopeError, match="choose from blocks, triton"):
-            measure(layer, "lambda", backend=name)
+            measure_layer(layer, "lambda", backend=name)
     pytest.importorskip("triton")
     with pytest.raises(DiffscopeError, match="not on a CUDA device; take 'blocks'"):
-        measure(layer, "gini", backend="triton")
+        measure_layer(layer, "gini", backend="triton")
 
 
 def test_what_is_said_of_layers_is_true_of_all_of_them():
@@ -442,7 +442,7 @@ def test_what_is_said_of_layers_is_true_of_all_of_them():
 
 def test_a_gain_without_a_second_map_is_refused(make_layer):
     with pytest.raises(DiffscopeError, match="one map and a gain"):
-        measure(make_layer(differential=False, gain=1.7), "gini")
+        measure_layer(make_layer(differential=False, gain=1.7), "gini")
 
 
 @st.composite
@@ -471,7 +471,7 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
     names = ["entropy", "participation", "gini", "hoyer", "pseudo_norm", "near_zero", "negative_share"]
     single = replace(layer, q=layer.q.float(), k=layer.k.float(), v=layer.v.float())
     measured = {
-        item.dtype: measure(item, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for item in (layer, single)
+        item.dtype: measure_layer(item, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for item in (layer, single)
     }
     offset = layer.n_keys - layer.n_queries
     for head in range(layer.n_heads):

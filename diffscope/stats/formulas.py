@@ -1,0 +1,137 @@
+"""The statistics as functions on arrays, for attention maps of any origin, without models or files.
+
+Every row statistic takes a map (..., query, key), a numpy array or a torch tensor of probabilities or of signed weights, and
+returns one value (or a few) of each row, as the kind of array that it was called with:
+
+>>> import numpy as np
+>>> from diffscope.stats.formulas import entropy
+>>> causal = np.tri(3, dtype=bool)
+>>> entropy(causal / causal.sum(-1, keepdims=True), visible=causal).round(4)
+array([   nan, 0.6931, 1.0986])
+
+Statistics of two branches take the rows of both, on all keys or on some; ranks take the singular values of a whole map. The
+functions of rows and branches are generated from the declarations of the statistics.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from diffscope.stats import branches, heads, rows, spans
+from diffscope.stats.ranks import exact
+from diffscope.stats.statistic import DECLARED, Statistic
+
+Array = TypeVar("Array", np.ndarray, torch.Tensor)
+
+
+def _like(result: torch.Tensor, array: Array) -> Array:
+    return result.numpy() if isinstance(array, np.ndarray) else result
+
+
+def _tensor(x: Any) -> Any:
+    """Return arrays and numbers as a tensor; anything else as it is."""
+    if isinstance(x, np.ndarray):
+        return torch.as_tensor(np.ascontiguousarray(x))
+    return torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x
+
+
+def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function take numpy arrays too; then its result is one."""
+
+    @wraps(function)
+    def on_arrays(*args: Any, **kwargs: Any) -> Any:
+        tensors = [_tensor(x) for x in args]
+        named = {name: _tensor(x) for name, x in kwargs.items()}
+        result = function(*tensors, **named)
+        return result.numpy() if not any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) else result
+
+    return on_arrays
+
+
+def _rows(a: Array, visible: Array | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return weights in float32 or float64 with zeros where a row does not see, what it sees, (..., query, key), and how many."""
+    x = _tensor(a).detach()
+    if not x.is_floating_point():
+        x = x.double()
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    seen = torch.ones_like(x, dtype=torch.bool) if visible is None else torch.as_tensor(visible).bool().expand(x.shape)
+    return x.masked_fill(~seen, 0), seen, seen.sum(-1)
+
+
+def _of_row(statistic: Statistic) -> Callable[..., Any]:
+    description = statistic.description
+    more = "".join(f", {dim}" for dim in statistic.dims[len(rows.ROW) :])
+
+    def function(a: Array, visible: Array | None = None) -> Array:
+        x, _, n = _rows(a, visible)
+        return _like(rows.of(statistic.name, x, n), a)
+
+    function.__name__ = function.__qualname__ = statistic.name
+    function.__doc__ = f"""{description[0].upper()}{description[1:]}: {statistic.formula}.
+
+    With p = |x| / sum|x| the shares of a row x and n the number of keys that it sees. Source: {statistic.source}.
+
+    Parameters
+    ----------
+    a : array (..., query, key)
+        Rows of probabilities, or of signed weights such as A1 - lambda·A2.
+    visible : bool array, broadcastable to (..., query, key), optional
+        Which keys each row sees; by default all.
+
+    Returns
+    -------
+    array (..., query{more})
+        In units of {statistic.units}, from {statistic.range[0]} to {statistic.range[1]}. NaN: {statistic.undefined}.
+    """
+    return function
+
+
+def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
+    """Compute how much of each row falls on some keys, in the four normalisations of :func:`diffscope.stats.spans.mass`.
+
+    Parameters
+    ----------
+    a : array (..., query, key)
+    keys : int array (chosen,)
+        Key positions.
+    visible : bool array, broadcastable to (..., query, key), optional
+        Which keys each row sees; by default all.
+
+    Returns
+    -------
+    array (..., query, normalisation)
+        In the order of ``spans.NORMALISATIONS``; NaN in rows that see none of the keys, or only them.
+    """
+    x, seen, n = _rows(a, visible)
+    chosen = torch.as_tensor(keys)
+    if chosen.dtype == torch.bool or len(chosen.unique()) < len(chosen):
+        raise ValueError("span_mass takes positions of keys, each once; of a mask they are numpy.flatnonzero(mask)")
+    chosen = chosen.long()
+    below = spans.denominators(x.abs().sum(-1), x.clamp_min(0).sum(-1), x.sum(-1))
+    mass = spans.mass(x, [chosen], below, n, spans.take(seen, chosen).sum(-1, keepdim=True))
+    return _like(mass[..., 0, :], a)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {each.name: _of_row(each) for each in DECLARED.values() if each.kind == "row"}
+_OF_TENSORS: set[Callable[..., Any]] = {
+    *(each.function for each in DECLARED.values() if each.kind == "branch"),
+    *(branches.rho, heads.cmrr, heads.head_cka),
+    *(exact.singular_values, exact.ranks, exact.rank_residual, exact.uniform_map),
+}
+_FUNCTIONS |= {function.__name__: _of_arrays(function) for function in _OF_TENSORS} | {"span_mass": span_mass}
+__all__ = sorted(_FUNCTIONS)
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    """Return the function of a statistic."""
+    try:
+        return _FUNCTIONS[name]
+    except KeyError:
+        raise AttributeError(f"module 'diffscope.stats.formulas' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,306 @@
+"""Statistics of how much of a row of attention falls on a set of keys, and on sinks: the first tokens, or any one token.
+
+A signed row has no one "mass": a reader has to know which is meant, so every result carries all four normalisations by name;
+"share" counts |D|, "signed" counts D over its sum. A value is NaN if it would be the same for every model: in rows that see none
+of the set's keys, and in rows that see no other keys (rows with one visible key among them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from diffscope.stats.collect import BlockRows, Quantity, Request, add_by_key, place
+from diffscope.stats.rows import ROW, moment_of
+from diffscope.stats.statistic import Statistic, declare
+
+SINK = "When Attention Sink Emerges in Language Models: An Empirical View (Gu et al., 2024)"
+MASSES = (
+    "raw: sum_X x; share: sum_X |x| / sum |x|; signed: sum_X x / sum x, which is sum_X D / (g - lambda) without sink logits; "
+    "positive: sum_X x+ / sum x+"
+)
+NO_MASS = "rows that see no key of X, or no other; signed where |sum x| < 0.001; share and positive where their denominator is 0"
+
+NORMALISATIONS = ("raw", "share", "signed", "positive")
+SINK_SETS = ("S", "first_four")
+SMALLEST_NET = 1e-3
+RATE_THRESHOLD = 0.3
+
+
+def take(x: Tensor, keys: Tensor) -> Tensor:
+    """Take the columns of a key set: a view if the keys are consecutive, else a copy.
+
+    Parameters
+    ----------
+    x : Tensor (..., key)
+    keys : LongTensor (chosen,)
+
+    Returns
+    -------
+    Tensor (..., chosen)
+    """
+    if len(keys) and bool((keys.diff() == 1).all()):
+        return x.narrow(-1, int(keys[0]), len(keys))
+    return x.index_select(-1, keys)
+
+
+def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
+    """Return what each normalisation divides a row by; NaN if that is undefined.
+
+    Parameters
+    ----------
+    total, positive : Tensor (...)
+        sum |x| and sum max(x, 0) of the row.
+    net : Tensor (...)
+        What the row sums to: 1 for probabilities, gain - lambda for D; with sink logits its own sum.
+
+    Returns
+    -------
+    Tensor (..., normalisation)
+    """
+    net = torch.where(net.abs() < SMALLEST_NET, math.nan, net).to(total.dtype).expand_as(total)
+    total, positive = (torch.where(sums > 0, sums, math.nan) for sums in (total, positive))
+    return torch.stack([torch.ones_like(total), total, net, positive], dim=-1)
+
+
+def fixed_by_construction(n: Tensor, seen: Tensor) -> Tensor:
+    """Return whether rows see none of a set's keys, or only them.
+
+    Parameters
+    ----------
+    n : Tensor (...)
+    seen : Tensor (..., span)
+
+    Returns
+    -------
+    BoolTensor (..., span)
+    """
+    return (seen == 0) | (seen == n.unsqueeze(-1))
+
+
+def mass(x: Tensor, spans: Sequence[Tensor], below: Tensor, n: Tensor, seen: Tensor) -> Tensor:
+    """Compute the mass of rows on key sets, in all four normalisations.
+
+    ============ ==========================================================
+    raw          sum_S x
+    share        sum_S |x| / sum |x|
+    signed       sum_S x / net, NaN if |net| < 1e-3
+    positive     sum_S max(x, 0) / sum max(x, 0), NaN if nothing is positive
+    ============ ==========================================================
+
+    Parameters
+    ----------
+    x : Tensor (..., key)
+        Rows of A1, A2 or D; invisible keys are exact zeros.
+    spans : sequence of LongTensor
+        Key positions of each set.
+    below : Tensor (..., normalisation)
+        What each normalisation divides a row by: :func:`denominators`.
+    n : Tensor (...)
+        Visible keys of each row.
+    seen : Tensor (..., span)
+        How many keys of each set each row can see.
+
+    Returns
+    -------
+    Tensor (..., span, normalisation)
+    """
+    sums = torch.stack([_sums(take(x, keys)) for keys in spans], dim=-2)  # (..., span, normalisation)
+    return (sums / below.unsqueeze(-2)).masked_fill(fixed_by_construction(n, seen).unsqueeze(-1), math.nan)
+
+
+def _sums(part: Tensor) -> Tensor:
+    net = part.sum(-1)
+    return torch.stack([net, part.abs().sum(-1), net, part.clamp_min(0).sum(-1)], dim=-1)
+
+
+def column_sums(x: Tensor, below: Tensor, n: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Sum the normalised mass that each key receives from a block of queries, and count those queries.
+
+    Rows with one visible key are left out, as are rows in which a normalisation is undefined.
+
+    Parameters
+    ----------
+    x : Tensor (head, query, key)
+    below : Tensor (head, query, normalisation)
+        What each normalisation divides a row by: :func:`denominators`.
+    n : Tensor (query,)
+    weights : Tensor (query,), optional
+        How many queries each one stands for; by default one.
+
+    Returns
+    -------
+    Tensor (head, normalisation, key + 1), float64
+        Behind the sums the number of rows that were added.
+    """
+    counts = torch.ones_like(n) if weights is None else weights
+    factors = below.reciprocal()
+    valid = factors.isfinite() & (n > 1)[:, None]
+    counts = torch.where(valid, counts.to(x.dtype)[:, None], 0)  # (head, query, normalisation)
+    by_normalisation = torch.where(valid, factors * counts, 0).unbind(-1)
+    views = (x, x.abs(), x, x.clamp_min(0))
+    sums = [torch.einsum("hq,hqk->hk", factor, view) for factor, view in zip(by_normalisation, views, strict=True)]
+    return torch.cat([torch.stack(sums, dim=1).double(), counts.double().sum(1).unsqueeze(-1)], dim=-1)
+
+
+def columns_of(block: BlockRows) -> list[Tensor]:
+    """Return the requested key sets in the columns of a block."""
+    return block.columns(block.request.spans.values())
+
+
+def seen_of(block: BlockRows, columns: Sequence[Tensor]) -> Tensor:
+    """Count the keys of each set that each row of a block sees, (query, span)."""
+    return torch.stack([take(block.once(_visible), keys).sum(-1) for keys in columns], dim=-1)
+
+
+def _visible(block: BlockRows) -> Tensor:  # (query, key)
+    layer = block.request.layer
+    return layer.mask.rows(block.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, block.where.keys)
+
+
+def _below(block: BlockRows, name: str) -> Tensor:  # (head, query, normalisation)
+    return denominators(moment_of(block, "total", name), moment_of(block, "positive", name), block.net(name))
+
+
+def _on(block: BlockRows, columns: Sequence[Tensor]) -> Tensor:  # (head, map, query, span, normalisation)
+    seen = seen_of(block, columns)
+    return block.of_maps(lambda block, name: mass(block.maps[name], columns, _below(block, name), block.n, seen), dim=1)
+
+
+def _on_spans(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:
+    return _on(block, block.once(columns_of))
+
+
+def _on_sinks(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:
+    first = torch.arange(min(4, block.request.layer.n_keys), device=block.rows.a1.device)
+    return _on(block, block.columns([block.request.spans.get("sink", first[:1]), first]))
+
+
+def _received(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (head, map, normalisation, key + 1)
+    return block.of_maps(lambda block, name: column_sums(block.maps[name], _below(block, name), block.n, block.weights), dim=1)
+
+
+SUMS = frozenset({"total", "positive"})
+SPAN_MASS = Quantity(_on_spans, place(query_dim=2), SUMS)
+SINK_MASS = Quantity(_on_sinks, place(query_dim=2), SUMS)
+RECEIVED = Quantity(_received, add_by_key, SUMS)
+span = partial(declare, kind="span", units="1")
+
+
+@span(
+    dims=(*ROW, "span", "normalisation"),
+    quantity=SPAN_MASS,
+    description="attention on each key set",
+    formula=MASSES,
+    range=("-inf", "inf"),
+    undefined=NO_MASS,
+)
+def span_mass(mass: Tensor, request: Request) -> Tensor:
+    """Return the mass on the requested key sets, (head, map, query, span, normalisation)."""
+    return mass
+
+
+@span(
+    dims=(*ROW, "sink_set", "normalisation"),
+    quantity=SINK_MASS,
+    description="attention on the first token, or the span named sink where one is given, and on the first four",
+    formula=MASSES,
+    range=("-inf", "inf"),
+    undefined=NO_MASS,
+)
+def sink_mass(mass: Tensor, request: Request) -> Tensor:
+    """Return the mass on the sink sets, (head, map, query, sink set, normalisation)."""
+    return mass
+
+
+@span(
+    dims=("map", "sink_set", "normalisation"),
+    quantity=SINK_MASS,
+    description="share of heads with an attention sink",
+    formula="share of heads whose mean mass over queries is above 0.3",
+    range=("0", "1"),
+    undefined="where no head has a mean",
+    source=SINK,
+    averaged_over="queries, then heads",
+)
+def sink_rate(mass: Tensor, request: Request) -> Tensor:
+    """Compute the share of heads with a sink, (map, sink set, normalisation), over the heads that have a mean."""
+    weights = None if request.weights is None else request.weights.cpu()
+    return rate(mass.movedim(2, -1), weights)
+
+
+def rate(mass: Tensor, weights: Tensor | None = None, threshold: float = RATE_THRESHOLD) -> Tensor:
+    """Compute the share of heads whose mean mass over queries is above the threshold (Gu et al. 2024 use 0.3).
+
+    Parameters
+    ----------
+    mass : Tensor (head, ..., query)
+        Rows that are NaN are left out of the mean.
+    weights : Tensor (query,), optional
+        How many queries each one stands for; by default one.
+
+    Returns
+    -------
+    Tensor (...)
+        Between 0 and 1; NaN if no head has a mean.
+    """
+    weights = torch.where(mass.isnan(), 0, torch.ones_like(mass) if weights is None else weights.to(mass.dtype))
+    mean = (mass.nan_to_num() * weights).sum(-1) / weights.sum(-1)  # 0/0 if all are NaN
+    return torch.where(mean.isnan(), math.nan, (mean > threshold).to(mass.dtype)).nanmean(0)
+
+
+@span(
+    dims=("head", "map", "normalisation"),
+    quantity=RECEIVED,
+    description="mean mass of the most attended key",
+    formula="max over keys of the mean over queries",
+    range=("-inf", "inf"),
+    undefined="where no row has a value",
+    source=SINK,
+    averaged_over="queries",
+)
+def column_sink(received: Tensor, request: Request) -> Tensor:
+    """Return the mean mass of the most attended key, (head, map, normalisation)."""
+    return most_attended(received)[0]
+
+
+@partial(declare, kind="span")(
+    dims=("head", "map", "normalisation"),
+    quantity=RECEIVED,
+    units="position",
+    description="the most attended key",
+    formula="argmax over keys of the mean over queries",
+    range=("0", "keys - 1"),
+    undefined="where no row has a value",
+    source=SINK,
+    averaged="not",
+    averaged_over="queries",
+)
+def column_sink_position(received: Tensor, request: Request) -> Tensor:
+    """Return the position of the most attended key, (head, map, normalisation)."""
+    return most_attended(received)[1]
+
+
+def most_attended(received: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most attended key: its mean mass over queries, and its position.
+
+    The mean is over all queries that were added, those that cannot see the key among them, so that the last keys,
+    which few queries see, do not win by their own diagonal.
+
+    Parameters
+    ----------
+    received : Tensor (..., key + 1)
+        Of :func:`column_sums`, added over blocks.
+
+    Returns
+    -------
+    mean : Tensor (...)
+    position : Tensor (...), float64
+        Both NaN if no row was added.
+    """
+    mean, position = (received[..., :-1] / received[..., -1:]).max(-1)
+    return mean, position.double().masked_fill(mean.isnan(), math.nan)
