@@ -6,13 +6,15 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from diffscope.stats.definitions import Definition
+import torch
 
 import diffscope
 from diffscope.families import FAMILIES
 from diffscope.figures.base import KINDS
 from diffscope.hypotheses import Models, Settings
 from diffscope.hypotheses.tests import FILE, read_tests
+from diffscope.stats import rows
+from diffscope.stats.statistic import DECLARED
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -50,15 +52,15 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
         """What the block that has this line defines, among the names of the files that it goes into."""
         block = next(block for block in blocks if re.search(rf"^{re.escape(start)}", block, re.M))
         scope = {name: value for module in modules for name, value in vars(importlib.import_module(module)).items()}
-        exec(compile(block.partition("\nFORMULAS")[0], start, "exec"), scope)
+        exec(compile(block, start, "exec"), scope)
         return scope
 
-    concentration = names("def concentration", "diffscope.stats.rows")
-    x = concentration["torch"].tensor([0.5, -0.25, 0.25])
-    assert float(concentration["concentration"](concentration["of_rows"](x, 3, ["total", "squares"]), 3)) == 0.375
-    entry = next(block for block in blocks if block.startswith('"concentration"'))
-    words = eval(f"{{{entry}}}", dict(vars(importlib.import_module("diffscope.stats.definitions"))))["concentration"]
-    assert isinstance(words, Definition) and words.formula == "sum p²"
+    names("def concentration", "diffscope.stats.rows")
+    try:
+        statistic = DECLARED["concentration"]
+        assert float(rows.of("concentration", torch.tensor([0.5, -0.25, 0.25]), 3)) == 0.375 and statistic.formula == "sum p²"
+    finally:
+        DECLARED.pop("concentration", None)
     scope, prompt = diffscope.load("mini-diff"), "The magic number: Paris 7421. The magic number: Paris"
     cap = scope.capture(prompt, spans={"answer": "7421"})
     edit = names("def temper_a2", "diffscope.edits.edits")

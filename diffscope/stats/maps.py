@@ -14,8 +14,8 @@ from diffscope.attention.components import Rows
 from diffscope.attention.layer import Heads, LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.precision import without_autocast
-from diffscope.stats.rows import entropy
 from diffscope.stats.moments import of_maps
+from diffscope.stats.rows import entropy
 
 ROW_OF_MOMENTS = {"A1": 0, "A2": 1, "D": -1}  # where the moments (map, head, query) have each map
 

@@ -19,8 +19,8 @@ from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of, present
 from diffscope.errors import DiffscopeWarning, first_line
-from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K, of_maps
 from diffscope.stats.kernels import rows as kernels
+from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K, of_maps
 
 COMPARED_ROWS = 256  # queries, spread over the prompt
 RELATIVE, ABSOLUTE = 5e-5, 5e-6  # bounds of sums, of scores of about ten in float32; those of roots are wider
