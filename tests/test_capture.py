@@ -733,7 +733,7 @@ def test_results_that_would_fill_the_memory_are_refused_before_they_are_made(mon
     room = 40 * 2**20  # blocks fit, and so do entropies, but not masses on 240 spans
     monkeypatch.setattr(measure, "free_memory", lambda device: room)
     with pytest.raises(InsufficientMemory, match=r"250 queries.*40 MiB are free.*queries=diffscope.QuerySample\(512\)"):
-        scope.measure(tiny.ids(250), "span_mass", spans={str(i): (i, i + 1) for i in range(240)})
+        scope.measure(tiny.ids(250), "span_mass", spans={str(i): slice(i, i + 1) for i in range(240)})
     assert not taken
     assert scope.measure(tiny.ids(250), "entropy").sizes["query"] == 250
 
