@@ -10,7 +10,7 @@ Standard attention is the case without A2: D = A1, λ = 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,16 +20,11 @@ from torch import Tensor
 from diffscope.attention.blocks import Block, gather
 from diffscope.attention.changes import Change, RowContext
 from diffscope.attention.components import Mask, Norm, Pairing, Rows
-from diffscope.attention.memory import NO_REUSE, Workspace, trim_heap
+from diffscope.attention.memory import NO_REUSE, Workspace
 from diffscope.attention.precision import without_autocast
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
 from diffscope.attention.stored import check_kept
 from diffscope.errors import first_line
-
-# Elements of one (head, query, key) temporary: 4 MiB in float32, which stay in a processor's cache and so are twice as fast
-# as 32 MiB that do not; on a GPU 64 MiB, which keep it busy.
-BLOCK_ELEMENTS = {"cpu": 2**20, "cuda": 2**24}
-BLOCKS_BETWEEN_TRIMS = 16
 
 Queries = slice | Sequence[int] | Tensor | None  # positions; None stands for all
 Heads = Sequence[int] | Tensor | None  # numbers; None stands for all
@@ -328,15 +323,6 @@ class LayerAttention:
         n = self.mask.counts(context.queries, self.n_keys, self.n_keys - self.n_queries)
         return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
-    def split(self, queries: Queries = None, heads: Heads = None, elements: int | None = None) -> tuple[Tensor, ...]:
-        """Split queries into blocks of at most `elements` values a (head, query, key) temporary, but at least one query.
-
-        By default that is what is fastest on the device, ``BLOCK_ELEMENTS``.
-        """
-        elements = elements or BLOCK_ELEMENTS.get(self.q.device.type, BLOCK_ELEMENTS["cpu"])
-        size = max(1, elements // (len(self.head_numbers(heads)) * self.n_keys))
-        return self.query_positions(queries).split(size)
-
     def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE, width: int = 1) -> Rows:
         """Compute :meth:`rows` without the keys before the first and after the last that any of the queries sees.
 
@@ -359,16 +345,6 @@ class LayerAttention:
         if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
         return self._cut(0, int(queries.max()) + 1, start), start
-
-    def blocks(
-        self, queries: Queries = None, heads: Heads = None, elements: int | None = None, trim: bool = False
-    ) -> Iterator[Rows]:
-        """Yield :meth:`rows` in the blocks of :meth:`split`; with `trim`, each :meth:`visible_rows`."""
-        index = self.head_numbers(heads)
-        for number, block in enumerate(self.split(queries, index, elements)):
-            yield self.visible_rows(block, index) if trim else self.rows(block, index)
-            if number % BLOCKS_BETWEEN_TRIMS == BLOCKS_BETWEEN_TRIMS - 1:
-                trim_heap()
 
     @without_autocast()
     def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:

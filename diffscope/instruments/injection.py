@@ -16,8 +16,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import block_size, blocks_of
 from diffscope.attention.changes import AddNoise, Change, ShapeOfA1, key_noise
-from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
+from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
 from diffscope.edits import inject_noise
@@ -225,18 +226,18 @@ def output_changes(
     drawn = torch.stack([key_noise(seed + draw, layer.layer, layer.n_keys) for draw in range(draws)]).to(layer.dtype).to(device)
     cases = torch.cartesian_prod(*map(torch.arange, (len(sigmas), len(key_sets), draws))).reshape(-1, 3)  # (case, 3)
     squares = torch.zeros(len(MODES), layer.n_heads, len(cases), dtype=torch.float64)
-    elements = BLOCK_ELEMENTS.get(device.type, BLOCK_ELEMENTS["cpu"])
-    for block in layer.split(queries.to(device)):
-        acts = torch.stack([_acts(layer, block, keys) for keys in key_sets])  # (span, query)
-        plain = layer.rows(block).d[:, None]  # (head, 1, query, key)
-        at_once = max(1, elements // plain.numel())
+    _, most = block_size(layer, all_heads=True)
+    for rows in (block.queries for block in blocks_of(layer, queries, all_heads=True)):
+        acts = torch.stack([_acts(layer, rows, keys) for keys in key_sets])  # (span, query)
+        plain = layer.rows(rows).d[:, None]  # (head, 1, query, key)
+        at_once = max(1, most // len(rows))
         for some in torch.arange(len(cases)).split(at_once):
             noise = torch.stack([_on_keys(drawn[draw], key_sets[on], sigmas[at]) for at, on, draw in cases[some].tolist()])
             for mode, opposite in enumerate((False, True)):
-                d = _with_noise(layer, noise.repeat_interleave(len(block), 0), opposite).rows(block.repeat(len(some))).d
-                change = d.unflatten(1, (len(some), len(block))) - plain
+                d = _with_noise(layer, noise.repeat_interleave(len(rows), 0), opposite).rows(rows.repeat(len(some))).d
+                change = d.unflatten(1, (len(some), len(rows))) - plain
                 out = change.flatten(1, 2) @ values  # (head, row, width)
-                of_rows = out.double().square().sum(-1).unflatten(1, (len(some), len(block)))  # (head, case, query)
+                of_rows = out.double().square().sum(-1).unflatten(1, (len(some), len(rows)))  # (head, case, query)
                 squares[mode, :, some] += (of_rows * acts[cases[some, 1]]).sum(-1).cpu()
     return squares.unflatten(2, (len(sigmas), len(key_sets), draws)) / len(queries)
 

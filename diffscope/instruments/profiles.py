@@ -14,13 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffscope.attention.layer import BLOCK_ELEMENTS, LayerAttention
+from diffscope.attention.blocks import blocks_of
+from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 
 STEPS = 50  # of a fit, at most
 CLOSE = 1e-3  # a fit ends when what it gives differs from what is received by that share
 LEAST = 1e-30
-AT_ONCE = 8  # temporaries of a block
+TEMPORARIES = 32  # of a block: two maps, each with four predictors, which are centred and scaled
 
 
 def several(layer: LayerAttention) -> Tensor:
@@ -31,11 +32,10 @@ def several(layer: LayerAttention) -> Tensor:
 
 def blocks(layer: LayerAttention, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield queries in blocks, and which keys each sees up to the last one that any of the block sees, bool (query, key)."""
-    elements = BLOCK_ELEMENTS.get(layer.q.device.type, BLOCK_ELEMENTS["cpu"]) // AT_ONCE
-    for block in layer.split(queries, elements=max(1, elements)) if len(queries) else ():
-        seen = layer.visible(block)
+    for block in blocks_of(layer, queries, all_heads=True, temporaries=TEMPORARIES):
+        seen = layer.visible(block.queries)
         last = int(seen.any(0).nonzero().max())
-        yield block, seen[:, : last + 1]
+        yield block.queries, seen[:, : last + 1]
 
 
 def maps_of(layer: LayerAttention, block: Tensor, keys: int) -> Tensor:

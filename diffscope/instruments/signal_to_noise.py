@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import Block, gather
 from diffscope.attention.changes import UniformA2
+from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
@@ -36,6 +39,7 @@ STAGES = ("before", "after")
 SECONDS = {"own": "D", "uniform": "D_uniform", "next head": "D_next"}  # what each A2 makes of the difference
 HEARD = 0.0  # dB: above it an output changes more with the answer than with the filler
 MOST = 2**28  # numbers that are held at a time: 2 GiB
+TEMPORARIES = 16  # of a block of rows: the maps of three layers, and their products
 ROUNDING = 4  # units of rounding of an output's size, below which it does not change
 DIMS = ("head", "output", "stage")
 GAIN_DIMS = ("head", "a2", "stage")
@@ -192,28 +196,27 @@ def _outputs(batch: LayerAttention, queries: Tensor) -> Tensor:
     prompts = []
     for index in range(len(batch.lengths)):
         layer = batch.prompt(index)
-        at = queries.to(layer.q.device)
-        before = torch.cat([_of_block(layer, block) for block in layer.split(at)], 2)  # (output, head, query, width)
+        by_query = gather(layer, queries, partial(_of_block, layer), all_heads=True, temporaries=TEMPORARIES)
+        before = by_query.movedim(2, 0)  # (output, head, query, width)
         after = torch.full_like(before, torch.nan) if layer.norm is None else layer.norm(before)
         prompts.append(torch.stack([before, after], 1).double().cpu())
     return torch.stack(prompts, -2)
 
 
-def _of_block(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """Return the output of every head before the norm at some queries, (output, head, query, width)."""
+def _of_block(layer: LayerAttention, block: Block, rows: Rows) -> Tensor:
+    """Return the output of every head before the norm at some queries, (head, query, output, width)."""
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
-    rows = layer.rows(queries)
-    first = rows.gain[..., None] * rows.a1
+    seen = values[:, rows.start : rows.start + rows.d.shape[-1]]
+    first = (rows.gain[..., None] * rows.a1) @ seen
     if rows.a2 is None:
-        plain = torch.stack([first @ values, rows.d @ values])
-        nothing = torch.full_like(plain[0], torch.nan)
-        return torch.stack([plain[0], nothing, plain[1], nothing, nothing])
-    heads = tuple(range(layer.n_heads))
-    uniform = replace(layer, changes=(*layer.changes, UniformA2(heads))).rows(queries)
+        nothing = torch.full_like(first, torch.nan)
+        return torch.stack([first, nothing, rows.d @ seen, nothing, nothing], 2)
+    uniform = replace(layer, changes=(*layer.changes, UniformA2(tuple(range(layer.n_heads)))))
     own = layer.pairing.of_branch(2)
-    following = layer_with_a2_moved(layer, 1).rows(queries).d @ values
+    following = layer_with_a2_moved(layer, 1).rows(block.queries).d @ values
     following[own == own.roll(-1)] = torch.nan
-    return torch.stack([first @ values, rows.lam[..., None] * rows.a2 @ values, rows.d @ values, uniform.d @ values, following])
+    subtracted = (rows.lam[..., None] * rows.a2) @ seen
+    return torch.stack([first, subtracted, rows.d @ seen, uniform.rows(block.queries).d @ values, following], 2)
 
 
 def _table(outputs: Tensor, layer: LayerAttention) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
 from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
@@ -46,6 +47,7 @@ def rebuild_errors(
     tried : sequence of (pairings, step)
         Pairings that differ in ``a1`` and ``a2`` alone, and which rows to try them on: every `step`-th of those checked.
     checked : int64 Tensor, (query,)
+        Ascending.
     target : Tensor, (head, query, width)
         What the model produced there.
 
@@ -69,24 +71,24 @@ def rebuild_errors(
     square = values.square().mean(-1)
     errors = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
     sensitivity = values.new_zeros(layer.n_heads)
-    done = 0
     with pooled_workspace() as workspace:
-        for block in every.split(checked):
-            rows = every.visible_rows(block, workspace=workspace)
+        for block in blocks_of(every, checked, all_heads=True):
+            rows = every.visible_rows(block.queries, workspace=workspace)
+            expected = target[:, block.at]
+            before = int(torch.arange(len(checked))[block.at][0])  # rows checked before this block
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
             for i, (_, step) in enumerate(tried):
-                some = slice(-(done + 1) % step, None, step)
-                queries = block[some]
+                some = slice(-(before + 1) % step, None, step)
+                queries = block.queries[some]
                 if not len(queries):  # a short block may have none of them
                     continue
                 terms = products[i].terms(layer, maps, rows.a1[:, some], values[:, keys], square[:, keys], queries)
                 size = terms.size * _factor(layer, terms.out, queries)  # (pairing, head, query)
-                off = _off(layer, terms.out, size, queries, target[:, done : done + len(block)][:, some])
+                off = _off(layer, terms.out, size, queries, expected[:, some])
                 errors[i] = torch.maximum(errors[i], off.amax(-1))  # a NaN stays a NaN
                 if i == 0 and terms.second is not None:
                     moved = _derivative(layer, terms.out[0], terms.second[0], queries).abs().amax(-1)
                     sensitivity = torch.maximum(sensitivity, (moved / size[0].clamp_min(1e-30)).amax(-1))
-            done += len(block)
     return errors, sensitivity
 
 
@@ -97,8 +99,8 @@ def _errors_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, s
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
     square = values.square().mean(-1)
     worst = values.new_zeros(layer.n_heads)
-    done = 0
-    for rows in layer.blocks(checked):
+    for block in blocks_of(layer, checked, all_heads=True):
+        rows = layer.rows(block.queries)
         count = rows.n.clamp_min(1)
         # Edited maps may have negative weights, which are rounded by their magnitude.
         size = rows.gain.abs() * rounding(rows.a1.abs(), rows.a1 @ values, square, count, layer.q.dtype)
@@ -106,9 +108,8 @@ def _errors_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, s
             size = size + rows.lam.abs() * rounding(rows.a2.abs(), rows.a2 @ values, square, count, layer.q.dtype)
         out = torch.matmul(rows.d, values)
         size = size * _factor(layer, out, rows.queries)
-        off = _off(layer, out, size, rows.queries, target[:, done : done + len(rows.queries)])  # (head, query)
+        off = _off(layer, out, size, rows.queries, target[:, block.at])  # (head, query)
         worst = torch.maximum(worst, off.amax(-1))
-        done += len(rows.queries)
     return worst
 
 

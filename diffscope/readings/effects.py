@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from diffscope.attention.blocks import blocks_of
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.edits import Edit, apply
@@ -89,11 +90,11 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
 def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttention, queries: Tensor) -> np.ndarray:
     """Norms over rows of D and of the output, (quantity, norm, head): the whole change, its parts, the next head's, its own."""
     squares = np.zeros((len(QUANTITIES), len(CAUSES) + 2, first.n_heads))
-    for block in first.split(queries.to(first.q.device)):
+    for block in blocks_of(first, queries, all_heads=True):
         for number, quantity in enumerate((_differences, _outputs)):
-            x = quantity(first, block)  # (head, query, key or width)
-            on_same_input = x if edited is first else quantity(edited, block)
-            changed = quantity(last, block)
+            x = quantity(first, block.queries)  # (head, query, key or width)
+            on_same_input = x if edited is first else quantity(edited, block.queries)
+            changed = quantity(last, block.queries)
             differences = (changed - x, on_same_input - x, changed - on_same_input, x.roll(-1, 0) - x, x)
             norms = [torch.linalg.vector_norm(part, dim=(1, 2), dtype=torch.float64) for part in differences]
             squares[number] += torch.stack(norms).square().cpu().numpy()

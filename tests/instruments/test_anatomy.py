@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import DiffscopeError, PromptError
+from diffscope.attention import blocks
 from diffscope.attention.components import Mask
-from diffscope.instruments import profiles
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 from tests.layouts import vision
@@ -157,7 +157,8 @@ def test_blocks_and_batches_do_not_matter(monkeypatch):
     whole = diffscope.instruments.anatomy(cap, progress=lambda *at: done.append(at))
     assert done == [(number, 6) for number in range(1, 7)]
     assert np.allclose(diffscope.instruments.anatomy(cap[1], cap)["shapley"], whole["shapley"].sel(prompt=1))
-    monkeypatch.setattr(profiles, "AT_ONCE", 2**13)
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
     assert np.allclose(diffscope.instruments.anatomy(cap)["shapley"], whole["shapley"], atol=1e-9)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, SpanError, edits
-from diffscope.instruments import injection
+from diffscope.attention import blocks
 from diffscope.instruments.injection import with_a2_moved
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
@@ -172,7 +172,8 @@ def test_queries_count_alike_and_blocks_do_not_matter(monkeypatch):
     whole = diffscope.instruments.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
     assert whole["cmrr_injected"].dims == ("prompt", "layer", "head", "sigma", "span")
     assert whole["cmrr_injected"].sel(prompt=0, span="query").isnull().all()
-    monkeypatch.setitem(injection.BLOCK_ELEMENTS, "cpu", 100)
+    monkeypatch.setitem(blocks.BLOCK_BYTES, "cpu", 1)
+    monkeypatch.setattr(blocks, "MIN_ROWS", 1)
     split = diffscope.instruments.cmrr_by_injection(cap, queries="answer", sigmas=[0.5, 1.0], draws=3)
     assert np.allclose(whole["change_common"], split["change_common"], rtol=1e-10, equal_nan=True)
     alone = [diffscope.instruments.cmrr_by_injection(cap[1], queries=[at], sigmas=[0.5], draws=3) for at in (4, 5)]
