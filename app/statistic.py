@@ -10,13 +10,14 @@ from kept import kept, kept_option
 from sources import measured
 
 from app.questions import QUESTIONS, question_of
+from diffscope.attention.maps import MAPS
 from diffscope.figures.heads import over_heads
 from diffscope.readings.labels import is_unsigned
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import LABELS
 
-WORDS = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂"}
+WORDS = {name: entry.symbol for name, entry in MAPS.items()}
 TITLES = {
     "map": "Map",
     "normalisation": "Normalised",

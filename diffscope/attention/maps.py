@@ -14,34 +14,47 @@ from diffscope.errors import DiffscopeError
 
 @dataclass(frozen=True)
 class AttentionMap:
-    """One kind of map.
+    """Names of one kind of map.
 
     Attributes
     ----------
     name : str
         As it is asked for.
+    symbol : str
+        As it is printed in a chart.
     title : str
-        As it is printed above a figure.
+        As it is printed above a figure of the map.
     long_name : str
     needs_a2 : bool
         Whether there is none without a second map.
     """
 
     name: str
+    symbol: str
     title: str
     long_name: str
     needs_a2: bool = False
 
+    @property
+    def text(self) -> str:
+        """Return the symbol as it is written in a sentence or a table, without subscripts."""
+        return self.symbol.translate(str.maketrans("₁₂", "12"))
 
-_ALL = (
-    AttentionMap("A1", "A₁", "first attention map"),
-    AttentionMap("A2", "A₂", "second attention map", needs_a2=True),
-    AttentionMap("D", "D = A₁ − λ·A₂", "difference map A1 − λ·A2"),
-    AttentionMap("lambda_A2", "λ·A₂", "subtracted map λ·A2", needs_a2=True),
-    AttentionMap("share", "|D| / Σ|D|", "share of the row's absolute mass |D|/Σ|D|"),
-)
-MAPS = {entry.name: entry for entry in _ALL}
-NEED_A2 = tuple(entry.name for entry in _ALL if entry.needs_a2)
+
+MAPS = {
+    entry.name: entry
+    for entry in (
+        AttentionMap("A1", "A₁", "A₁", "first attention map"),
+        AttentionMap("A2", "A₂", "A₂", "second attention map", needs_a2=True),
+        AttentionMap("D", "D", "D = A₁ − λ·A₂", "difference map A1 − λ·A2"),
+        AttentionMap("lambda_A2", "λ·A₂", "λ·A₂", "subtracted map λ·A2", needs_a2=True),
+        AttentionMap("share", "share", "|D| / Σ|D|", "share of the row's absolute mass |D|/Σ|D|"),
+    )
+}
+NEED_A2 = tuple(entry.name for entry in MAPS.values() if entry.needs_a2)
+DEFAULT_MAPS = ("A1", "A2", "lambda_A2", "D")  # returned and drawn if no names are given
+MEASURED_MAPS = ("A1", "A2", "D")  # the dimension `map` of statistics: those of λ·A2 follow from A2's
+RANKED_MAPS = ("A1", "lambda_A2", "D")  # the dimension `ranked_map`: what D is made of, and D
 
 
 def check_map(name: str, layer: LayerAttention) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import MAPS, check_map, present
+from diffscope.attention.maps import DEFAULT_MAPS, MAPS, check_map, present
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.selection import token_positions
 from diffscope.stats.maps import Bins, top_keys, window
@@ -23,7 +23,6 @@ from diffscope.stats.maps import bins as maps_in_bins
 if TYPE_CHECKING:
     from diffscope.capture.capture import Capture
 
-BY_DEFAULT = ("A1", "A2", "lambda_A2", "D")
 SIZE = 512  # bins a side
 
 Positions = str | slice | Sequence[int] | None
@@ -250,7 +249,7 @@ def _selected(
     for head in chosen:
         check_index("head", head, range(attention.n_heads))
     if names is None:
-        return attention, chosen, present(attention, BY_DEFAULT) or ("A1",)
+        return attention, chosen, present(attention, DEFAULT_MAPS) or ("A1",)
     for name in names:
         check_map(name, attention)
     return attention, chosen, tuple(names)

@@ -12,6 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.maps import MEASURED_MAPS
 from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
 from diffscope.evidence.untrained import Match, match_of, matched, mean_match
 from diffscope.scope import Scope
@@ -28,10 +29,9 @@ BRANCHES = {  # bounded, so that means of their controls say something
     "js": branches.js,
     "floor": branches.residual_floor,
 }
-MAPS = ("A1", "A2", "D")
 FARTHEST = 6.0  # octaves between λ and the coefficient that fits
 DIMS = ("prompt", "layer", "head")
-COORDS = {"map": list(MAPS), "span": list(SETS), "normalisation": list(NORMALISATIONS)}
+COORDS = {"map": list(MEASURED_MAPS), "span": list(SETS), "normalisation": list(NORMALISATIONS)}
 
 
 @dataclass(frozen=True)

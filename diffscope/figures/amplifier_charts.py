@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import xarray as xr
 
+from diffscope.attention.maps import MAPS, RANKED_MAPS
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
 from diffscope.figures.of_values import curves
@@ -20,9 +21,9 @@ from diffscope.readings.over_prompts import error_of_mean
 from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
-MAPS = {"lambda_A2": "λ·A₂", "A1": "A₁", "D": "D", "A2": "A₂"}
+SYMBOLS = {name: entry.symbol for name, entry in MAPS.items()}
 CEILING = "ceiling (A₂ of A₁'s shape)"
-OUTPUTS = {"A1": "A₁·V", "lambda_A2": "λ·A₂·V", "D": "D·V"}
+OUTPUTS = {name: f"{SYMBOLS[name]}·V" for name in RANKED_MAPS}
 SECONDS = {"own": "own A₂", "uniform": "uniform A₂", "next head": "A₂ of the next head"}
 STAGES = {"before": "before the norm", "after": "after the norm"}
 SIDES = {"signal_change": "signal", "noise_change": "noise"}
@@ -106,7 +107,7 @@ def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
     chosen = estimates.sel(definition=definition, rank_control=list(RANKS), ranked_map=["lambda_A2", "A1", "D"])
     standard = not chosen["effective_rank"].sel(ranked_map="lambda_A2").notnull().any()
     drawn = chosen.sel(ranked_map=["D"]) if standard else chosen
-    drawn = _worded(drawn, ranked_map={"D": "A"} if standard else MAPS, rank_control=RANKS)
+    drawn = _worded(drawn, ranked_map={"D": "A"} if standard else SYMBOLS, rank_control=RANKS)
     rank, error = (by_head(drawn[name]) for name in ("effective_rank", "effective_rank_error"))
     return curves(
         _titled(rank, definition),
@@ -252,7 +253,7 @@ def made_of(estimates: xr.Dataset, way: str = "shapley") -> Figure:
     """What A2 and A1 of every head are made of, as stacked bars."""
     values = estimates[way].sel(control=AS_IT_IS)
     if values.sel(map="A2").notnull().any():
-        values = _worded(values.sel(map=["A2", "A1"]), map=MAPS, part=PARTS)
+        values = _worded(values.sel(map=["A2", "A1"]), map=SYMBOLS, part=PARTS)
     else:  # one map, and no other to be a copy of
         values = _worded(values.sel(map=["A1"]).drop_sel(part="other"), map={"A1": "A"})
     values = by_head(values)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.maps import present
+from diffscope.attention.maps import DEFAULT_MAPS, present
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
@@ -17,7 +17,6 @@ from diffscope.scope.comparison import Comparison
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 BINS = 256  # a side: more are finer than print, and large files
-NAMES = ("A1", "A2", "lambda_A2", "D")
 
 
 def data(
@@ -45,7 +44,7 @@ def data(
         raise DiffscopeError(
             f"a window of more than {size} positions a side cannot be drawn: choose a smaller one, or none for all in bins"
         )
-    names = (names or NAMES) if attention.differential else present(attention, NAMES)
+    names = (names or DEFAULT_MAPS) if attention.differential else present(attention, DEFAULT_MAPS)
     if pooled:
         maps = cap.pooled_maps(attention.layer, [head], size=min(size, BINS), names=names)
     else:

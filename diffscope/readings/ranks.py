@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import xarray as xr
 
+from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
@@ -25,7 +26,7 @@ READS = (
 )
 BY_HEAD = "λ is one number a head and cancels: the rank of λ·A2 is that of A2."
 BY_TOKEN = "λ differs from token to token, so the rank of λ·A2 is not that of A2."
-NAMES = {"lambda_A2": "λ·A2", "A1": "A1", "D": "D"}
+ORDER = ("lambda_A2", "A1", "D")  # of the sentences: what is subtracted first
 
 
 def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = None) -> Reading:
@@ -55,7 +56,7 @@ def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = Non
 def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
     """What the ranks of one definition come to, beside both controls; `estimates` as of :func:`ranks`."""
     parts = []
-    for label, name in NAMES.items():
+    for label in ORDER:
         values = estimates.sel(ranked_map=label, definition=definition)
         rank, uniform, permuted = (values["effective_rank"].sel(rank_control=name) for name in ("map", "uniform", "permuted"))
         count = int(rank.notnull().sum())
@@ -64,7 +65,7 @@ def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
         error = values["effective_rank_error"].sel(rank_control="permuted")
         below = int((rank < uniform).sum()), int((rank < permuted - error).sum())
         spread = between(rank.values[rank.notnull().values], figures)
-        shown = "A" if _is_one_map(estimates) else name
+        shown = "A" if _is_one_map(estimates) else MAPS[label].text
         parts.append(f"{spread} of {shown} ({below[0]} and {below[1]} of {counted(count, 'head')})")
     if not parts:
         return f"{definition} is known of no head."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import xarray as xr
 
 from diffscope import render as display
+from diffscope.attention.maps import DEFAULT_MAPS
 from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Names = Sequence[str] | str | None
 Queries = str | slice | Sequence[int] | QuerySample | None
-MAPS = ("A1", "A2", "lambda_A2", "D")
 
 
 class Captures(Protocol):
@@ -199,7 +199,7 @@ class Comparison:
 
 def _maps(capture: Capture, layer: int, head: int, prompt: int) -> xr.Dataset:
     differential = capture.layers[capture.layer_numbers.index(layer)].differential
-    maps = capture[prompt].maps(layer, [head], MAPS if differential else ("A1", "D"))
+    maps = capture[prompt].maps(layer, [head], DEFAULT_MAPS if differential else ("A1", "D"))
     lam = maps.attrs["lam"]
     about = {"head": head, "lam": lam if isinstance(lam, str) else lam[0]}
     one = maps.isel(head=0, drop=True).assign_attrs(about)

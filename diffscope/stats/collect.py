@@ -20,8 +20,6 @@ from diffscope.attention.layer import LayerAttention
 if TYPE_CHECKING:
     from diffscope.stats.statistic import Statistic
 
-MAPS = ("A1", "A2", "D")
-RANKED_MAPS = ("A1", "lambda_A2", "D")
 
 T = TypeVar("T")
 

@@ -3,9 +3,9 @@
 import difflib
 from collections.abc import Iterable, Sequence
 
+from diffscope.attention.maps import MEASURED_MAPS, RANKED_MAPS
 from diffscope.errors import DiffscopeError
 from diffscope.stats import branches, heads, moments, outliers, rows, spans
-from diffscope.stats.collect import MAPS, RANKED_MAPS
 from diffscope.stats.ranks import exact
 from diffscope.stats.ranks import statistic as ranks
 from diffscope.stats.statistic import DECLARED, KINDS, Statistic
@@ -18,7 +18,7 @@ STATISTICS: dict[str, Statistic] = {
 
 #: the labels along the dimensions whose length does not depend on the prompt
 LABELS: dict[str, Sequence] = {
-    "map": MAPS,
+    "map": MEASURED_MAPS,
     "ranked_map": RANKED_MAPS,
     "normalisation": spans.NORMALISATIONS,
     "sink_set": spans.SINK_SETS,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
+from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Subject = Comparison | Capture | xr.Dataset | Mapping[str, Any]
 USUAL = {"normalisation": ["share"], "lambda_value": ["used"], "definition": ["erank"], "control": ["map", "uniform", "permuted"]}
-SHOWN = {"lambda_A2": "λ·A2"}
 FEW = 8  # numbers that are listed one by one where they do not follow each other
 
 
@@ -238,7 +238,7 @@ def _table(
 
 
 def _label(dim: str, label: Any) -> str:
-    return f"layer {label}" if dim == "layer" else SHOWN.get(label, str(label).replace("_", " "))
+    return f"layer {label}" if dim == "layer" else (MAPS[label].text if label in MAPS else str(label).replace("_", " "))
 
 
 def _frame(entries: list[_Entry]) -> pd.DataFrame:

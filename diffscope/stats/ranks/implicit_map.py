@@ -28,11 +28,11 @@ from torch import Tensor
 from diffscope.attention.blocks import Block, stream
 from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import NEED_A2, map_of
+from diffscope.attention.maps import DEFAULT_MAPS, NEED_A2, map_of
 from diffscope.attention.precision import tf32_allowed
 from diffscope.errors import DiffscopeError
 
-MAPS = ("A1", "A2", "lambda_A2", "D", "uniform")
+MAPS = (*DEFAULT_MAPS, "uniform")
 PERMUTED = "permuted "
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import map_of
-from diffscope.stats.collect import MAPS, RANKED_MAPS, Request
+from diffscope.attention.maps import MEASURED_MAPS, RANKED_MAPS, map_of
+from diffscope.stats.collect import Request
 from diffscope.stats.ranks import estimated, exact
 from diffscope.stats.ranks.exact import Estimate
 from diffscope.stats.ranks.implicit_map import PERMUTED, ImplicitMaps
@@ -169,7 +169,7 @@ def _is_exact(layer: LayerAttention) -> bool:
 
 
 def _map_names(layer: LayerAttention) -> dict[str, str | None]:
-    """Return the map to compute for each of ``MAPS`` and ``RANKED_MAPS``; None if the layer has none."""
+    """Return the map to compute for each of ``MEASURED_MAPS`` and ``RANKED_MAPS``; None if the layer has none."""
     d = "A1" if layer.d_is_a1 else "D"
     if not layer.differential:
         return {"A1": "A1", "A2": None, "lambda_A2": None, "D": d}
@@ -181,7 +181,7 @@ def _map_names(layer: LayerAttention) -> dict[str, str | None]:
 def _every_map(layer: LayerAttention) -> list[str]:
     """Return the maps to compute of a head, and after them the permuted ones."""
     names = _map_names(layer)
-    plain = [name for label in (*RANKED_MAPS, *MAPS) if (name := names[label])]
+    plain = [name for label in (*RANKED_MAPS, *MEASURED_MAPS) if (name := names[label])]
     permuted = [PERMUTED + name for label in RANKED_MAPS if (name := names[label])]
     return list(dict.fromkeys([*plain, *permuted]))
 
@@ -234,7 +234,7 @@ def _tables(estimates: HeadEstimates, names: dict[str, str | None], uniform: Est
         exact.beside_controls(estimates[name][0], uniform, estimates[PERMUTED + name]) if name else (missing, missing)
         for name in map(names.get, RANKED_MAPS)
     ]
-    plain = [estimates[name][0] if name else exact.unknown("there is no such map") for name in map(names.get, MAPS)]
+    plain = [estimates[name][0] if name else exact.unknown("there is no such map") for name in map(names.get, MEASURED_MAPS)]
     return (
         torch.stack([values for values, _ in controlled]),
         torch.stack([errors for _, errors in controlled]),
