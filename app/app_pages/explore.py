@@ -74,9 +74,7 @@ def define(statistic) -> None:
     """What is shown, by its formula, and what its letters stand for."""
     words = STATISTICS[statistic.name]
     undefined = f" Undefined: {words.undefined}."
-    st.caption(
-        plain(f"{words.description}."), help=plain(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}.")
-    )
+    st.caption(plain(f"{words.description}."), help=plain(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."))
 
 
 @st.fragment

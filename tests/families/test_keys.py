@@ -188,7 +188,7 @@ def test_a_model_that_takes_its_batch_apart_is_read_one_prompt_at_a_time(kind, p
     if place == "layer":  # an edit of a layer would miss all prompts but the first
         with scope.edit(edits.top_k_a1(2, layers=0)), pytest.raises(UnsupportedModel, match=line):
             scope.model(torch.tensor([IDS, IDS[::-1]]), use_cache=False)
-    one, other = scope.capture([IDS]), plain.capture([IDS])
+    one, other = scope.capture([IDS])[0], plain.capture([IDS])[0]
     assert np.abs(one.map("D", 1, 0) - other.map("D", 1, 0)).max() < 1e-6
 
 
