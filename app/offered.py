@@ -13,7 +13,7 @@ from rules import rules
 from uploads import Upload, is_upload
 
 from diffscope.errors import DiffscopeError, ModelNotFound
-from diffscope.models.loading import steps_of
+from diffscope.models.folders import steps_of
 
 DEEPEST = 4  # folders below the one that is offered
 state = st.session_state

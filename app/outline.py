@@ -14,8 +14,9 @@ from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from diffscope.attention.memory import free_memory
-from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, first_line
-from diffscope.models.loading import check_weights, locate
+from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, translated
+from diffscope.models.folders import locate
+from diffscope.models.loading import check_weights
 from diffscope.models.settings import CODE, PACKED, check_asked, check_counts, check_regular
 from diffscope.models.stored import Stored, check_fit, check_size, in_all, on_paper, read_fields, stored_tensors
 
@@ -111,11 +112,8 @@ def named_code(fields: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _configuration(name: str, fields: Mapping[str, Any]) -> PretrainedConfig:
-    try:
+    with translated(UnsupportedModel, f"{name} cannot be built from its config.json"):
         return AutoConfig.for_model(**json.loads(json.dumps(dict(fields)), object_hook=_special_number))
-    except Exception as error:  # a configuration's class may raise anything
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UnsupportedModel(f"{name} cannot be built from its config.json ({reason})") from None
 
 
 def _special_number(table: dict[str, Any]) -> Any:
@@ -129,10 +127,8 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 def _cached(name: str) -> Path | None:
     """The folder of a model of the hub that was fetched before."""
-    try:
+    with translated(ModelNotFound, f"no model {name!r}: not a folder, and no id of the hub", errors=ValueError):
         config = try_to_load_from_cache(name, "config.json")
-    except ValueError as error:
-        raise ModelNotFound(f"no model {name!r}: not a folder, and no id of the hub ({first_line(error)})") from None
     if not isinstance(config, str):
         return None
     folder = Path(config).parent
@@ -141,10 +137,8 @@ def _cached(name: str) -> Path | None:
 
 def _on_hub(name: str) -> tuple[dict[str, Stored], int]:
     """The same as of :func:`stored_tensors`, from the headers of files on the hub."""
-    try:
+    with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
         files = get_safetensors_metadata(name).files_metadata.values()
-    except Exception as error:  # the hub's client may raise anything
-        raise ModelNotFound(f"no model {name!r}: not a folder, and not to be had from the hub ({first_line(error)})") from None
     headers = [file.tensors for file in files]
     tensors = {each: Stored(str(info.dtype), tuple(info.shape)) for header in headers for each, info in header.items()}
     nbytes = sum(max((info.data_offsets[1] for info in header.values()), default=0) for header in headers)
@@ -152,7 +146,5 @@ def _on_hub(name: str) -> tuple[dict[str, Stored], int]:
 
 
 def _fields_on_hub(name: str) -> dict[str, Any]:
-    try:
+    with translated(ModelNotFound, f"config.json of {name} is not to be had from the hub"):
         return PretrainedConfig.get_config_dict(name)[0]
-    except Exception as error:
-        raise ModelNotFound(f"config.json of {name} is not to be had from the hub ({first_line(error)})") from None

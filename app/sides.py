@@ -17,7 +17,7 @@ from sources import bundled, examples, rules
 from diffscope.errors import DiffscopeError
 from diffscope.figures.panels import short_name
 from diffscope.figures.selection import runs
-from diffscope.models.loading import steps_of
+from diffscope.models.folders import steps_of
 from diffscope.prompts.encoded import Chars
 
 MODELS = "two models"

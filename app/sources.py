@@ -23,7 +23,7 @@ from diffscope.capture.capture import open_capture
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
-from diffscope.models.loading import tokenizer_folder
+from diffscope.models.folders import tokenizer_folder
 from diffscope.scope import Scope
 
 LONGEST_NAME = 100  # of a file that is kept for a moment

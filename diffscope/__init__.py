@@ -6,7 +6,7 @@
 >>> capture.map("D", layer=2, head=1).dims
 ('query', 'key')
 
-Importing diffscope costs nothing: a public name is imported when it is first used. All of them stand in ``__init__.pyi``, which
+Importing diffscope is cheap: a public name is imported when it is first used. All of them are listed in ``__init__.pyi``, which
 editors, type checkers and this file read.
 """
 

@@ -1,4 +1,4 @@
-"""``python -m diffscope`` is the ``diffscope`` command."""
+"""Run the ``diffscope`` command by ``python -m diffscope``."""
 
 import sys
 

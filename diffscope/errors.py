@@ -36,23 +36,23 @@ class DiffscopeError(Exception):
 
 
 class DiffscopeWarning(UserWarning):
-    """Something that a user of a model should know, although its results are right."""
+    """A fact that the user of a model should know, although its results are right."""
 
 
 class MissingChecksum(DiffscopeWarning):
-    """A file opened well but carries no digest, as those that were written before digests were; saved again it has one."""
+    """A file carries no digest, so that damage to it goes unseen; saved again, it has one."""
 
 
 class ModelNotFound(DiffscopeError):
-    """No bundled model, folder or hub id goes by this name, or it cannot be fetched."""
+    """No bundled model, folder or hub id has this name, or it cannot be fetched."""
 
 
 class UnsupportedModel(DiffscopeError):
-    """The model was found, but no family of attention that diffscope knows fits it."""
+    """The model exists, but diffscope has no family that reads its attention."""
 
 
 class PromptError(DiffscopeError):
-    """The prompt is empty, too long for the model, no prompt at all, or may be meant in more than one way."""
+    """The prompt is empty, too long for the model, not a prompt, or ambiguous."""
 
 
 class SpanError(DiffscopeError):
@@ -87,7 +87,7 @@ class MeasurementInterrupted(KeyboardInterrupt):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of another library's message, without the advice that follows, at most 200 characters."""
+    """Return the first line of another library's message, without the advice that follows, at most 200 characters."""
     return str(error).strip().partition("\n")[0][:200]
 
 
@@ -98,10 +98,11 @@ def translated(
     remedy: str = "",
     *,
     errors: type[Exception] | tuple[type[Exception], ...] = Exception,
+    lines: int = 1,
 ) -> Iterator[None]:
     """Raise errors of another library as an error of diffscope: ``PROBLEM (their first line); REMEDY``.
 
-    Errors of diffscope pass unchanged.
+    Errors of diffscope pass unchanged. A message of one word, such as the key of a KeyError, gets the name of its class.
 
     Parameters
     ----------
@@ -112,7 +113,9 @@ def translated(
     remedy : str, optional
         What to do.
     errors : type of exception, or tuple of them, optional
-        The errors to translate; by default all.
+        The errors to translate; by default all, for code that may raise anything.
+    lines : int
+        Lines of the message to quote.
 
     Raises
     ------
@@ -125,11 +128,16 @@ def translated(
         raise
     except errors as error:
         advice = f"; {remedy}" if remedy else ""
-        raise kind(f"{problem} ({first_line(error)}){advice}") from None
+        raise kind(f"{problem} ({_reason(error, lines)}){advice}") from None
+
+
+def _reason(error: Exception, lines: int) -> str:
+    text = " ".join(" ".join(str(error).strip().split("\n")[:lines]).split())[:200]
+    return text if " " in text else ": ".join(filter(None, (type(error).__name__, text)))
 
 
 class Missing(DiffscopeError):
-    """A test lacks something; the message says what it needs."""
+    """A test cannot be run; the message names what it needs."""
 
 
 def check_index(what: str, index: int | None, indices: Sequence[int], label: str = "") -> None:

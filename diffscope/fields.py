@@ -1,4 +1,4 @@
-"""What the fields of a record that was read from a file have to be: a table of them, and one line on the first that is not."""
+"""Check the fields of a record from a file against a table of kinds, and name the first that does not fit in one line."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import reprlib
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
-LARGEST = 2**63 - 1  # what every integer type of 64 bits holds, and float32 comes near to
+LARGEST = 2**63 - 1  # the largest integer of 64 bits
 
 
 class Kind(NamedTuple):
-    """What a field has to be.
+    """Kind of a field's value.
 
     Attributes
     ----------
     words : str
-        As the end of a sentence: "a whole number".
+        Name of the kind, as the end of a sentence: "a whole number".
     holds : callable
         Whether a value is of this kind.
     """
@@ -26,17 +26,17 @@ class Kind(NamedTuple):
 
 
 def check_fields(what: str, record: Any, kinds: Mapping[str, Kind], optional: Collection[str] = ()) -> None:
-    """Refuse a record of which a field is missing, unknown or of another kind.
+    """Raise ValueError if a field of a record is missing, unknown or of another kind.
 
     Parameters
     ----------
     what : str
-        What the record describes, for the message.
+        Name of the record in the message.
     record : dict
     kinds : mapping of str to Kind
-        By the name of the field.
+        The kind of each field, by name.
     optional : collection of str
-        The fields that it may lack.
+        The fields that may be missing.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def check_fields(what: str, record: Any, kinds: Mapping[str, Kind], optional: Co
 
 
 def check(what: str, value: Any, kind: Kind) -> None:
-    """Refuse a value of another kind.
+    """Raise ValueError if a value is of another kind.
 
     Raises
     ------
@@ -67,25 +67,25 @@ def check(what: str, value: Any, kind: Kind) -> None:
 
 
 def shown(value: Any) -> str:
-    """How a value begins, in one line and without control characters, for messages."""
+    """Return the beginning of a value, in one line without control characters, for messages."""
     return " ".join(reprlib.repr(value).split())
 
 
 def whole(least: int = 0, most: int = LARGEST) -> Kind:
-    """A whole number from `least` to `most`."""
+    """Return the kind of whole numbers from `least` to `most`."""
     words = f"a whole number from {least}" + (f" to {most}" if most < LARGEST else "")
     return Kind(words, lambda value: type(value) is int and least <= value <= most)
 
 
 def finite(least: float = -LARGEST, most: float = LARGEST) -> Kind:
-    """A finite number from `least` to `most`."""
+    """Return the kind of finite numbers from `least` to `most`."""
     at_least = f" from {least:g}" if least > -LARGEST else ""
     at_most = f" to {most:g}" if most < LARGEST else ""
     return Kind(f"a finite number{at_least}{at_most}", lambda value: _is_number(value) and least <= value <= most)
 
 
 def or_nan(kind: Kind) -> Kind:
-    """What is of a kind, or NaN."""
+    """Return the kind of values of a kind, or NaN."""
     return Kind(f"{kind.words}, or NaN", lambda value: kind.holds(value) or (type(value) is float and math.isnan(value)))
 
 
@@ -94,22 +94,22 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_float_or_int(value: Any) -> bool:
-    """Whether it is a float, or an integer that fits into 64 bits."""
+    """Return whether a value is a float, or an integer of at most 64 bits."""
     return type(value) is float or (type(value) is int and abs(value) <= LARGEST)
 
 
 def one_of(*values: Any) -> Kind:
-    """One of a few values."""
+    """Return the kind of a few values, which match by type and value."""
     return Kind(f"one of {', '.join(map(str, values))}", lambda value: any(type(value) is type(x) and value == x for x in values))
 
 
 def maybe(kind: Kind) -> Kind:
-    """A value of this kind, or none."""
+    """Return the kind of values of a kind, or None."""
     return Kind(f"{kind.words}, or null", lambda value: value is None or kind.holds(value))
 
 
 def listed(kind: Kind, length: int | None = None) -> Kind:
-    """A list of values of this kind."""
+    """Return the kind of lists whose values are all of one kind."""
     words = f"a list of {'values' if length is None else length}, each {kind.words}"
 
     def holds(value: Any) -> bool:
@@ -119,7 +119,7 @@ def listed(kind: Kind, length: int | None = None) -> Kind:
 
 
 def each_of(*kinds: Kind) -> Kind:
-    """A list of as many values, each of its own kind."""
+    """Return the kind of lists with one value of each of these kinds, in order."""
     words = f"a list of {'; '.join(kind.words for kind in kinds)}"
 
     def holds(value: Any) -> bool:
@@ -129,7 +129,7 @@ def each_of(*kinds: Kind) -> Kind:
 
 
 def by_name(kind: Kind) -> Kind:
-    """A table of values of this kind by name."""
+    """Return the kind of tables from names to values of one kind."""
 
     def holds(value: Any) -> bool:
         return isinstance(value, dict) and all(TEXT.holds(name) and kind.holds(each) for name, each in value.items())
@@ -138,7 +138,7 @@ def by_name(kind: Kind) -> Kind:
 
 
 def _is_text(value: Any) -> bool:
-    """Whether it is text that can be written: half a character of UTF-16 cannot."""
+    """Return whether a value is text that can be encoded: lone surrogates cannot."""
     if not isinstance(value, str):
         return False
     try:

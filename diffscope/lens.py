@@ -6,7 +6,7 @@
 >>> cache["blocks.2.attn.hook_a2"].shape  # (batch, head, query, key)
 torch.Size([1, 2, 15, 15])
 
-Of each attention layer (H heads; a differential head has two maps, M = 2; a standard one has one, M = 1):
+Hook points of each attention layer (a differential head has two maps, M = 2; a standard one has one, M = 1):
 
 | hook point of blocks.i.attn                  | shape                                              |
 | -------------------------------------------- | -------------------------------------------------- |
@@ -20,8 +20,8 @@ Of each attention layer (H heads; a differential head has two maps, M = 2; a sta
 | hook_z                                       | (batch, query, head, width): after the per-head norm |
 | hook_result, if ``set_use_attn_result(True)`` | (batch, query, head, d_model)                      |
 
-Whatever a hook returns is what the model goes on with. Importing this module changes nothing in TransformerLens;
-:func:`register` makes ``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
+The model continues with the value that a hook returns. Importing this module changes nothing in TransformerLens.
+:func:`register` lets ``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ __all__ = ["DifferentialAdapter", "DifferentialAttentionBridge", "boot", "regist
 
 
 class HeadParts(BaseTensorConversion):
-    """A projection (…, rows) as (…, head, parts·dim), and back.
+    """Conversion of a projection (…, rows) to (…, head, parts·dim), and back.
 
-    The rows of a projection lie head by head, or part by part: DiffLlama's first maps of all
-    heads come before the second maps of all heads, and its values are halved likewise.
+    The rows of a projection are ordered by head, or by part: in DiffLlama the first maps of all heads come before the second
+    ones, and the halves of the values likewise.
     """
 
-    splits_attention_heads = True  # tells TransformerLens where the positions are
+    splits_attention_heads = True  # TransformerLens finds the positions by this
 
     def __init__(self, heads: int, parts: int = 1, part_first: bool = False):
         super().__init__()
@@ -92,7 +92,7 @@ class HeadParts(BaseTensorConversion):
 
 
 class MapParts(BaseTensorConversion):
-    """Maps as attention takes them, (batch, map·head, token, dim), as (batch, token, head, maps·dim), and back."""
+    """Conversion of maps (batch, map·head, token, dim) to (batch, token, head, maps·dim), and back."""
 
     splits_attention_heads = True
 
@@ -109,7 +109,7 @@ class MapParts(BaseTensorConversion):
 
 @dataclass(frozen=True)
 class Geometry:
-    """Heads and widths of an attention module; d is `dim`, the width of one map's queries and keys."""
+    """Heads and widths of an attention module; `dim` is the width d of one map's queries and keys."""
 
     heads: int
     kv_heads: int
@@ -121,7 +121,7 @@ class Geometry:
 
     @classmethod
     def of(cls, module: nn.Module) -> Geometry:
-        """The sizes of a module.
+        """Read the sizes of a module.
 
         Raises
         ------
@@ -159,15 +159,15 @@ class Geometry:
 
 
 def _has_more(module: Attention) -> bool:
-    """Whether a module does something to its maps or heads that no hook point shows."""
+    """Return whether a module changes its maps or heads in a way that no hook point shows."""
     narrow = getattr(module, "second_dim", None) is not None
     return narrow or module.changes_weights or isinstance(module, (GatedAttention, SharedA2Attention))
 
 
 def lambda_of(module: nn.Module, x: Tensor) -> Tensor:
-    """λ of D = A1 − λ·A2, by the module's input x (batch, query, d_model), broadcastable to (batch, head, query).
+    """Return λ of D = A1 − λ·A2 for the module's input x (batch, query, d_model), broadcastable to (batch, head, query).
 
-    That of a model that adds its second map has a minus sign.
+    It is negative in a model that adds its second map.
     """
     if isinstance(module, DiffV2Attention):
         return module.lam(x).transpose(1, 2)
@@ -179,7 +179,7 @@ def lambda_of(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def normed(module: nn.Module, x: Tensor) -> Tensor:
-    """What enters the output projection, from D·V; both (batch, query, head, width)."""
+    """Return the input of the output projection, from D·V; both are (batch, query, head, width)."""
     if isinstance(module, DiffLlamaAttention):
         return (1 - module.lambda_init) * module.groupnorm(x)
     if isinstance(module, DiffV1Attention):
@@ -188,9 +188,9 @@ def normed(module: nn.Module, x: Tensor) -> Tensor:
 
 
 class DifferentialAttentionBridge(AttentionBridge):
-    """Attention computed in the open, from the wrapped module's own projections, λ and norm.
+    """Attention with hook points, computed from the wrapped module's projections, λ and norm.
 
-    Which hook points it has, and their shapes, is the table at the top of this module.
+    The table at the top of this module lists the hook points and their shapes.
     """
 
     supports_split_qkv_fork = False
@@ -201,7 +201,7 @@ class DifferentialAttentionBridge(AttentionBridge):
         self._geometry = Geometry.of(original_component)
         self.hook_pattern.pos_dim = -2
         if self._geometry.query_maps == 1:
-            # D = A1: one tensor, reachable under the names of stock bridges and under those of this one.
+            # D = A1 is one tensor, with the names of stock bridges and those of this one.
             self.hook_attn_scores.pos_dim = -2
             self.hook_aliases = {
                 **type(self).hook_aliases,
@@ -214,7 +214,7 @@ class DifferentialAttentionBridge(AttentionBridge):
             getattr(self, name).pos_dim = -2
         self.hook_lambda = HookPoint()
         self.hook_lambda.pos_dim = -1
-        # A differential head has two scores: the stock name would never fire.
+        # A differential head has two scores, so the stock hook point would never fire.
         del self.hook_attn_scores
         del self._hook_registry["hook_attn_scores"]
 
@@ -227,7 +227,7 @@ class DifferentialAttentionBridge(AttentionBridge):
         self.hook_rot_k.hook_conversion = MapParts(geometry.key_maps)
 
     def _project(self, x: Tensor, position_embeddings, past_key_values) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries (batch, map·head, query, d), keys (batch, map·kv head, key, d), values (batch, kv head, key, width)."""
+        """Return rotated queries and keys, (batch, map·head, token, d), and values (batch, kv head, key, width)."""
         geometry = self._geometry
         q = MapParts(geometry.query_maps).revert(geometry.q.convert(self.q(x)))
         k = MapParts(geometry.key_maps).revert(geometry.k.convert(self.k(x)))
@@ -237,7 +237,7 @@ class DifferentialAttentionBridge(AttentionBridge):
         return q, *self._update_kv_cache(self.hook_rot_k(k), v, past_key_values=past_key_values)
 
     def _scores(self, q: Tensor, k: Tensor, mask: Tensor | None) -> list[Tensor]:
-        """Masked scores of each map, (batch, head, query, key)."""
+        """Return the masked scores of each map, (batch, head, query, key)."""
         geometry = self._geometry
         q = q.unflatten(1, (geometry.query_maps, geometry.heads))  # (batch, map, head, query, d)
         k = k.unflatten(1, (geometry.key_maps, geometry.kv_heads))  # (batch, map or 1, kv head, key, d)
@@ -247,22 +247,22 @@ class DifferentialAttentionBridge(AttentionBridge):
         return [self._apply_reconstruct_attention_mask(each, mask, keys, queries) for each in scores.unbind(1)]
 
     def _map(self, scores: Tensor) -> Tensor:
-        """Softmax in float32 or wider, and the module's dropout."""
+        """Apply softmax in float32 or wider, and the module's dropout."""
         weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(scores.dtype)
         return nn.functional.dropout(weights, self.original_component.config.attention_dropout, self.training)
 
     def _difference(self, x: Tensor, scores: list[Tensor]) -> Tensor:
-        """D (batch, head, query, key)."""
+        """Return D, (batch, head, query, key)."""
         if len(scores) == 1:
             return self.hook_pattern(self._map(self.hook_attn_scores(scores[0])))
         a1 = self.hook_a1(self._map(self.hook_attn_scores_1(scores[0])))
         a2 = self.hook_a2(self._map(self.hook_attn_scores_2(scores[1])))
-        # A copy of its own for each head and query, so that a hook can write to one of them.
+        # Each head and query has a copy of λ, so that a hook can change one of them.
         lam = self.hook_lambda(lambda_of(self.original_component, x).expand(a1.shape[:3]).clone())
         return self.hook_pattern(a1 - lam[..., None] * a2)
 
     def _project_out(self, z: Tensor) -> Tensor:
-        """z (batch, query, head·width) → (batch, query, d_model)."""
+        """Apply the output projection: z (batch, query, head·width) → (batch, query, d_model)."""
         if not self.config.use_attn_result:
             return self.o(z)
         heads = self._geometry.heads
@@ -278,14 +278,14 @@ class DifferentialAttentionBridge(AttentionBridge):
         return self.hook_out(self._project_out(z.flatten(2))), pattern
 
     def get_random_inputs(self, batch_size=2, seq_len=8, device=None, dtype=None) -> dict[str, Any]:
-        """Inputs for a trial of this component alone: unrotated, and without a mask."""
+        """Return inputs to try this component alone, without rotation or mask."""
         like = dict(device=device, dtype=dtype or torch.float32)
         angle = torch.zeros(batch_size, seq_len, self._geometry.dim, **like)
         x = torch.randn(batch_size, seq_len, self.config.d_model, **like)
         return {"hidden_states": x, "position_embeddings": (angle.cos(), angle.sin())}
 
     def _weight(self, name: str) -> Tensor:
-        """A projection by head, (head, d_model, width)."""
+        """Return a projection by head, (head, d_model, width)."""
         if name != "v" and self._geometry.query_maps == 2:
             raise UnsupportedModel(
                 f"W_{name.upper()} does not exist: a differential head has two score circuits, and one matrix would add them up; "
@@ -298,7 +298,7 @@ class DifferentialAttentionBridge(AttentionBridge):
     W_V = property(lambda self: self._weight("v"), doc="(kv head, d_model, width).")
 
     def _bias(self, name: str) -> Tensor | None:
-        """A projection's bias by head, in the layout of its hook point."""
+        """Return the bias of a projection by head, in the layout of its hook point."""
         bias = getattr(self, name).bias
         return None if bias is None else getattr(self._geometry, name).convert(bias)
 
@@ -308,7 +308,7 @@ class DifferentialAttentionBridge(AttentionBridge):
 
 
 class DifferentialBlockBridge(BlockBridge):
-    """A block without the copies of the residual for each head before the projections: they are cut by head, ours by map."""
+    """A block without a copy of the residual for each head, which TransformerLens splits by head, not by map."""
 
     hook_aliases = {
         alias: target for alias, target in BlockBridge.hook_aliases.items() if not target.endswith(("_input", "hook_attn_in"))
@@ -321,8 +321,8 @@ class DifferentialAdapter(ArchitectureAdapter):
     In ``cfg``, ``n_heads`` and ``n_key_value_heads`` count heads, whose outputs are ``d_head`` wide; one
     map's queries and keys are ``d_map`` wide. ``attention``, ``lambda_init`` and ``lambda_std_dev`` are the model's own.
 
-    Weight processing and compatibility mode raise: they know neither the per-head norm between D·V and the
-    output projection (V1) nor that λ has a projection of its own (V2).
+    Weight processing and compatibility mode raise UnsupportedModel: they know neither the per-head norm between D·V and the
+    output projection (V1) nor the projection of λ (V2).
     """
 
     supports_compatibility_mode = False
@@ -331,7 +331,7 @@ class DifferentialAdapter(ArchitectureAdapter):
     def __init__(self, cfg: Any) -> None:
         super().__init__(cfg)
         self._set_rms_rotary_defaults()
-        self.cfg.attn_implementation = "eager"  # so that masks arrive in full
+        self.cfg.attn_implementation = "eager"  # so that masks are explicit
         self.component_mapping = {
             "embed": EmbeddingBridge(name="model.embed_tokens"),
             "rotary_emb": RotaryEmbeddingBridge(name="model.rotary_emb"),
@@ -353,7 +353,7 @@ class DifferentialAdapter(ArchitectureAdapter):
         return self._qkvo_attention_bridge(requires_attention_mask=None, requires_position_embeddings=None)
 
     def prepare_model(self, hf_model: PreTrainedModel) -> None:
-        """Read from the model what TransformerLens drops from, or misreads in, its configuration.
+        """Read from the model the fields that TransformerLens drops or misreads in its configuration.
 
         Raises
         ------
@@ -370,7 +370,7 @@ class DifferentialAdapter(ArchitectureAdapter):
         self.cfg.lambda_std_dev = hf_model.config.lambda_std_dev
 
     def preprocess_weights(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Refuse: TransformerLens asks for this before it folds weights.
+        """Raise UnsupportedModel: TransformerLens calls this before it folds weights.
 
         Raises
         ------
@@ -384,16 +384,16 @@ ARCHITECTURES = ("DiffLlamaForCausalLM", "DiffForCausalLM")
 
 
 def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None, device=None) -> TransformerBridge:
-    """A TransformerBridge with hook points for A1, A2, λ and D.
+    """Open a model as a TransformerBridge with hook points for A1, A2, λ and D.
 
     Parameters
     ----------
     model : str, PathLike or PreTrainedModel
-        A bundled name, a folder, a hub id, or a model in hand. That model becomes part of the bridge: its layers are replaced.
+        A bundled name, a folder, a hub id, or a loaded model, whose layers are replaced by those of the bridge.
     tokenizer : PreTrainedTokenizerBase, optional
         By default the one saved with the model.
     dtype : torch.dtype, optional
-        By default as saved. Like `device`, only for a model that is loaded.
+        By default as saved. `dtype` and `device` are ignored for a loaded model.
     device : str or torch.device, optional
 
     Returns
@@ -418,10 +418,10 @@ def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None,
 
 
 def register() -> None:
-    """Let ``TransformerBridge.boot_transformers`` open these models, for as long as the process lives.
+    """Let ``TransformerBridge.boot_transformers`` open these models, until the process ends.
 
-    TransformerLens 4.3 refuses what is not in its table of architectures before it asks entry points. This adds the two names to
-    that table. :func:`boot` does not need it.
+    TransformerLens 4.3 refuses architectures that are not in its table before it reads entry points. This function adds both
+    names to the table. :func:`boot` does not need it.
     """
     for architecture in ARCHITECTURES:
         SUPPORTED_ARCHITECTURES.setdefault(architecture, DifferentialAdapter)

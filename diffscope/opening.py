@@ -1,4 +1,4 @@
-"""Open whatever the library wrote: ``diffscope.open``."""
+"""Open any file that diffscope wrote: ``diffscope.open``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SUFFIXES = ".dscope, .zarr, .nc, .parquet, .csv or study.json"
 
 
 def open(path: str | os.PathLike) -> Capture | xr.Dataset | Study:
-    """Open what diffscope wrote, by what the file or folder is.
+    """Open a file or folder that diffscope wrote.
+
+    The content decides what it is opened as, not only the suffix.
 
     Parameters
     ----------
@@ -40,7 +42,7 @@ def open(path: str | os.PathLike) -> Capture | xr.Dataset | Study:
     CorruptFile
         The file is damaged.
     DiffscopeError
-        There is nothing there, or it is something else.
+        The path does not exist, or diffscope did not write it.
     """
     path = checked_path(path)
     if not path.exists():

@@ -1,6 +1,6 @@
-"""How objects show themselves: facts in a small table, texts with their spans marked, sentences in lines that fit a terminal.
+"""Render objects: facts in a small table, texts with marked spans, sentences in lines that fit a terminal, and LaTeX.
 
-All text is escaped. Nothing has a colour but marks, and these let the page's own letters and paper through, light or dark.
+All text is escaped. Only marks have a colour, which is transparent, so that pages may be light or dark.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-COLUMNS = 100  # characters a line
-LONGEST = 600  # tokens of a text that is shown whole
-TINTS = ("86, 180, 233", "230, 159, 0", "0, 158, 115", "204, 121, 167", "213, 94, 0", "0, 114, 178")  # told apart by everybody
+COLUMNS = 100  # characters of a line
+LONGEST = 600  # the most tokens of a text that is shown in full
+# safe for colour-blind readers (Okabe and Ito)
+TINTS = ("86, 180, 233", "230, 159, 0", "0, 158, 115", "204, 121, 167", "213, 94, 0", "0, 114, 178")
 CELL = 'style="text-align: left; vertical-align: top"'
 
 
 def lines(text: str) -> str:
-    """A sentence in lines for a terminal, indented below the line that says what it is of."""
+    """Wrap a sentence for a terminal, indented below its heading."""
     return textwrap.fill(text, COLUMNS, initial_indent="  ", subsequent_indent="  ")
 
 
 def card(title: str, *parts: str) -> str:
-    """A heading with parts of HTML below it."""
+    """Return a heading with parts of HTML below it."""
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
 def facts(rows: Mapping[str, str]) -> str:
-    """Names and what they come to, as a table without lines."""
+    """Return names and their values as a table without lines; empty values are left out."""
     cells = (f"<tr><th {CELL}>{escape(name)}</th><td {CELL}>{escape(text)}</td></tr>" for name, text in rows.items() if text)
     return f"<table>{''.join(cells)}</table>"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text below a row of names."""
+    """Return rows of text below a row of names as an HTML table."""
     head = "".join(f"<th {CELL}>{escape(name)}</th>" for name in columns)
     body = "".join("<tr>" + "".join(f"<td {CELL}>{escape(text)}</td>" for text in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
@@ -48,24 +49,24 @@ def pipe_table(columns: Sequence[str], rows: Iterable[Sequence[str]], rules: Seq
 
 
 def paragraph(text: str) -> str:
-    """A paragraph of plain text."""
+    """Return a paragraph of plain text."""
     return f"<p>{escape(text)}</p>"
 
 
 def folded(summary: str, inside: str) -> str:
-    """What is opened by a click on its summary; `inside` is HTML."""
+    """Return HTML that opens by a click on its summary."""
     return f"<details><summary>{escape(summary)}</summary>{inside}</details>"
 
 
 def marked(pieces: Sequence[str], spans: Mapping[str, Collection[int]]) -> str:
-    """A text with its spans marked, each in a tint of its own, and below it which span has which tint and tokens.
+    """Return a text with each span marked in its own tint, and below it a legend of spans, tints and tokens.
 
     Parameters
     ----------
     pieces : sequence of str
         The text of each token; together they are the text.
     spans : mapping of str to token positions
-        A token of several spans is marked as that of the smallest. Of a text of more than `LONGEST` tokens its ends are shown.
+        A token of several spans has the tint of the smallest. Of a text of more than `LONGEST` tokens, the ends are shown.
     """
     names = [name for name in sorted(spans, key=lambda name: len(spans[name])) if spans[name]]
     tints = {name: TINTS[number % len(TINTS)] for number, name in enumerate(names)}
@@ -83,9 +84,9 @@ def marked(pieces: Sequence[str], spans: Mapping[str, Collection[int]]) -> str:
 
 
 def _run(pieces: Sequence[str], tokens: Sequence[int], of_token: Mapping[int, str], tints: Mapping[str, str]) -> str:
-    """Neighbouring tokens, those of one span in one mark."""
+    """Join neighbouring tokens, with one mark for each run of tokens of one span."""
     runs = groupby(tokens, key=of_token.get)
-    return "".join(_mark("".join(pieces[at] for at in run), name, tints) for name, run in runs)
+    return "".join(_mark("".join(pieces[token] for token in run), name, tints) for name, run in runs)
 
 
 def _mark(text: str, name: str | None, tints: Mapping[str, str]) -> str:
@@ -96,9 +97,9 @@ def _mark(text: str, name: str | None, tints: Mapping[str, str]) -> str:
 
 
 def stretches(positions: Collection[int], most: int = 4) -> str:
-    """Token positions as stretches of neighbours: 44–46, 70."""
+    """Write token positions as ranges: 44–46, 70."""
     ordered = sorted(positions)
-    runs = [[at for _, at in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
+    runs = [[position for _, position in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
     words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
     return ", ".join(words) if len(words) <= most else f"{len(ordered)} tokens from {ordered[0]} to {ordered[-1]}"
 
@@ -165,9 +166,9 @@ RUNS = re.compile(f"([{''.join(RAISED)}]+)|([{''.join(LOWERED)}]+)")
 
 
 def as_latex(text: str) -> str:
-    """Write text for LaTeX: what it would read as a command becomes text, and symbols of the field become mathematics.
+    """Escape text for LaTeX, and write symbols of the field as mathematics.
 
-    Letters of other scripts stay as they are: they need LuaLaTeX or XeLaTeX, and a font that has them.
+    Letters of other scripts are not changed: they need LuaLaTeX or XeLaTeX, and a font that has them.
     """
     pieces = []
     end = 0

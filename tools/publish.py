@@ -29,7 +29,7 @@ from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
 from diffscope.models.cards import BUNDLED, CARD_FILE
-from diffscope.models.loading import checkpoints
+from diffscope.models.folders import checkpoints
 from diffscope.prompts.encoded import Chars
 from diffscope.scope import Scope, load
 from diffscope.storage.atomic import write_json

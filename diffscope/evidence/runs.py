@@ -46,7 +46,7 @@ from diffscope.evidence.untrained import untrained_like
 from diffscope.instruments.anatomy import anatomy
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, revision
-from diffscope.models.loading import checkpoints
+from diffscope.models.folders import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.storage.statistics import save_statistics
 from diffscope.tasks.log_odds import logits_of

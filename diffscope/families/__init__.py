@@ -26,7 +26,7 @@ from diffscope.families.timm import Timm
 from diffscope.families.unilm import UnilmV1, UnilmV2
 from diffscope.families.yoco import Yoco
 
-# The most particular first: the first that recognises a model's attention modules opens it.
+# The most particular family comes first, because the first one that recognises a model's attention modules reads it.
 FAMILIES: list[Family] = [
     Bundled(),
     DiffLlama(),
@@ -48,7 +48,7 @@ FAMILIES: list[Family] = [
 
 
 def register(family: Family) -> Family:
-    """Make a family known, before all others; one of the same name is replaced.
+    """Add a family before all others, in place of one of the same name.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ def register(family: Family) -> Family:
     Returns
     -------
     Family
-        The same, so that it can be handed to ``FAMILIES.remove`` when it should be forgotten.
+        The same instance, which ``FAMILIES.remove`` takes to undo this.
 
     Raises
     ------
     DiffscopeError
-        It is not a family, or has no name.
+        The argument is not an instance of a family, or has no name.
     """
     if not isinstance(family, Family) or not getattr(family, "name", ""):
         raise DiffscopeError("register takes an instance of a subclass of diffscope.families.Family that has a name")
@@ -72,7 +72,9 @@ def register(family: Family) -> Family:
 
 
 def find(model: nn.Module) -> Family:
-    """The family of a model.
+    """Return the family of a model.
+
+    The first family of ``FAMILIES`` that recognises an attention module of the model is taken.
 
     Raises
     ------
@@ -90,10 +92,10 @@ def find(model: nn.Module) -> Family:
 
 
 def _refuse_others(model: nn.Module, family: Family, modules: list[nn.Module]) -> None:
-    """Raise UnsupportedModel if there is attention of another family beside these modules, whose layers would be left out."""
+    """Raise UnsupportedModel if another family recognises further attention modules, whose layers would be missing."""
     known = {part for module in modules for part in module.modules()}
     for other in FAMILIES:
-        if other is family or isinstance(other, Dex):  # DEX is standard attention with something more
+        if other is family or isinstance(other, Dex):  # DEX is standard attention with an adapter
             continue
         claimed = interface_attention(model) if isinstance(other, Standard) else other.modules(model)
         beside = next((module for module in claimed if not known.intersection(module.modules())), None)

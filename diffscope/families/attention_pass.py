@@ -1,4 +1,4 @@
-"""Record one pass of a batch through one attention module, and make the layer that it attended with."""
+"""Record one pass of a batch through one attention module, and build the layer that it attended with."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from diffscope.families.model_call import CACHES, ModelCall
 
 @dataclass
 class Call:
-    """One call that an attention module made of the Hugging Face attention interface."""
+    """One call of the Hugging Face attention interface by an attention module."""
 
     query: Tensor  # (batch, map, query, d)
     key: Tensor  # (batch, key map, key, d)
     value: Tensor  # (batch, value head, key, width)
-    mask: Any  # None; (batch or 1, 1, query, key), bool or additive; or what flash-attn and FlexAttention have instead
+    mask: Any  # None; (batch or 1, 1, query, key), bool or additive; or the mask of flash-attn or FlexAttention
     scaling: float
     window: int | None
-    score_dtype: torch.dtype | None = None  # what the scores are rounded to before the softmax
+    score_dtype: torch.dtype | None = None  # the dtype of the scores before the softmax
     soft_cap: float | None = None
     sink_logit: Tensor | None = None  # (map,)
-    is_causal: bool | None = None  # what the call says where the module says something else
-    ignored: str | None = None  # what the implementation does not compute with although the model asks for it, in words
-    unread: str | None = None  # a keyword that may change the maps and is not understood
-    given_dtype: torch.dtype | None = None  # of the query as the module gave it: under autocast it may be wider than here
+    is_causal: bool | None = None  # of the call, if it differs from the module's attribute
+    ignored: str | None = None  # keywords that the implementation ignores, in words
+    unread: str | None = None  # a keyword that may change the maps and is unknown to diffscope
+    given_dtype: torch.dtype | None = None  # of the query before autocast, which may narrow it
 
     @property
     def may_be_padded(self) -> bool:
-        """Whether it may see padding that its mask does not show row by row: flash-attn's and FlexAttention's masks."""
+        """Return whether the mask is one of flash-attn or FlexAttention and may hide padding."""
         if self.mask is None or (isinstance(self.mask, Tensor) and self.mask.dim() == 4):
             return False
         return not self.mask.all() if isinstance(self.mask, Tensor) else len(self.query) > 1
@@ -53,8 +53,8 @@ class AttentionPass:
     index : int
         Position of the module among those of the family, from 0.
     number : int
-        The layer's number in the model, from 0. A module that a model runs several times is a layer each time: those of further
-        rounds are numbered on from the highest number of the first.
+        The layer's number in the model, from 0. A module that a model runs several times is a layer each time; the layers of
+        further rounds continue the numbers of the first.
     lengths : tuple of int
         Tokens of each prompt; padding is on the right.
     arguments : dict
@@ -62,15 +62,15 @@ class AttentionPass:
     outputs : dict of str to Tensor
         Outputs of the submodules that :attr:`Family.watch` names.
     calls : list of Call
-        Its calls of the Hugging Face attention interface.
+        The module's calls of the Hugging Face attention interface.
     observed : Tensor, (batch, query, head·width)
         Input of the output projection; set when that is called.
     repeat : int
-        How often the model had run the module before, in the same forward.
+        Earlier runs of the module in the same forward.
     cached : tuple of Tensor, optional
         Keys and values that the cache held before this pass, each (batch, head, key, width).
     call : ModelCall, optional
-        The call of the model itself; None if a part of it was called by itself.
+        The call of the model; None if only a part of it was called.
     pack : tuple of int, optional
         Tokens of each sequence, if the one prompt is a pack of several.
     float32 : Float32Proof, optional
@@ -129,7 +129,7 @@ class AttentionPass:
         norm : Norm or nn.Module, optional
             Norm of the heads' outputs, or a root-mean-square norm to read it from.
         call : Call, optional
-            The call of the attention interface that says scale, mask, rounding, soft cap and sink logits.
+            The call of the attention interface with the scale, mask, rounding, soft cap and sink logits.
         scales_queries : bool, optional
             Whether the module scales its queries before the product. In half precision it rounds both.
         rounds_scores : bool, optional
@@ -163,23 +163,23 @@ class AttentionPass:
 
     @property
     def hidden(self) -> Tensor:
-        """What entered the module, (batch, token, hidden): its first argument."""
+        """Return the input of the module, (batch, token, hidden): its first argument."""
         return next(iter(self.arguments.values()))
 
     @property
     def warnings(self) -> list[str]:
-        """What was asked of the attention implementation that it does not do, in one line each."""
+        """Return the keywords that the attention implementation ignores, in one line each."""
         return list(dict.fromkeys(call.ignored for call in self.calls if call.ignored))
 
     @property
     def cache(self) -> Any:
-        """The cache that the module was called with, or None."""
+        """Return the cache that the module was called with, or None."""
         caches = (self.arguments.get(name) for name in CACHES)
         return next((cache for cache in caches if cache is not None), None)
 
     @property
     def cache_layer(self) -> Any:
-        """The part of a Hugging Face cache that holds this layer's keys and values; None where there is none yet."""
+        """Return the part of a Hugging Face cache with this layer's keys and values, or None."""
         layers = getattr(self.cache, "layers", None)
         index = getattr(self.module, "layer_idx", None)
         if layers is None or index is None or index >= len(layers) or getattr(layers[index], "keys", None) is None:
@@ -188,13 +188,13 @@ class AttentionPass:
 
 
 def _by_head(lam: Tensor) -> Tensor:
-    """Return λ with the dimensions (batch, head, query); a parameter as a copy, since training may go on."""
+    """Return λ with the dimensions (batch, head, query). A parameter is copied, because training may change it."""
     lam = lam.detach().clone() if isinstance(lam, nn.Parameter) else lam
     return lam.reshape(1, -1, 1) if lam.dim() < 2 else lam
 
 
 def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None:
-    """Raise unless the module called the attention interface exactly `count` times, and each call is understood."""
+    """Raise UnsupportedModel unless the module called the attention interface `count` times with known keywords."""
     kind = attention_pass.kind
     unread = next((call.unread for call in attention_pass.calls if call.unread), None)
     if unread:
@@ -210,7 +210,7 @@ def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None
 
 
 def _same_as_rule(visible: Tensor, rule: Mask, lengths: tuple[int, ...], offset: int) -> bool:
-    """Whether an explicit mask (batch or 1, query, key) says what a rule says, on every prompt's own tokens."""
+    """Return whether an explicit mask (batch or 1, query, key) equals a rule on every prompt's own tokens."""
     for index, n in enumerate(lengths):
         rows = visible[index % len(visible), :n, : n + offset]
         for block in torch.arange(n, device=visible.device).split(1024):
@@ -220,16 +220,16 @@ def _same_as_rule(visible: Tensor, rule: Mask, lengths: tuple[int, ...], offset:
 
 
 def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -> Mask:
-    """The compact form of an explicit mask.
+    """Return the compact form of an explicit mask: a rule if one fits, else the mask itself.
 
     Parameters
     ----------
     mask : Tensor, (batch or 1, 1, query, key)
-        bool, true where a key is seen, or what is added to the scores.
+        bool, true for visible keys; or a number that is added to each score.
     lengths : tuple of int
         Tokens of each prompt.
     window : int, optional
-        The width of a window if it is known.
+        The width of the window, if known.
 
     Raises
     ------
@@ -259,7 +259,7 @@ def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -
 
 
 def mask_of(call: Call, attention_pass: AttentionPass) -> Mask:
-    """The compact form of the mask of a call.
+    """Return the compact form of the mask of a call.
 
     Raises
     ------

@@ -28,8 +28,8 @@ from diffscope.families.reading import (
 class Axolotl(Family):
     """Maps h and h + H belong to head h: of twice as many heads (``split_heads=False``), or of the Llama's own.
 
-    Generations of the plugin differ in whether the normed output is multiplied with 1 − λ_init, and in which value heads make
-    the wide values of split heads: whichever rebuilds the model's output is taken.
+    Versions of the plugin differ in two points: whether the normed output is multiplied with 1 − λ_init, and which value heads
+    make up the wide values of split heads. The reading that rebuilds the model's output is used.
     """
 
     name = "axolotl"
@@ -42,9 +42,9 @@ class Axolotl(Family):
     watch = PROJECTIONS
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
-        """A converted model may have neither norm nor λ_init, so that it starts as the Llama it was."""
+        """Return the convention, without norm and λ_init if a converted model has none (it starts as the Llama it was)."""
         norm = None if isinstance(module.subln, nn.Identity) else self.convention.norm
-        exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # it is a parameter, rounded as all of them are
+        exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # in half precision the parameter is rounded
         return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
@@ -56,7 +56,7 @@ class Axolotl(Family):
         angles = angles_of(attention_pass)
         q, k = (rotate_half(heads_of(attention_pass.outputs[name], d), *angles) for name in ("q", "k"))  # (batch, map, token, d)
         v = heads_of(attention_pass.outputs["v"], d)
-        k, v = from_cache(attention_pass, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys side by side
+        k, v = from_cache(attention_pass, k.unflatten(1, (2, -1)), v)  # a cache holds both halves of the keys next to each other
         k = k.flatten(1, 2)
         heads = q.shape[1] // 2
         lam, lam_fp32 = (_mix(module) * x for x in lambda_of(module, module.lambda_init, q.dtype))
@@ -79,12 +79,12 @@ class Axolotl(Family):
 
     def _mask(self, attention_pass: AttentionPass, keys: int) -> Mask:
         if attention_pass.arguments.get("attention_mask") is None and _eager(attention_pass.module):
-            return Mask("full")  # only its SDPA and flash-attn classes are causal by themselves
+            return Mask("full")  # only the SDPA and flash-attn classes are causal without a mask
         return given_mask(attention_pass, keys)
 
 
 def _mix(module: ForeignModule) -> float:
-    """How much of λ is used: rises to 1 while a converted model is warmed up."""
+    """Return the factor of λ, which rises to 1 while a converted model is warmed up."""
     return float(getattr(module, "diff_attn_mix", 1.0))
 
 
@@ -93,7 +93,7 @@ def _eager(module: ForeignModule) -> bool:
 
 
 def _values(v: Tensor, d: int, width: int) -> Iterator[Tensor]:
-    """Values as they may be laid out, (batch, head, key, width), from those projected or cached, whose heads may be narrower."""
+    """Yield the possible layouts of the values, (batch, head, key, width), from projected or cached ones of narrower heads."""
     rows = v.transpose(1, 2).flatten(2)  # (batch, key, all widths)
     if width == d:
         yield heads_of(rows, d)

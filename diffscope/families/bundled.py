@@ -28,7 +28,7 @@ from diffscope.models.mechanisms import (
 
 
 def norm_of_heads(module: Attention) -> Norm | None:
-    """What the module does to its heads' outputs; its weights are copied, for training may go on."""
+    """Return the norm of a module's heads with a copy of its weights, or None (training may change the weights)."""
     if isinstance(module.subln, HeadScale):
         return Norm("scalar", 0.0, module.subln.weight.detach()[:, None].clone())
     return norm_of(module.subln, module.o_proj.in_features // module.heads, torch.float32)
@@ -63,7 +63,7 @@ class Bundled(Family):
         if isinstance(module, GatedAttention):
             return replace(layer, gate=module.gates(attention_pass.hidden).transpose(1, 2).unsqueeze(-1))
         if isinstance(module, TopKAttention):
-            assert module.config.top_keys is not None  # the configuration has seen to that
+            assert module.config.top_keys is not None  # DiffConfig raises otherwise
             change = TopKA1(tuple(range(module.heads)), module.config.top_keys, renormalise=True)
             return replace(layer, changes=(change,))
         if isinstance(module, SignedAttention):
@@ -71,20 +71,21 @@ class Bundled(Family):
         return layer
 
     def _like_v1(self, attention_pass: AttentionPass) -> LayerAttention:
-        """V1, and the arms that differ from it in one respect."""
+        """Read V1 and the arms that differ from it in one respect."""
         module = attention_pass.module
         lam = module.lam()
         used = lam.to(attention_pass.calls[0].query.dtype)
         calls = 1 if isinstance(module, DPlusAttention) else 2
         layer = read_halves(attention_pass, self.name, norm_of_heads(module), used, lam, calls)
-        if module.fixed not in (None, module.lambda_init):  # a constant never had that value, which still sets the factor
+        if module.fixed not in (None, module.lambda_init):
+            # λ_init sets the factor after the norm, but was never the value of this fixed λ.
             layer = replace(layer, lam_init=None)
-        if isinstance(module, PlusAttention):  # D = gain·A1 − λ·A2 is A1 + λ·A2 with λ of the other sign
+        if isinstance(module, PlusAttention):  # A1 + λ·A2 is D = A1 − λ·A2 with the other sign of λ
             init = None if layer.lam_init is None else -layer.lam_init
             return replace(layer, lam=-layer.lam, lam_fp32=-layer.lam_fp32, lam_init=init)
         if isinstance(module, DPlusAttention):
             return replace(layer, changes=(Reshape(tuple(range(module.heads)), "positive"),))
-        if isinstance(module, SharedA2Attention):  # attended once a head, so that every head finds it beside its own keys
+        if isinstance(module, SharedA2Attention):  # the module repeats the shared map for every head; one copy is enough
             groups = layer.v.shape[1]
             pairing = Pairing.one_second(module.heads, groups, layer.q.device)
             q, k = layer.q[:, : module.heads + 1], layer.k[:, : groups + 1]
@@ -92,7 +93,7 @@ class Bundled(Family):
         return layer
 
     def _one_call(self, attention_pass: AttentionPass) -> LayerAttention:
-        """All but V1: one call, keys and values shared by all maps of a group."""
+        """Read an arm that calls the interface once, with keys and values shared by all maps of a group."""
         expect_calls(attention_pass, self.name, 1)
         call = attention_pass.calls[0]
         module = attention_pass.module

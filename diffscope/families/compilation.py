@@ -1,4 +1,4 @@
-"""Torch's stance towards what is compiled: one for all threads, so that one place sets it."""
+"""Set whether compiled models run compiled. Torch has one such stance for all threads, so one object sets it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from diffscope.errors import UnsupportedModel
 
 
 class _Stance:
-    """Whoever wants everything to run uncompiled, and whoever wants what is compiled to run so meanwhile."""
+    """Count the open contexts that want uncompiled runs, and those that want compiled ones, and set torch's stance."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a garbage collection within may close a context that nobody holds
+        self._lock = threading.RLock()  # a garbage collection inside may close an abandoned context
         self._looks = 0
         self._exceptions = 0
         self._forced: AbstractContextManager[Any] | None = None
@@ -27,7 +27,7 @@ class _Stance:
         with self._lock:
             self._looks += looks
             self._exceptions += exceptions
-            if self._setting:  # whoever is setting it looks again
+            if self._setting:  # the call that is setting it reads the counts again
                 return
             self._setting = True
             try:
@@ -35,7 +35,7 @@ class _Stance:
                     forced, self._forced = self._forced, torch.compiler.set_stance("force_eager") if wanted else None
                     if forced is not None:
                         forced.__exit__(None, None, None)
-            except RuntimeError:  # torch's own words are about stances
+            except RuntimeError:  # torch's own message is about stances
                 self._looks -= looks
                 self._exceptions -= exceptions
                 raise UnsupportedModel(
@@ -51,11 +51,11 @@ _STANCE = _Stance()
 
 @contextmanager
 def as_written() -> Iterator[None]:
-    """Run nothing compiled while the context is open: no whole model, part or function, in any thread.
+    """Run models, modules and functions uncompiled, in every thread, while the context is open.
 
-    Compiled code would either leave out the hooks that look on, or be compiled anew with them. And whatever torch compiles during
-    a look at a model, for another length or dtype, or finds that it cannot compile, would change what the model runs afterwards.
-    What was compiled stays so. FlexAttention is compiled apart (``diffscope.families.flex``).
+    Compiled code would skip the hooks of a capture, or be compiled again with them. Anything that torch compiles during a
+    capture, for another length or dtype, or finds that it cannot compile, would change what the model runs afterwards. Code that
+    was compiled before stays compiled. FlexAttention is compiled separately (``diffscope.families.flex``).
     """
     _STANCE.count(looks=1)
     try:
@@ -66,7 +66,7 @@ def as_written() -> Iterator[None]:
 
 @contextmanager
 def as_compiled() -> Iterator[None]:
-    """Run what is compiled so, although a context of :func:`as_written` is open; in other threads too, for that time."""
+    """Run compiled code compiled, in every thread, although a context of :func:`as_written` is open."""
     _STANCE.count(exceptions=1)
     try:
         yield

@@ -15,17 +15,17 @@ from diffscope.families.standard import Standard
 
 
 def _is_adapter(module: ForeignModule) -> bool:
-    """Whether a module is DEX's: W_D as its `weight` or its `proj`, and the learned λ."""
+    """Return whether a module is a DEX adapter: W_D as its `weight` or its `proj`, and a learned λ."""
     return isinstance(getattr(module, "lambda_learn", None), Tensor) and (hasattr(module, "weight") or hasattr(module, "proj"))
 
 
 def adapter_of(attention: ForeignModule) -> nn.Module | None:
-    """The part of an attention module that corrects its heads' outputs; None where there is none."""
+    """Return the DEX adapter of an attention module, or None."""
     return next((part for part in attention.modules() if _is_adapter(part)), None)
 
 
 def correction_of(adapter: ForeignModule, heads: int, dtype: torch.dtype) -> Tensor:
-    """λ·W_D of every head, zero where the head is not selected: (head, width, width).
+    """Return λ·W_D of every head, (head, width, width), zero for heads that are not selected.
 
     A `weight` is multiplied from the right; a `proj` is a linear layer, whose weight is W_D transposed, and has a `sign`.
     """
@@ -46,9 +46,9 @@ def correction_of(adapter: ForeignModule, heads: int, dtype: torch.dtype) -> Ten
 
 
 class Dex(Standard):
-    """The correction acts on a head's output and has no map: D = A1, and `correction` says what is taken from D·V.
+    """Standard attention with DEX: D = A1, and `correction` is subtracted from D·V; there is no second map.
 
-    The adapter may stand before the output projection in the attention module, or in what wraps that projection.
+    The adapter is a submodule of the attention module, before the output projection, or of a wrapper of that projection.
     """
 
     name = "dex"

@@ -1,4 +1,4 @@
-"""DiffCLIP: both of its towers, the vision transformer and the text transformer, whose tokens come first."""
+"""DiffCLIP: the vision transformer and the text transformer, whose tensors have tokens as their first dimension."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class DiffClip(Family):
         batch, tokens, width = attention_pass.outputs["q"].shape
         d = width // (2 * heads)
         q, k = (heads_of(attention_pass.outputs[name], d) for name in ("q", "k"))  # (batch, map, token, d)
-        lengths = attention_pass.lengths if len(attention_pass.lengths) == batch else (tokens,) * batch  # text: tokens first
+        # The text tower has tokens first, so that its lengths are not those of the batch.
+        lengths = attention_pass.lengths if len(attention_pass.lengths) == batch else (tokens,) * batch
         init = number_of(module, "lambda_init")
         lam, lam_fp32 = lambda_of(module, init, q.dtype)
         mask = attention_pass.arguments.get("attn_mask")

@@ -1,4 +1,4 @@
-"""DIFF V1 as implementations have it whose first maps come before all second ones in the attention interface: DiffLlama."""
+"""DIFF V1 whose attention interface sees the first maps of all heads before the second ones: DiffLlama."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from diffscope.families.reading import lambda_of
 def read_halves(
     attention_pass: AttentionPass, family: str, norm: Norm | None, lam: Tensor, lam_fp32: Tensor, calls: int = 2
 ) -> LayerAttention:
-    """A layer whose first H query maps are the heads' first maps and whose last H their second ones.
+    """Return a layer whose first H query maps are the first maps of the heads, and whose last H are the second ones.
 
-    The interface saw q (batch, 2H, query, d), k (batch, 2G, key, d), and in two calls the two
-    halves of the values, each (batch, 2G, key, d) with the G value heads repeated for either branch; or in one call both halves.
+    The interface sees q (batch, 2H, query, d) and k (batch, 2G, key, d). It sees the two halves of the values in two calls,
+    each (batch, 2G, key, d) with the G value heads repeated for either branch, or both halves in one call.
     """
     expect_calls(attention_pass, family, calls)
     first = attention_pass.calls[0]

@@ -1,7 +1,7 @@
-"""FlexAttention as it is looked at: compiled apart, so that what the model has compiled stays as it is.
+"""Compile FlexAttention separately for captures, so that the model's own compiled code stays as it is.
 
-A capture runs nothing that is compiled (see ``diffscope.families.compilation``), but FlexAttention uncompiled writes whole
-maps out. What torch compiles it keeps by the function's code, where another dtype or length would change what runs later.
+A capture runs nothing compiled (see ``diffscope.families.compilation``), but FlexAttention uncompiled writes whole maps to
+memory. Torch stores compiled code by the function's code object, where another dtype or length would change what runs later.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FLEX = "flex_attention"
 
 
 def compiled_apart(function: Callable) -> Callable:
-    """An attention function; transformers' FlexAttention as one that is compiled apart.
+    """Return an attention function; transformers' FlexAttention as a copy that is compiled separately.
 
-    Under a dispatch mode torch would not compile it, ever again: there it runs uncompiled.
+    Under a dispatch mode it runs uncompiled, because torch would refuse to compile it from then on.
     """
     return _forward() if function is flex_attention_forward and _get_current_dispatch_mode() is None else function
 
 
 def compiled(function: Callable) -> Callable:
-    """A function in which what is compiled runs so, unless under a dispatch mode."""
+    """Return a function that runs compiled code compiled, unless a dispatch mode is active."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ def _forward() -> Callable:
 
 
 def _copied(function: Any, **names: Any) -> Callable:
-    """A function with code of its own, in which some global names mean something else."""
+    """Return a copy of a function with its own code object and some global names replaced."""
     code = function.__code__.replace()
     copied = FunctionType(code, {**function.__globals__, **names}, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__

@@ -1,4 +1,4 @@
-"""Read modules of other people's classes: their submodules, numbers, norms and settings."""
+"""Read modules of other libraries' classes: their submodules, numbers, norms and settings."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from diffscope.attention.components import Norm
 from diffscope.errors import UnsupportedModel
 
-#: A module of somebody else's class: its attributes are not in the type of ``torch.nn.Module``.
+#: A module of another library's class: its attributes are not in the type of ``torch.nn.Module``.
 ForeignModule = Any
 
-REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # the way on from a refusal
+REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # ends a refusal
 
 
 def attribute(module: ForeignModule, path: str) -> Any:
@@ -31,17 +31,17 @@ def has_attribute(module: ForeignModule, path: str) -> bool:
 
 
 def filled(layer: Any, x: Tensor) -> Tensor:
-    """Keys or values of a layer of a cache, (..., key, width), without the room that a static one has for tokens to come."""
+    """Return keys or values of a cache layer, (..., key, width), without the unused places of a static cache."""
     return x[..., : int(layer.get_seq_length()), :] if getattr(layer, "is_compileable", False) else x
 
 
 def number(value: Any, module: ForeignModule, name: str) -> float:
-    """A number of a module, which may be a tensor of one element.
+    """Return a number of a module, which may be stored as a tensor of one element.
 
     Raises
     ------
     UnsupportedModel
-        It is of several, such as one a head.
+        The tensor has several elements, such as one a head.
     """
     if not isinstance(value, Tensor):
         return float(value)
@@ -54,27 +54,36 @@ def number(value: Any, module: ForeignModule, name: str) -> float:
 
 
 def number_of(module: ForeignModule, name: str) -> float:
-    """The :func:`number` that a module has under a name."""
+    """Return the :func:`number` that a module stores under a name."""
     return number(getattr(module, name), module, name)
 
 
 def parts_of(model: nn.Module) -> Iterator[nn.Module]:
-    """All modules of a model but those that ``torch.compile`` puts around another, which seem to have all that the other has."""
+    """Iterate over the modules of a model but the wrappers of ``torch.compile``, which seem to have the wrapped attributes."""
     return (module for module in model.modules() if not compiles_another(module))
 
 
 def compiles_another(module: nn.Module) -> bool:
-    """Whether it is what ``torch.compile`` puts around a module."""
+    """Return whether a module is the wrapper that ``torch.compile`` puts around another."""
     return "_orig_mod" in module._modules
 
 
 def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | None:
-    """A root-mean-square norm of heads' outputs, with weight or without; None where it is absent or the identity.
+    """Return the root-mean-square norm of the heads' outputs, or None if it is absent or the identity.
+
+    Parameters
+    ----------
+    norm : nn.Module, optional
+        The module; its weight, if any, is copied.
+    width : int
+        Elements of a head's output.
+    dtype : torch.dtype
+        Its machine epsilon is used if the module has no eps, as torch does.
 
     Raises
     ------
     UnsupportedModel
-        It is another norm.
+        The module is another kind of norm.
     """
     if norm is None or isinstance(norm, nn.Identity):
         return None
@@ -91,12 +100,12 @@ def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | No
 
 
 def setting(module: ForeignModule, *names: str) -> Any:
-    """What a module, or else its configuration, has under one of some names.
+    """Return the first attribute of these names that a module, or else its configuration, has.
 
     Raises
     ------
     UnsupportedModel
-        Neither has any.
+        Neither has one of them.
     """
     for holder in (module, getattr(module, "config", None)):
         for name in names:

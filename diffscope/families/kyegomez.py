@@ -15,7 +15,7 @@ from diffscope.families.reading import heads_of
 
 
 class Kyegomez(Family):
-    """Each head projects its two maps and its values by itself; all tokens see all others, and the only norm comes after W_o."""
+    """Heads with projections of their own; every token sees all others, and the only norm comes after W_o."""
 
     name = "kyegomez"
     description = "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block"
@@ -52,7 +52,7 @@ class Kyegomez(Family):
 
 
 def _heads(module: ForeignModule) -> list[nn.Module]:
-    """The modules of its heads; none where it is another kind of module."""
+    """Return the modules of the heads; empty if it is another kind of module."""
     heads = getattr(module, "diff_attn_heads", None)
     if not isinstance(heads, nn.ModuleList):
         return []

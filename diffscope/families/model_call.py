@@ -1,4 +1,4 @@
-"""What a model itself was called with: how many prompts and tokens, at which positions, and what its cache holds."""
+"""Read the arguments of a model's forward: prompts, tokens, positions, and tokens in the cache."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-CACHES = ("past_key_values", "past_key_value")  # what a forward may call its cache
+CACHES = ("past_key_values", "past_key_value")  # names of the cache among the arguments of a forward
 TOKENS = ("input_ids", "inputs_embeds")
 
 
@@ -20,13 +20,13 @@ class ModelCall:
     Attributes
     ----------
     prompts : int or None
-        How many prompts it was given, (prompt, token) or (prompt, token, hidden); None where that is not known.
+        Prompts of the batch, whose input is (prompt, token) or (prompt, token, hidden); None if unknown.
     tokens : int or None
-        How many tokens of each.
+        Tokens of each prompt.
     positions : Tensor or None, (prompt or 1, token)
-        The ``position_ids`` that it was given.
+        The argument ``position_ids``.
     cached : int or None
-        Of how many tokens the cache that it was given holds keys, 0 without a cache; None where that is not known.
+        Tokens whose keys are in the cache, 0 without a cache; None if unknown.
     """
 
     prompts: int | None = None
@@ -36,10 +36,10 @@ class ModelCall:
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple, kwargs: dict) -> ModelCall:
-        """That of a model whose forward has not begun."""
+        """Read the call of a model from the arguments of its forward."""
         try:
             given = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
-        except TypeError:  # the model itself will say so
+        except TypeError:  # the model raises it
             return cls()
         given = given | kwargs
         tokens = next((given[name] for name in TOKENS if isinstance(given.get(name), Tensor)), None)
@@ -53,7 +53,7 @@ class ModelCall:
 
 
 def _tokens_in(cache: Any) -> int | None:
-    """Of how many tokens a Hugging Face cache holds keys; None where it is another kind of cache."""
+    """Return how many tokens a Hugging Face cache holds; None for another kind of cache."""
     if cache is None:
         return 0
     layers = getattr(cache, "layers", None)

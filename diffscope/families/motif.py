@@ -1,4 +1,4 @@
-"""Motif-2.6B (remote code), and what it shares with the grouped differential attention of Motif-2-12.7B."""
+"""Motif-2.6B (remote code), and the grouped differential attention of Motif-2-12.7B."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from diffscope.families.reading import (
 
 
 def heads_and_seconds(module: ForeignModule) -> tuple[int, int]:
-    """Return the number of heads, each with a first map, and of second maps, from the sizes of the projections."""
+    """Return the number of heads and of second maps, from the sizes of the projections."""
     d = len(module.lambda_q1)
     heads = module.o_proj.in_features // (2 * d)
     return heads, module.q_proj.out_features // d - heads
@@ -40,14 +40,14 @@ class Motif(Family):
     watch = PROJECTIONS
 
     def recognises(self, module: ForeignModule) -> bool:
-        """Return whether it is Motif 2's attention; others with its parts have no eps of their own, or a mix."""
+        """Return whether it is Motif 2's attention; others lack ``attn_rms_norm_eps`` or have ``diff_attn_mix``."""
         if not super().recognises(module) or hasattr(module, "diff_attn_mix"):
             return False
         named = type(module).__name__.startswith("Motif") or hasattr(getattr(module, "config", None), "attn_rms_norm_eps")
         return named and self.reads(*heads_and_seconds(module))
 
     def reads(self, heads: int, seconds: int) -> bool:
-        """Return whether it is this family's, by how many heads share a second map."""
+        """Return whether this family reads so many heads and second maps."""
         return heads == seconds
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
@@ -59,7 +59,7 @@ class Motif(Family):
         q = rotate_half(q, *angles)
         k, v = from_cache(attention_pass, rotate_half(k, *angles), v)
         pairs = k.shape[1] // 2
-        v = v if v.shape[-1] == 2 * d else paired_values(v)  # a cache may hold them either way
+        v = v if v.shape[-1] == 2 * d else paired_values(v)  # a cache may hold narrow or wide values
         if k.dim() != 4 or v.shape[1::2] != (pairs, 2 * d) or seconds % pairs:
             raise UnsupportedModel(
                 f"{type(module).__name__} has keys {tuple(k.shape[1:])} and values {tuple(v.shape[1:])} for {seconds} second "

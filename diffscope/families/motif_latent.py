@@ -87,16 +87,16 @@ class MotifLatent(Family):
 
     @staticmethod
     def _projected(attention_pass: AttentionPass, maps: int, groups: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (batch, map, token, d), and keys and values of this pass, (batch, group, token, d or width)."""
+        """Return queries (batch, map, token, d), and keys and values (batch, group, token, d or width), of a pass."""
         module = attention_pass.module
         outputs = attention_pass.outputs
         dtype = outputs["kv"].dtype
         if "q" in outputs:
             q = outputs["q"]
-        else:  # the published code multiplies with the weight in float32 and so passes the module by
+        else:  # the published code multiplies with the weight in float32 and does not call the module
             q = nn.functional.linear(outputs["latent"], module.wq_b.weight.to(outputs["latent"].dtype))
         q = heads_of(q.to(dtype), q.shape[-1] // maps)
-        still = outputs["kv"].shape[-1] // groups - width  # of the width of queries and keys, what is not turned
+        still = outputs["kv"].shape[-1] // groups - width  # elements of a query or key that RoPE leaves
         k, v = heads_of(outputs["kv"], still + width).split([still, width], dim=-1)
         shared = outputs["kv_a"][:, None, :, module.wkv_b.in_features :]  # (batch, 1, token, turned)
         angles = angles_of(attention_pass)
@@ -106,7 +106,7 @@ class MotifLatent(Family):
 
 
 def _turned(x: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-    """x (batch, head, token, d) after RoPE, which is computed in float32 or wider."""
+    """Apply RoPE to x (batch, head, token, d), in float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     return rotate_half(x.to(wide), *(angle.to(wide) for angle in angles)).to(x.dtype)
 
@@ -116,7 +116,7 @@ def _sigmoid(logits: Tensor) -> Tensor:
 
 
 def _window(module: ForeignModule) -> int | None:
-    """Keys that a query sees at most, itself included: one more than the configuration says. None where it sees all before it."""
+    """Return the most keys that a query sees, itself included: the configured width plus one; None without a window."""
     config = getattr(module, "config", None)
     width = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if width is None:

@@ -1,4 +1,4 @@
-"""DIFF V1 with one λ a head, as a PyTorch port has it that is copied into many models, of language, time series and images."""
+"""DIFF V1 with one λ a head: nanowell's PyTorch port, which many language, time-series and image models copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from diffscope.families.reading import LAMBDAS, heads_of
 class Nanowell(Family):
     """Head h has the maps 2h and 2h + 1 and λ vectors of its own; there is no RoPE.
 
-    Copies differ in whether queries see later keys: whichever rebuilds the model's output is taken.
+    Copies differ in whether queries see later keys. The reading that rebuilds the model's output is used.
     """
 
     name = "nanowell"
@@ -55,6 +55,6 @@ class Nanowell(Family):
 
 
 def _exponential(module: ForeignModule, branch: int) -> Tensor:
-    """exp(λq·λk) of one branch, in float32 or wider: of every head, (head,), or of all alike, (1,)."""
+    """Return exp(λq·λk) of one branch in float32 or wider, (head,) or (1,)."""
     product = getattr(module, f"lambda_q{branch}").detach() * getattr(module, f"lambda_k{branch}").detach()
     return product.sum(-1).to(torch.promote_types(product.dtype, torch.float32)).exp().reshape(-1)

@@ -1,4 +1,4 @@
-"""Weights that accelerate keeps elsewhere, on the CPU or on disk, until a module is run."""
+"""Load weights that accelerate stores on the CPU or on disk until a module is run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 @contextmanager
 def weights_loaded(module: nn.Module) -> Iterator[None]:
-    """A context in which the weights of a module and its parts are where the module runs."""
+    """Load the offloaded weights of a module and its submodules while the context is open."""
     with ExitStack() as stack:
         for part in module.modules():
             hook = vars(part).get("_hf_hook")

@@ -1,4 +1,4 @@
-"""Packs: several sequences in one row of a model's input, each of which attends to itself alone."""
+"""Take packs apart: several sequences in one row of a model's input, each of which attends to itself alone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACROSS = "attends across the sequences of the pack; give them as a batch"
 
 
 def apart(x: Tensor, lengths: Sequence[int], dim: int) -> Tensor:
-    """What a pack has along `dim` as a batch of its sequences, padded on the right: (1, ...) → (sequence, ...)."""
+    """Split a pack along `dim` into a batch of its sequences, padded on the right: (1, ...) → (sequence, ...)."""
     longest = max(lengths)
     batch = x.new_zeros([len(lengths), *(longest if i == dim else size for i, size in enumerate(x.shape) if i > 0)])
     for row, part in zip(batch, x.split(list(lengths), dim)):
@@ -26,12 +26,12 @@ def apart(x: Tensor, lengths: Sequence[int], dim: int) -> Tensor:
 
 
 def together(batch: Tensor, lengths: Sequence[int]) -> Tensor:
-    """The inverse of :func:`apart` along dimension 1."""
+    """Join a batch of sequences into a pack along dimension 1, the inverse of :func:`apart`."""
     return torch.cat([row[:length] for row, length in zip(batch, lengths)])[None]
 
 
 def hides_others(mask: Mask, lengths: Sequence[int]) -> bool:
-    """Whether a mask that is held shows every sequence of a pack none but its own keys."""
+    """Return whether an explicit mask shows every sequence of a pack no keys but its own."""
     if mask.visible is None:
         return False
     rows = mask.visible[0].split(list(lengths))
@@ -40,14 +40,14 @@ def hides_others(mask: Mask, lengths: Sequence[int]) -> bool:
 
 
 def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None = None) -> LayerAttention:
-    """The layer of a pack as that of a batch of its sequences.
+    """Return the layer of a pack as the layer of a batch of its sequences.
 
-    Where its mask is a rule, the same rule is read of each sequence, and the proof says whether it holds.
+    If its mask is a rule, the same rule is applied to each sequence; the fidelity of the capture shows whether that is right.
 
     Parameters
     ----------
     layer : LayerAttention
-        Of one prompt, which is the pack.
+        A layer of one prompt, the pack.
     lengths : tuple of int
         Tokens of each sequence.
     window : int, optional
@@ -56,7 +56,7 @@ def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None
     Raises
     ------
     UnsupportedModel
-        Its mask shows a sequence keys of another, or its rows are made of more than the contract can take apart.
+        The mask shows a sequence keys of another, or the rows were changed in a way that cannot be split by sequence.
     """
     if layer.mask.kind == "full" or (layer.mask.visible is not None and not hides_others(layer.mask, lengths)):
         raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")

@@ -30,7 +30,7 @@ class Phi4Flash(Family):
         return next(self.readings(attention_pass))
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
-        """Of a layer that looks at shared keys: as the remote code hands them over, then as ports do that have tokens first."""
+        """Yield the readings of a layer with shared keys: the remote code's layout, then that of ports with tokens first."""
         d = len(attention_pass.module.inner_cross_attn.lambda_q1)
         wide = attention_pass.module.out_proj.in_features
         q, own = (heads_of(x, d) for x in attention_pass.outputs["qkv"].tensor_split([wide], dim=-1))  # (batch, map, token, d)
@@ -47,14 +47,14 @@ class Phi4Flash(Family):
             yield self._layer(attention_pass, q, *keys_and_values)
 
     def _layer(self, attention_pass: AttentionPass, q: Tensor, k: Tensor, v: Tensor) -> LayerAttention:
-        """The layer with keys and values of all tokens so far, all (batch, map, token, d)."""
+        """Return the layer with the keys and values of all tokens so far, each (batch, map, token, d)."""
         module = attention_pass.module
         inner = attention_pass.module.inner_cross_attn
         if k.shape != v.shape or not _serves(k, q):
             shapes = f"{q.shape[1]} query maps of width {q.shape[-1]} for keys {tuple(k.shape[1:])}"
             raise UnsupportedModel(f"{type(module).__name__} has {shapes}; {REGISTER}")
         mask = attention_pass.arguments.get("attention_mask")
-        tokens = k.shape[2] if mask is None else mask.shape[-1]  # a cache may have room for more
+        tokens = k.shape[2] if mask is None else mask.shape[-1]  # a static cache may have unused places
         k = k[:, :, :tokens]
         heads, pairs = q.shape[1] // 2, k.shape[1] // 2
         lam, lam_fp32 = lambda_of(inner, inner.lambda_init, q.dtype)
@@ -72,13 +72,13 @@ class Phi4Flash(Family):
 
 
 def _serves(k: Tensor, q: Tensor) -> bool:
-    """Whether keys, read as (batch, map, token, d), are pairs of key maps for the query maps, of as many tokens at least."""
+    """Return whether keys (batch, map, token, d) have pairs of maps that serve the query maps, and enough tokens."""
     _, maps, tokens, d = k.shape
     return maps > 0 and maps % 2 == 0 and q.shape[1] % maps == 0 and d == q.shape[-1] and tokens >= q.shape[2]
 
 
 def _window(module: ForeignModule) -> int | None:
-    """Keys that a query sees at most, itself included; None where it sees all before it, as in the second half of the layers."""
+    """Return the most keys that a query sees, itself included; None without a window, as in the second half of the layers."""
     width = getattr(module.config, "sliding_window", None)
     number = module.layer_idx
     if isinstance(width, (list, tuple)):

@@ -12,14 +12,14 @@ from diffscope.families.base import Family
 from diffscope.families.foreign import REGISTER, ForeignModule, parts_of
 
 OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
-# Attributes by which differential implementations can be told; read as standard they would give wrong maps.
+# Attributes of differential implementations, whose maps would be wrong if they were read as standard attention.
 DIFFERENTIAL_MARKS = (
     "lambda_q1 lambda_init lambda_proj lambda_a lambda_learn subln diff_attn_mix inner_cross_attn use_diff_v2 diff_v3"
 ).split()
 
 
 def interface_attention(model: nn.Module) -> list[nn.Module]:
-    """The modules of a Hugging Face model that look like attention of its layers, of whatever mechanism."""
+    """Return the modules of a Hugging Face model that look like its layers' attention, of any mechanism."""
     return [m for m in parts_of(model) if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "is_causal")]
 
 

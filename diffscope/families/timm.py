@@ -23,7 +23,7 @@ def _is_block(module: ForeignModule) -> bool:
 
 
 class Timm(Family):
-    """Fused projection, maps in stripes, full attention over image tokens; told by attributes, so that timm is never imported."""
+    """Fused projection, maps in stripes, full attention over image tokens. Recognised by attributes, without importing timm."""
 
     name = "timm"
     description = "DiffAttention and DiffParallelScalingBlock of timm's vision transformers"
@@ -36,10 +36,10 @@ class Timm(Family):
         return super().recognises(module) and all(hasattr(module, name) for name in rest)
 
     def output_projection(self, module: ForeignModule) -> nn.Module:
-        return module.out_proj if _is_block(module) else module.norm  # the latter does nothing unless the model asks for it
+        return module.out_proj if _is_block(module) else module.norm  # the norm is the identity unless configured
 
     def attention_width(self, module: ForeignModule) -> int | None:
-        return module.in_split[-1] if _is_block(module) else None  # beside it stands what the MLP made
+        return module.in_split[-1] if _is_block(module) else None  # the rest of its input comes from the MLP
 
     def convention_of(self, module: ForeignModule) -> Convention:
         return replace(self.convention, lam="exp(a) − exp(b) + λ_init") if module.dual_lambda else self.convention
@@ -54,7 +54,7 @@ class Timm(Family):
         return attention_pass.layer(
             q,
             k,
-            heads_of(values, width).contiguous(),  # (batch, head, token, width); a view would keep all that was projected
+            heads_of(values, width).contiguous(),  # (batch, head, token, width); a view would keep the whole projection in memory
             Pairing.stripes(module.num_heads, device=q.device),
             mask=_mask(attention_pass),
             lam=lam.to(q.dtype),
@@ -66,7 +66,7 @@ class Timm(Family):
 
 
 def _lambda(module: ForeignModule) -> Tensor:
-    """λ before its one cast to the activations' dtype: of four vectors, in float32 whatever their dtype, or of two numbers."""
+    """Return λ before it is cast to the activations' dtype: from four vectors in float32, or from two numbers."""
     if module.dual_lambda:
         first = module.lambda_a.detach()
         second = module.lambda_b.detach()
@@ -78,7 +78,7 @@ def _lambda(module: ForeignModule) -> Tensor:
 
 
 def _mask(attention_pass: AttentionPass) -> Mask:
-    """All tokens see all others, unless the module was told otherwise."""
+    """Return the mask: full, unless the module was given an `attn_mask` or is causal."""
     mask = attention_pass.arguments.get("attn_mask")
     tokens = attention_pass.hidden.shape[1]
     if attention_pass.arguments.get("is_causal"):

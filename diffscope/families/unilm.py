@@ -20,7 +20,7 @@ NAIVE = "MultiheadDiffAttn"
 
 
 def _check_arguments(attention_pass: AttentionPass, *known: str) -> None:
-    """Raise UnsupportedModel if the module was given more than the published ones take."""
+    """Raise UnsupportedModel if the module was given arguments that the published ones do not have."""
     for name, value in list(attention_pass.arguments.items())[1:]:
         if name not in known and not isinstance(value, (bool, int, float, str, type(None))):
             raise UnsupportedModel(
@@ -30,7 +30,7 @@ def _check_arguments(attention_pass: AttentionPass, *known: str) -> None:
 
 
 def _turned(attention_pass: AttentionPass, x: Tensor) -> Tensor:
-    """Queries or keys (batch, head, token, d) after RoPE by the `rel_pos` that the module was given; without one as they are."""
+    """Apply the module's `rel_pos`, if any, to queries or keys (batch, head, token, d)."""
     rel_pos = attention_pass.arguments.get("rel_pos")
     if rel_pos is None:
         return x
@@ -42,7 +42,7 @@ def _turned(attention_pass: AttentionPass, x: Tensor) -> Tensor:
 
 
 class UnilmV1(Family):
-    """The naive file and both flash files, which differ in what they do with grouped keys, and whatever is built like them."""
+    """DIFF V1 of the naive file and both flash files, which differ in how they pair grouped keys, and its copies."""
 
     name = "unilm"
     description = "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer"
@@ -53,16 +53,16 @@ class UnilmV1(Family):
     output = "out_proj"
 
     def recognises(self, module: ForeignModule) -> bool:
-        return super().recognises(module) and not hasattr(module, "effective_heads")  # that is DiffCLIP's
+        return super().recognises(module) and not hasattr(module, "effective_heads")  # an attribute of DiffCLIP
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         return next(iter(self.readings(attention_pass)))
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
-        """As the flash files do it, then as the naive file does, which repeats grouped keys before it pairs them.
+        """Yield the reading of the flash files, then that of the naive file, which repeats grouped keys before it pairs them.
 
-        The naive file's own class is read its way first: before training the two differ by less than half precision rounds.
-        The flash files ignore a mask that they are given; the naive one takes it.
+        For the naive file's own class the order is reversed: before training, the two differ by less than the rounding of half
+        precision. The flash files ignore an `attn_mask`; the naive one applies it.
         """
         for mask in self._masks(attention_pass):
             flash = self._flash(attention_pass, mask)
@@ -86,7 +86,7 @@ class UnilmV1(Family):
         return [explicit] if explicit.kind == "causal" else [explicit, Mask("causal")]
 
     def _flash(self, attention_pass: AttentionPass, mask: Mask) -> LayerAttention:
-        """Grouped keys paired first: map c of head h looks at key map 2·(h // repeat) + c."""
+        """Return the reading that pairs grouped keys first: map c of head h uses key map 2·(h // repeat) + c."""
         module = attention_pass.module
         _check_arguments(attention_pass, "rel_pos", "attn_mask")
         heads, groups, d = self._sizes(attention_pass)
@@ -122,7 +122,7 @@ class UnilmV1(Family):
             yield "RoPE turns element i with i + d/2 instead of 2i with 2i + 1", turned
 
     def _sizes(self, attention_pass: AttentionPass) -> tuple[int, int, int]:
-        """Heads, key groups and d, from the sizes of the projections and of λ's vectors."""
+        """Return heads, key groups and d, from the sizes of the projections and of the λ vectors."""
         module = attention_pass.module
         (q, k, v) = (attention_pass.outputs[name].shape[-1] for name in ("q", "k", "v"))
         if module.lambda_q1.dim() != 1:
@@ -177,7 +177,7 @@ class UnilmV2(Family):
 
 
 def sigmoid_of(projection: ForeignModule, hidden: Tensor, projected: Tensor) -> tuple[Tensor, Tensor]:
-    """σ(W·x) per token and head, (batch, head, token): as used, from what was projected, and in float32 or wider throughout."""
+    """Return σ(W·x), (batch, head, token), twice: from the recorded projection, and computed in float32 or wider."""
     exact = wide_linear(projection, hidden)
     if exact is None:
         exact = projected.to(torch.promote_types(projected.dtype, torch.float32))
@@ -185,7 +185,7 @@ def sigmoid_of(projection: ForeignModule, hidden: Tensor, projected: Tensor) -> 
 
 
 def pair_on_shared_keys(q: Tensor, k: Tensor) -> Pairing:
-    """The pairing of V2: maps 2h and 2h + 1 of q (batch, map, token, d) belong to head h and share a key head of k.
+    """Return the pairing of V2: maps 2h and 2h + 1 of q (batch, map, token, d) belong to head h and share a key head of k.
 
     Raises
     ------

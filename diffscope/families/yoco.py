@@ -1,4 +1,4 @@
-"""YOCO models with differential attention: V3, where either map has a gate of its own, and V2."""
+"""YOCO models with differential attention: V3, in which each map has a gate of its own, and V2."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GATES = "σ(W₂·x), and A1 has a factor σ(W₁·x), per token and head"
 
 
 def _gates_both(module: ForeignModule) -> bool:
-    """Whether there is a gate a query map (V3) instead of one a head (V2)."""
+    """Return whether there is one gate a query map (V3) instead of one a head (V2)."""
     gates, width = (getattr(projection, "out_features", None) for projection in (module.lambda_proj, module.q_proj))
     return gates is not None and width is not None and gates == width // module.head_dim
 
@@ -29,8 +29,8 @@ def _gates_both(module: ForeignModule) -> bool:
 class Yoco(Family):
     """σ(g₁)·A1 − σ(g₂)·A2: D = gain·A1 − λ·A2 with both per token and head.
 
-    Its self-attention has a window and RoPE; its cross-attention has neither and looks at keys and values that all cross layers
-    share, which its forward is given as `yoco_key` and `yoco_value`.
+    The self-attention has a window and RoPE. The cross-attention has neither; all cross layers share keys and values, which
+    are the arguments `yoco_key` and `yoco_value` of their forward.
     """
 
     name = "yoco"
@@ -53,7 +53,7 @@ class Yoco(Family):
         return Convention(STRIPES, lam, schedule=None, norm=None, post_scale=False, rope=rope, keys="shared by both maps")
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
-        """With a window of as many keys as it is called, and with one key more: two public implementations differ in that."""
+        """Yield a reading with the window as configured, and one with one key more: two public implementations differ in that."""
         layer = self.read(attention_pass)
         yield layer
         if layer.mask.window is not None and layer.n_keys > layer.mask.window:
@@ -75,7 +75,7 @@ class Yoco(Family):
         return replace(layer, gain=gates[:, 0::2], lam=gates[:, 1::2], lam_fp32=exact[:, 1::2])
 
     def _attended(self, attention_pass: AttentionPass) -> tuple[Tensor, Tensor, Tensor, int | None]:
-        """Queries, keys and values, each (batch, head, token, d), and the window."""
+        """Return queries, keys and values, each (batch, head, token, d), and the window."""
         module = attention_pass.module
         d = attention_pass.module.head_dim
         if hasattr(module, "k_proj"):
@@ -92,13 +92,13 @@ class Yoco(Family):
         return self._normed(attention_pass, "q"), k, v, None
 
     def _normed(self, attention_pass: AttentionPass, name: str) -> Tensor:
-        """Queries or keys after their norm, where they have one: (batch, head, token, d)."""
+        """Return queries or keys (batch, head, token, d), after their norm if there is one."""
         x = attention_pass.outputs.get(
             f"{name}_norm", attention_pass.outputs[f"{name}_proj"]
         )  # (batch, token, head, d) or (batch, token, head·d)
         return heads_of(x.flatten(2), attention_pass.module.head_dim)
 
     def _turned(self, attention_pass: AttentionPass, x: Tensor) -> Tensor:
-        """After RoPE, which is computed as precisely as its angles are given, one or both halves of them."""
+        """Apply RoPE in the dtype of the angles, which are given once or twice (both halves)."""
         twice = [a if a.shape[-1] == x.shape[-1] else torch.cat([a, a], dim=-1) for a in angles_of(attention_pass)]
         return rotate_half(x, *twice).to(x.dtype)

@@ -21,7 +21,7 @@ from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.tests import NEEDED, chosen
 from diffscope.hypotheses.verdict import Board, Verdict
 from diffscope.lab.accuracy import Accuracy, accuracy_of
-from diffscope.models import loading
+from diffscope.models import folders
 from diffscope.scope import Scope, load
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.prompt import TextPrompt
@@ -330,5 +330,5 @@ def steps_of(model: Model) -> list[str]:
     """Return the checkpoints that a training left beside a model, ``NAME@STEP``; none of a hub id, a checkpoint or a Scope."""
     if isinstance(model, Scope):
         return []
-    folder, weights = loading.locate(model)
-    return [f"{model}@{step}" for step in loading.steps_of(model)] if folder == weights else []
+    folder, weights = folders.locate(model)
+    return [f"{model}@{step}" for step in folders.steps_of(model)] if folder == weights else []

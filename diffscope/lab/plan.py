@@ -18,7 +18,8 @@ from transformers.utils import cached_file
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
 from diffscope.lab.items import Item
 from diffscope.lab.prompt_sets import PromptSet, prompt_sets
-from diffscope.models.loading import TOKENIZER_FILES, checkpoints, locate, named_dtype, tokenizer_folder
+from diffscope.models.folders import TOKENIZER_FILES, checkpoints, locate, tokenizer_folder
+from diffscope.models.loading import named_dtype
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
 from diffscope.stats.sample import QuerySample

@@ -23,7 +23,8 @@ from diffscope.lab.items import Outcome, lock
 from diffscope.lab.plan import LAST, Plan, Shard, rows_of
 from diffscope.lab.prompt_sets import restored
 from diffscope.lab.queue import Progress, run
-from diffscope.models.loading import load_tokenizer, locate, move
+from diffscope.models.folders import locate
+from diffscope.models.loading import load_tokenizer, move
 from diffscope.scope import Scope, load
 from diffscope.stats.dataset import agreed
 from diffscope.stats.sample import average

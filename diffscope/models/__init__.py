@@ -1,4 +1,4 @@
-"""The full DIFF Transformer and its matched controls as Hugging Face models, and the bundled weights."""
+"""The DIFF Transformer and its matched controls as Hugging Face models, and the bundled weights."""
 
 from diffscope.models.cards import bundled
 from diffscope.models.configuration import ATTENTIONS, DiffConfig, lambda_init_schedule

@@ -7,17 +7,17 @@ import math
 from transformers import LlamaConfig
 
 ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated", "plus", "d_plus", "shared_a2")
-LIKE_V1 = ("v1", "plus", "d_plus", "shared_a2")  # V1, and what differs from it in one respect
+LIKE_V1 = ("v1", "plus", "d_plus", "shared_a2")  # V1 and the arms that differ from it in one respect
 HEAD_NORMS = ("rms", "scalar", "none")
 
 
 def lambda_init_schedule(layer: int) -> float:
-    """λ_init of a layer counted from 0: 0.8 − 0.6·exp(−0.3·layer) (arXiv 2410.05258, §2.1)."""
+    """Return λ_init of a layer, counted from 0: 0.8 − 0.6·exp(−0.3·layer) (arXiv 2410.05258, §2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
 
 
 class DiffConfig(LlamaConfig):
-    """A Llama configuration whose ``attention`` field chooses the attention mechanism, and others what is changed in it.
+    """A Llama configuration whose field ``attention`` chooses the attention mechanism.
 
     Parameters
     ----------
@@ -28,30 +28,30 @@ class DiffConfig(LlamaConfig):
         ``top_k`` keeps the ``top_keys`` largest weights of each row and divides them by their sum.
         ``signed`` multiplies the weights with a learned mask between −1 and 1.
         ``gated`` gives every second head a learned signed gate per token.
-        ``plus``, ``d_plus`` and ``shared_a2`` are ``v1`` but for one thing: ``plus`` adds λ·A2 to A1 instead of subtracting it,
-        ``d_plus`` sets the negative weights of A1 − λ·A2 to 0 before the norm, and in ``shared_a2`` all heads of a layer have
-        one second map.
+        ``plus``, ``d_plus`` and ``shared_a2`` differ from ``v1`` in one respect: ``plus`` adds λ·A2 to A1 instead of subtracting
+        it, ``d_plus`` sets the negative weights of A1 − λ·A2 to 0 before the norm, and in ``shared_a2`` all heads of a layer
+        have one second map.
     num_attention_heads, num_key_value_heads : int
         Count heads, not maps: a differential head has two maps.
     head_dim : int, optional
-        Width d of one map's queries and keys. By default ``hidden_size`` is shared out so that
-        the output projection is square: ``hidden_size / (2 · heads)`` for ``v1`` and what is like
-        it, whose values are 2d wide, and ``hidden_size / heads`` otherwise.
+        Width d of one map's queries and keys. By default the output projection is square: d is
+        ``hidden_size / (2 · heads)`` for ``v1``, ``plus``, ``d_plus`` and ``shared_a2``, whose values are 2d wide, and
+        ``hidden_size / heads`` otherwise.
     lambda_init : float, optional
         Constant λ_init of every layer; by default the paper's schedule over depth.
     lambda_std_dev : float
         Standard deviation of the four λ vectors at initialisation.
     fixed_lambda : float or "init", optional
-        λ of every layer of ``v1`` and what is like it, not learned; ``init`` is its λ_init.
+        Constant λ of every layer of ``v1`` and the arms like it, instead of a learned one; ``init`` is the layer's λ_init.
     head_norm : {"rms", "scalar", "none"}, optional
         Between a head's output and the output projection: RMSNorm over the head's width, one learned number a head, or
-        nothing. By default ``rms`` for ``v1`` and what is like it and ``none`` otherwise; only they and ``standard`` take
-        another one.
+        nothing. By default ``rms`` for ``v1`` and the arms like it, and ``none`` otherwise; only these arms and ``standard``
+        accept another one.
     second_dim : int, optional
-        Width of the second map's queries and keys in ``v1``, ``plus`` and ``d_plus``, even and less than ``head_dim``: its
-        scores are of that rank.
+        Width of the second map's queries and keys in ``v1``, ``plus`` and ``d_plus``, even and less than ``head_dim``. It
+        bounds the rank of the second map's scores.
     top_keys : int, optional
-        k of ``top_k`` attention; ``top_k`` itself is a word of generation.
+        k of ``top_k`` attention (the name ``top_k`` is an option of generation).
     mask_dim : int
         Width of the two projections whose product is the mask of ``signed`` attention.
     """
@@ -99,5 +99,5 @@ class DiffConfig(LlamaConfig):
             raise ValueError(f"mask_dim={self.mask_dim!r} must be a positive whole number")
 
     def lambda_init_of(self, layer: int) -> float:
-        """λ_init of a layer, counted from 0."""
+        """Return λ_init of a layer, counted from 0."""
         return lambda_init_schedule(layer) if self.lambda_init is None else self.lambda_init

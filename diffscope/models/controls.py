@@ -1,6 +1,6 @@
 """Control arms with another attention mechanism: top-k, a signed mask, gated heads, a difference without its negative part.
 
-All but the gated heads change the attention weights, which only the implementation ``eager`` gives out.
+All but the gated heads change the attention weights, which only the implementation ``eager`` returns.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["CONTROLS", "eager_attention_forward"]  # transformers looks for eage
 
 
 class ReweightedAttention(Attention):
-    """One softmax a head, whose weights are changed before they meet the values."""
+    """One softmax a head, whose weights are changed before they are multiplied with the values."""
 
     changes_weights = True
 
     def reweight(self, x: Tensor, weights: Tensor, extra: Tensor) -> Tensor:
-        """The changed weights, (batch, head, query, key).
+        """Return the changed weights, (batch, head, query, key).
 
         Parameters
         ----------
         x : Tensor (batch, query, hidden)
         weights : Tensor (batch, head, query, key)
-            Of the softmax.
+            Weights of the softmax.
         extra : Tensor (batch, kv head, key, extra)
-            What :meth:`values` appends to the value of each token.
+            Elements that :meth:`values` appends to the value of each token.
         """
         raise NotImplementedError
 
@@ -52,7 +52,8 @@ class TopKAttention(ReweightedAttention):
 class SignedAttention(ReweightedAttention):
     """One softmax times a learned signed mask: weights ⊙ tanh(u·w/√r + b).
 
-    u is a projection of the query's token, w of the key's; b, one number a head, begins at 1, where the mask changes little.
+    u is a projection of the query's token and w one of the key's. b, one number a head, is initialised to 1, at which the mask
+    changes little.
     """
 
     def __init__(self, config: DiffConfig, layer_idx: int):
@@ -62,12 +63,12 @@ class SignedAttention(ReweightedAttention):
         self.mask_bias = nn.Parameter(torch.ones(self.heads))
 
     def values(self, x):
-        """Values with w behind them, so that a cache keeps both."""
+        """Return the values with w appended, so that a cache stores both."""
         w = self.mask_k_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)  # (batch, kv head, token, r)
         return torch.cat([super().values(x), w], dim=-1)
 
     def left(self, x: Tensor) -> Tensor:
-        """u/√r, (batch, head, query, r)."""
+        """Return u/√r, (batch, head, query, r)."""
         return self.mask_q_proj(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) * self.config.mask_dim**-0.5
 
     def reweight(self, x, weights, extra):
@@ -76,7 +77,7 @@ class SignedAttention(ReweightedAttention):
 
 
 class Gate(nn.Linear):
-    """tanh(W·x + b), between −1 and 1; W begins at zero and b at 1, so that gates begin open and alike."""
+    """tanh(W·x + b), between −1 and 1. W is initialised to 0 and b to 1, so that all gates are equal and open at first."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).tanh()
@@ -92,7 +93,7 @@ class GatedAttention(Attention):
         self.gate_proj = Gate(config.hidden_size, self.heads // 2)
 
     def gates(self, x: Tensor) -> Tensor:
-        """Gates (batch, token, head), 1 for the first head of each pair."""
+        """Return the gates, (batch, token, head): 1 for the first head of each pair."""
         second = self.gate_proj(x)
         return torch.stack([torch.ones_like(second), second], dim=-1).flatten(2)
 
@@ -102,7 +103,7 @@ class GatedAttention(Attention):
 
 
 class DPlusAttention(DiffV1Attention):
-    """V1 whose negative weights are set to 0: max(A1 − λ·A2, 0), then the norm. It cancels and makes sparse, and has no sign."""
+    """V1 whose negative weights are set to 0: max(A1 − λ·A2, 0), then the norm. It cancels noise and is sparse, but unsigned."""
 
     changes_weights = True
 

@@ -1,7 +1,7 @@
-"""The attention mechanisms of the DIFF Transformer: V1 and two arms beside it, V2, and the standard baseline.
+"""The attention mechanisms of the DIFF Transformer: V1 and two arms close to it, V2, and the standard baseline.
 
-All three give queries and keys (after RoPE) and values to the Hugging Face attention interface, so that eager, SDPA and
-flash-attn are a setting of the model, and an observer registered there sees what each layer attended with. The other control
+All of them pass queries and keys (after RoPE) and values to the Hugging Face attention interface. So eager, SDPA and flash-attn
+are a setting of the model, and an observer of the interface sees the tensors that each layer attends with. The other control
 arms are in ``controls``.
 """
 
@@ -18,7 +18,7 @@ from diffscope.models.configuration import DiffConfig
 
 
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
-    """The reference: the formula as it stands, softmax in float32 or wider.
+    """Attend by the formula, with the softmax in float32 or wider: the reference for the other implementations.
 
     query (batch, map, query, d), key (batch, key map, key, d), value (batch, key map, key, width)
     → output (batch, query, map, width), weights (batch, map, query, key).
@@ -41,7 +41,7 @@ def exponentials(module: Any, sum_dtype: torch.dtype | None = None) -> tuple[Ten
     module : nn.Module
         Any module with the four vectors ``lambda_q1``, ``lambda_k1``, ``lambda_q2`` and ``lambda_k2``.
     sum_dtype : torch.dtype, optional
-        What the products are summed in; by default the dtype of the vectors.
+        The dtype in which the products are summed; by default that of the vectors.
     """
     sums = [torch.sum(getattr(module, f"lambda_q{i}") * getattr(module, f"lambda_k{i}"), dtype=sum_dtype) for i in (1, 2)]
     first, second = (x.to(torch.promote_types(x.dtype, torch.float32)).exp() for x in sums)
@@ -49,14 +49,14 @@ def exponentials(module: Any, sum_dtype: torch.dtype | None = None) -> tuple[Ten
 
 
 class HeadRMSNorm(nn.RMSNorm):
-    """RMSNorm in the precision of its weight, which under autocast is wider than that of x (..., width)."""
+    """RMSNorm of x (..., width) in the precision of its weight, which is wider than that of x under autocast."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.to(self.weight.dtype)).to(x.dtype)
 
 
 class HeadScale(nn.Module):
-    """One learned number a head, from 1, in place of a norm: x (..., head, width) → the same."""
+    """One learned factor a head, initialised to 1, in place of a norm: x (..., head, width) → the same shape."""
 
     def __init__(self, heads: int):
         super().__init__()
@@ -72,7 +72,7 @@ class Attention(nn.Module):
     query_maps = 1  # query maps of one head
     key_maps = 1  # key maps of one key-value head
     value_width = 1  # width of a value in units of head_dim
-    changes_weights = False  # whether it changes the attention weights, which only the implementation "eager" gives out
+    changes_weights = False  # whether it changes the attention weights, which only the implementation "eager" returns
 
     def __init__(self, config: DiffConfig, layer_idx: int):
         super().__init__()
@@ -100,15 +100,15 @@ class Attention(nn.Module):
             self.subln = nn.Identity()
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
-        """(batch, token, heads·maps·dim) → (batch, heads·maps, token, dim), in the order of the projection."""
+        """Split a projection into maps, in its order: (batch, token, heads·maps·dim) → (batch, heads·maps, token, dim)."""
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
     def values(self, x: Tensor) -> Tensor:
-        """Values, (batch, kv head, token, width): all that a cache keeps of a token beside its keys."""
+        """Return the values, (batch, kv head, token, width), as a cache stores them."""
         return self.v_proj(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
 
     def project(self, x: Tensor, position_embeddings, past_key_values) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, with those of earlier tokens from the cache."""
+        """Return queries, keys and values, with the keys and values of earlier tokens from the cache."""
         q = self.split_maps(self.q_proj(x), self.query_maps)  # (batch, query map, token, dim)
         k = self.split_maps(self.k_proj(x), self.key_maps)  # (batch, key map, token, dim)
         v = self.values(x)
@@ -118,30 +118,30 @@ class Attention(nn.Module):
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
-        """One call of the model's attention implementation → (batch, query, map, width), weights or None."""
+        """Call the model's attention implementation: output (batch, query, map, width), and weights or None."""
         interface = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
         dropout = self.config.attention_dropout if self.training else 0.0
         return interface(self, q, k, v, mask, dropout=dropout, scaling=self.scaling, **kwargs)
 
     def weights(self, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> Tensor:
-        """The attention weights of all maps in float32 or wider, (batch, map, query, key), for a mechanism that changes them.
+        """Return the attention weights of all maps in float32 or wider, (batch, map, query, key), to be changed.
 
         In half precision many weights of a row would be equal.
 
         Raises
         ------
         ValueError
-            The model's attention implementation does not give them out.
+            The model's attention implementation does not return them.
         """
         wide = torch.promote_types(q.dtype, torch.float32)
         with torch.autocast(q.device.type, enabled=False):
             _, weights = self.attend(q.to(wide), k.to(wide), v.to(wide), mask, **kwargs)
-        if weights is None or weights.dim() < 4:  # flex attention gives log-sum-exps in their place
+        if weights is None or weights.dim() < 4:  # flex attention returns log-sum-exps instead
             raise ValueError(f'{self.config.attention} attention changes the weights, which takes attn_implementation="eager"')
         return weights
 
     def mix(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, mask, **kwargs) -> tuple[Tensor, Tensor | None]:
-        """The heads' outputs, (batch, query, head, width), as they enter the output projection, and weights or None."""
+        """Return the heads' outputs, (batch, query, head, width), as they enter the output projection, and weights or None."""
         out, weights = self.attend(q, k, v, mask, **kwargs)
         return self.subln(out), weights
 
@@ -179,18 +179,17 @@ class DiffV1Attention(Attention):
             self.k_proj = nn.Linear(config.hidden_size, self.kv_heads * width, bias=config.attention_bias)
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
-        """First maps of all heads, then second maps of all heads, so that grouped keys repeat inside a branch."""
+        """Order maps by branch, first maps of all heads and then second ones, so that grouped keys repeat inside a branch."""
         if self.second_dim is not None:
             x = self._widened(x)
         x = x.unflatten(-1, (-1, maps, self.head_dim))  # (batch, token, head, map, dim)
         return x.permute(0, 3, 2, 1, 4).flatten(1, 2)
 
     def _widened(self, x: Tensor) -> Tensor:
-        """(batch, token, head·(dim + few)) → (batch, token, head·2·dim): second maps padded with zeros to the first ones' width.
+        """Pad second maps with zeros to the width of first ones: (batch, token, head·(dim + few)) → (batch, token, head·2·dim).
 
-        The elements of a second map are placed in pairs that RoPE turns together, spread over the frequencies of a whole map. So
-        its scores are those of a head of its own width with fewer frequencies. They are scaled as the softmax would scale them
-        for that width.
+        RoPE turns pairs of elements. The pairs of a second map are spread over the frequencies of a full map, so that its scores
+        are those of a head of its own width with fewer frequencies, and are scaled as for that width.
         """
         dim = self.head_dim
         few = self.second_dim
@@ -201,7 +200,7 @@ class DiffV1Attention(Attention):
         return torch.stack([first, wide], dim=-2).flatten(2)
 
     def lam(self) -> Tensor:
-        """λ of this layer, a scalar: both exponentials in float32, as in every published implementation."""
+        """Return λ of this layer, a scalar; both exponentials are in float32, as in every published implementation."""
         if self.fixed is not None:
             weight = self.o_proj.weight
             return torch.full((), self.fixed, dtype=torch.promote_types(weight.dtype, torch.float32), device=weight.device)
@@ -217,19 +216,19 @@ class DiffV1Attention(Attention):
         return (1 - self.lambda_init) * self.subln(difference), halves[0][1]
 
     def combine(self, first: Tensor, second: Tensor, lam: Tensor) -> Tensor:
-        """A1 and A2, or A1·V and A2·V, as the difference; all have one shape, and λ is a scalar."""
+        """Return the difference of A1 and λ·A2, or of A1·V and λ·A2·V; both have one shape, and λ is a scalar."""
         return first - lam.to(first.dtype) * second
 
 
 class PlusAttention(DiffV1Attention):
-    """V1 with a plus: A1 + λ·A2, everything else as it is, so that what differs from V1 is the minus sign alone."""
+    """V1 with a plus: A1 + λ·A2, so that the sign is the only difference from V1."""
 
     def combine(self, first, second, lam):
         return first + lam.to(first.dtype) * second
 
 
 class SharedA2Attention(DiffV1Attention):
-    """V1 with one second map for all heads of a layer: the last `head_dim` rows of the projections are its query and key.
+    """V1 with one second map for all heads of a layer; the last `head_dim` rows of the projections are its query and key.
 
     The idea is that of grouped differential attention: fewer second maps than first ones.
     """
@@ -241,7 +240,7 @@ class SharedA2Attention(DiffV1Attention):
         self.k_proj = nn.Linear(config.hidden_size, (self.kv_heads + 1) * dim, bias=config.attention_bias)
 
     def split_maps(self, x: Tensor, maps: int) -> Tensor:
-        """First maps of all heads, then as often the second map; so the layout is that of V1, with grouped keys too."""
+        """Order maps as V1 does: first maps of all heads, then the second map repeated for each head."""
         x = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # (batch, head + 1, token, dim)
         first, second = x[:, :-1], x[:, -1:]
         return torch.cat([first, second.expand_as(first)], dim=1)
@@ -257,7 +256,7 @@ class DiffV2Attention(Attention):
         self.lambda_proj = nn.Linear(config.hidden_size, self.heads, bias=False)
 
     def lam(self, x: Tensor) -> Tensor:
-        """λ (batch, token, head)."""
+        """Return λ, (batch, token, head)."""
         return self.lambda_proj(x).sigmoid()
 
     def mix(self, x, q, k, v, mask, **kwargs):

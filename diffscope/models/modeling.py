@@ -25,7 +25,7 @@ class DiffDecoderLayer(LlamaDecoderLayer):
     """A Llama decoder layer around the mechanism that the configuration names."""
 
     def __init__(self, config: DiffConfig, layer_idx: int):
-        # Llama's own constructor would build, and initialise, an attention that is thrown away.
+        # Llama's constructor would build and initialise an attention module that is not used.
         GradientCheckpointingLayer.__init__(self)
         self.hidden_size = config.hidden_size
         self.self_attn = (MECHANISMS | CONTROLS)[config.attention](config, layer_idx)
@@ -35,7 +35,7 @@ class DiffDecoderLayer(LlamaDecoderLayer):
 
 
 class DiffPreTrainedModel(LlamaPreTrainedModel):
-    """What all models of :class:`DiffConfig` have in common."""
+    """Base class of the models of :class:`DiffConfig`."""
 
     config_class = DiffConfig
     config: DiffConfig

@@ -1,4 +1,4 @@
-"""Loading without what transformers prints beside it: bars, and reports of what went well."""
+"""Silence the progress bars and reports that transformers prints while it loads a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_b
 from transformers.utils import logging
 
 _lock = threading.Lock()
-_inside = 0  # how many are loading: these settings are the process' own, and the last to leave puts them back
+_inside = 0  # open contexts: the settings belong to the process, so the last context to close restores them
 _restore: Callable[[], None]
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """While the context is open, transformers shows no bar and logs errors alone; afterwards all is as it was.
+    """Hide the bars of transformers, and all of its log but errors, while the context is open.
 
-    Downloads keep their bar on a terminal, where a person waits for them.
+    Downloads keep their bar on a terminal.
     """
     global _inside, _restore
     with _lock:
@@ -37,10 +37,10 @@ def quietly() -> Iterator[None]:
 
 
 def _silence() -> Callable[[], None]:
-    """Silence both libraries; the function puts back what they were set to."""
+    """Silence both libraries, and return a function that restores their settings."""
     bars = logging._tqdm_active
     verbosity = logging.get_verbosity()
-    # Whoever demands bars by the environment gets them: the library itself refuses to switch these off.
+    # If the environment asks for bars, they stay: the library refuses to switch them off.
     downloads = not (sys.stderr.isatty() or are_progress_bars_disabled() or constants.HF_HUB_DISABLE_PROGRESS_BARS is False)
     logging._tqdm_active = False
     logging.set_verbosity(max(verbosity, logging.ERROR))

@@ -1,7 +1,7 @@
-"""What the files of a model may be, ask for and count, looked at before anything is built, fetched or run.
+"""Check the files and settings of a model before anything is built, fetched or run.
 
-Whoever wrote a model may be anybody. Its weights cannot run code, since they are safetensors; its settings can have transformers
-fetch code, or build what fills all memory. So every number in them is held against the weights that are there.
+Models come from strangers. Their weights are safetensors and cannot run code, but their settings can make transformers fetch
+code, or build modules that fill all memory. So every number in them is compared with the weights.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_kernels_available
 
-from diffscope.errors import CorruptFile, UnsupportedModel, first_line
+from diffscope.errors import CorruptFile, UnsupportedModel, translated
 from diffscope.fields import shown
 
 INDEX = "model.safetensors.index.json"
-CODE = "auto_map"  # where a configuration names the code that comes with a model
+CODE = "auto_map"  # the field of a configuration that names the model's own code
 PACKED = "quantization_config"
 ADAPTER = "adapter_config.json"
-READ = (".json", ".safetensors", ".txt", ".model", ".jinja")  # how the names of the files end that a model is read from
+READ = (".json", ".safetensors", ".txt", ".model", ".jinja")  # suffixes of the files that a model is read from
 
 IMPLEMENTATION = re.compile(r"_?(attn|experts)_implementation(_internal)?", re.ASCII)
 BUILT_IN = {
@@ -41,26 +41,26 @@ FLASH = "flash_attention"
 KERNEL_QUANTISERS = ("eetq", "fbgemm_fp8", "fp8", "metal", "mxfp4")
 
 PARTS = re.compile(r"(num|n)_\w*(layer|expert|block)s?|(encoder|decoder)_layers|depth", re.ASCII)
-MOST_LAYERS = 1000  # each is made, if only on paper, to learn how large the model is
+MOST_LAYERS = 1000  # each is built on the meta device, to learn how large the model is
 MOST_EXPERTS = 100_000  # in one layer
-MOST_IN_ALL = 1_000_000  # experts in all layers: each may be made on paper too
+MOST_IN_ALL = 1_000_000  # experts in all layers, which may be built on the meta device too
 LABELS = "num_labels"
 MOST_LABELS = 30_000  # classes, and entries of any list
 EXTENTS = re.compile(r"\w*(theta|position|length|len|seq|window|context|seed|limit|factor)\w*", re.ASCII)
 EXTENT = 10**10  # the most of a length or a base of RoPE
-MOST_GROWTH = 1000  # of a text by a tokenizer: no honest one comes near to it
-NUMBER = 10**7  # the most of all else; of models with more numbers in their weights, that many
+MOST_GROWTH = 1000  # times that a tokenizer may lengthen a text; real ones stay far below
+NUMBER = 10**7  # the most of all else, or the numbers in the weights if these are more
 
 
 class Weights(NamedTuple):
-    """How much a model's files hold: tensors, and numbers in all of them."""
+    """Tensors, and numbers in all of them, that a model's files hold."""
 
     tensors: int
     numbers: int
 
 
 def check_regular(folder: Path) -> None:
-    """Refuse a folder in which what a model is read from is a pipe, a device, a folder, or a link that leads nowhere.
+    """Refuse a folder in which a file of the model is a pipe, a device, a folder or a broken link.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def check_regular(folder: Path) -> None:
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter, whose other weights, or a pickle, would be opened beside those that were looked at.
+    """Refuse a folder with an adapter: transformers would open its weights, or a pickle, without our checks.
 
     Raises
     ------
@@ -86,7 +86,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
-    """Refuse settings that would have transformers fetch compiled code and run it, unless whoever opens the model trusts it.
+    """Refuse settings that make transformers fetch and run compiled code, unless `trust`.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
 
 
 def check_dtype(name: str, fields: Mapping[str, Any]) -> None:
-    """Refuse a dtype that is none: transformers takes whatever torch has by that name.
+    """Refuse a dtype that is none: transformers accepts any attribute of torch.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def check_dtype(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def check_implementation(name: str, field: str, value: Any) -> None:
-    """Refuse an implementation of attention, or of experts, that is neither built in nor registered in this process.
+    """Refuse an implementation of attention or experts that is neither built in nor registered in this process.
 
     Raises
     ------
@@ -145,7 +145,7 @@ def check_implementation(name: str, field: str, value: Any) -> None:
 
 
 def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) -> None:
-    """Refuse a configuration that counts more than its weights can be of.
+    """Refuse a configuration whose counts are larger than its weights allow.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
     UnsupportedModel
     """
     numbers = EXTENT if weights is None else weights.numbers
-    # Experts are not held against the tensors: those of a layer may stand in one.
+    # Experts are not compared with the tensors: one tensor may hold all experts of a layer.
     layers = MOST_LAYERS if weights is None else min(MOST_LAYERS, weights.tensors)
     most_of = {"expert": min(MOST_EXPERTS, numbers), "layer": layers}
     largest = {"expert": 1, "layer": 1}
@@ -193,23 +193,22 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
 
 
 def check_growth(file: Path) -> None:
-    """Refuse a tokenizer.json whose replacements make a text many times longer: one after the other they could fill all memory.
+    """Refuse a tokenizer.json whose replacements make a text many times longer: in a chain they could fill all memory.
 
     Raises
     ------
     CorruptFile
     """
-    try:
+    malformed = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
+    with translated(CorruptFile, f"{file} cannot be read as a tokenizer", "copy it again", errors=malformed):
         fields = json.loads(file.read_bytes())
         growth = max(_growth(fields.get(part) or {}) for part in ("normalizer", "decoder"))
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
-        raise CorruptFile(f"{file} cannot be read as a tokenizer ({first_line(error)}); copy it again") from None
     if growth > MOST_GROWTH:
         raise CorruptFile(f"{file} makes texts up to {growth:.3g} times longer, which could fill all memory; copy it again")
 
 
 def _growth(step: Mapping[str, Any]) -> float:
-    """How many times longer a step of a tokenizer can make a text."""
+    """Return how many times longer a step of a tokenizer can make a text."""
     if step.get("type") == "Sequence":
         return math.prod(map(_growth, step.get("normalizers") or step.get("decoders") or []))
     if step.get("type") != "Replace":
@@ -219,7 +218,7 @@ def _growth(step: Mapping[str, Any]) -> float:
 
 
 def _all_fields(fields: Any, field: str = "") -> Iterator[tuple[str, Any]]:
-    """Every field with its value, those of nested tables and the entries of lists too, without recursion."""
+    """Yield every field with its value, including those in nested tables and lists, without recursion."""
     rest = [(field, fields)]
     while rest:
         field, value = rest.pop()

@@ -1,4 +1,4 @@
-"""What is stored in a model's files of weights, and the model that its configuration makes of them on paper."""
+"""Read the headers of a model's weights, and build its model on the meta device, to compare both."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from diffscope.errors import CorruptFile, UnsupportedModel, first_line
+from diffscope.errors import CorruptFile, UnsupportedModel, first_line, translated
 from diffscope.models.settings import INDEX, Weights
 from diffscope.storage.atomic import is_pickle
 
 WHOLE = "model.safetensors"
 SETTING_BYTES = 4 * 2**20
-LENGTH = 8  # bytes that say how long the header of a safetensors file is
-HEADER_BYTES = 8 * 2**20  # of some 80,000 tensors
+LENGTH = 8  # bytes with the length of a safetensors header
+HEADER_BYTES = 8 * 2**20  # about 80,000 tensors
 INDEX_BYTES = 32 * 2**20
-TIMES = 2  # a model may hold as many numbers again that are not in its files: tied weights, tables of positions
-ALLOWED = 2**26  # numbers that any model may make by itself
+TIMES = 2  # tied weights and tables of positions may double the numbers of the files
+ALLOWED = 2**26  # numbers that any model may compute itself
 
 
 class Stored(NamedTuple):
@@ -35,10 +35,10 @@ class Stored(NamedTuple):
 
 
 def stored_tensors(folder: Path) -> tuple[dict[str, Stored], int]:
-    """The tensors that a model's folder holds, by name, and the bytes of their files.
+    """Return the tensors in a model's folder, by name, and the bytes of their files.
 
-    A header has to account for every byte of its file: tensors that overlap, leave gaps, or are of other sizes than they say are
-    refused, as is a file that is cut.
+    A header must account for every byte of its file. Tensors that overlap, leave gaps or have another size than stated are
+    refused, as are truncated files.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], int]:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, without their values.
+    """Return the tensors of a safetensors file by name, without their values.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def read_header(file: Path) -> dict[str, Stored]:
 
 
 def unreadable(file: Path, error: Exception) -> CorruptFile:
-    """The error to raise of a file of weights that is no safetensors: a pickle under its name, or a damaged one."""
+    """Return the error for a file of weights that cannot be opened: it is a pickle, or damaged."""
     if file.is_file() and is_pickle(file):
         return CorruptFile(
             f"{file} is a pickle (as torch.save writes), not safetensors, and can run code when opened; "
@@ -78,7 +78,7 @@ def unreadable(file: Path, error: Exception) -> CorruptFile:
 
 
 def _files(folder: Path) -> list[Path]:
-    """The files of weights that transformers would read: the whole, or the parts that an index names."""
+    """Return the files of weights that transformers would read: one file, or the parts that an index names."""
     if (folder / WHOLE).is_file():
         return [folder / WHOLE]
     if not (folder / INDEX).is_file():
@@ -92,68 +92,60 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_header(file: Path) -> None:
-    """Refuse a safetensors file with a header that is larger than any of weights, before it is read.
+    """Refuse a safetensors file whose header is too large for one of weights, before it is read.
 
     Raises
     ------
     CorruptFile
     """
-    try:
-        with open(file, "rb") as weights:
-            length = int.from_bytes(weights.read(LENGTH), "little")
-    except OSError as error:
-        raise CorruptFile(f"{file} cannot be read ({first_line(error)}); copy it again") from None
+    with translated(CorruptFile, f"{file} cannot be read", "copy it again", errors=OSError), open(file, "rb") as weights:
+        length = int.from_bytes(weights.read(LENGTH), "little")
     if HEADER_BYTES < length <= file.stat().st_size:
         raise CorruptFile(f"{file} has a header of {length / 2**20:,.0f} MiB, and {HEADER_BYTES / 2**20:.0f} MiB are read")
 
 
 def read_fields(file: Path) -> dict[str, Any]:
-    """The fields of a JSON file such as config.json.
+    """Return the fields of a JSON file such as config.json.
 
     Raises
     ------
     CorruptFile
-        It is no JSON object.
+        The file is not a JSON object.
     """
     most = INDEX_BYTES if file.name == INDEX else SETTING_BYTES
     if file.is_file() and file.stat().st_size > most:
         size = file.stat().st_size / 2**20
         raise CorruptFile(f"{file} has {size:,.0f} MiB, and at most {most / 2**20:.0f} MiB are settings; copy it again")
-    try:
+    problem = f"{file} cannot be read: it is broken JSON"
+    with translated(CorruptFile, problem, "copy it again", errors=(ValueError, RecursionError)):
         fields = json.loads(file.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise CorruptFile(f"{file} cannot be read: it is broken JSON ({first_line(error)}); copy it again") from None
     if not isinstance(fields, dict):
         raise CorruptFile(f"{file} cannot be read: it is no JSON object; copy it again")
     return fields
 
 
 def in_all(tensors: Mapping[str, Stored]) -> Weights:
-    """How much tensors hold; empty ones do not count."""
+    """Count tensors and their numbers, without empty tensors."""
     numbers = [math.prod(tensor.shape) for tensor in tensors.values()]
     return Weights(sum(1 for count in numbers if count), sum(numbers))
 
 
 def on_paper(name: str, config: PretrainedConfig) -> nn.Module:
-    """The model that a configuration describes, without memory for its weights.
+    """Return the model that a configuration describes, on the meta device: without memory for its weights.
 
     Raises
     ------
     UnsupportedModel
-        It describes none.
+        It describes no model.
     """
-    try:
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # which it sets its implementation of attention in
-    except Exception as error:  # a model's class may raise anything where a field means nothing to it
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        raise UnsupportedModel(f"{name} cannot be built from its config.json ({reason})") from None
+    with translated(UnsupportedModel, f"{name} cannot be built from its config.json"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # it sets the attention implementation in the copy
 
 
 def check_size(name: str, stored: Weights, model: nn.Module) -> None:
-    """Raise CorruptFile where a model on paper has far more numbers than its weights: they would be made before they are missed.
+    """Raise CorruptFile if a model has far more numbers than its weights, which transformers would allocate at random.
 
-    What a model computes by itself, such as masks and tables of positions, counts too.
+    Masks, tables of positions and other buffers count too.
     """
     made = sum(tensor.numel() for tensor in (*model.parameters(), *model.buffers()))
     if made > TIMES * stored.numbers + ALLOWED:
@@ -164,7 +156,7 @@ def check_size(name: str, stored: Weights, model: nn.Module) -> None:
 
 
 def check_fit(name: str, tensors: Mapping[str, Stored], model: nn.Module) -> None:
-    """Raise CorruptFile where weights are not those of a model: another shape under the same name, or fewer numbers."""
+    """Raise CorruptFile if weights do not fit a model: another shape under the same name, or fewer numbers."""
     parameters = dict(model.named_parameters())
     for each in sorted(tensors.keys() & parameters.keys()):
         if tensors[each].shape != tuple(parameters[each].shape):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from diffscope.errors import PromptError, first_line
+from diffscope.errors import PromptError, translated
 from diffscope.fields import shown
 from diffscope.prompts.encoded import ChatText
 
@@ -35,11 +35,8 @@ def write_chat(messages: Sequence, tokenizer: PreTrainedTokenizerBase | None) ->
         raise PromptError("the tokenizer has no chat template; give the chat as text, or set tokenizer.chat_template")
     answer_next = messages[-1]["role"] != "assistant"
     chat = [dict(message) for message in messages]
-    try:
+    with translated(PromptError, "the tokenizer's chat template refuses this chat", "change it, or give it as text"):
         text = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=answer_next))
-    except Exception as error:  # what a template does, and raises, is its author's choice
-        reason = first_line(error) or type(error).__name__
-        raise PromptError(f"the tokenizer's chat template refuses this chat ({reason}); change it, or give it as text") from None
     for parts in (message["content"] for message in chat if isinstance(message.get("content"), (list, tuple))):
         # A template that knows no parts writes them as Python does, or leaves them out.
         if str(parts) in text or not all(part["text"].strip() in text for part in parts):

@@ -19,7 +19,8 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, UnsupportedModel
 from diffscope.families import Family
 from diffscope.families.packs import apart
-from diffscope.models.loading import load_model, move, named_dtype, steps_of, without_step
+from diffscope.models.folders import steps_of, without_step
+from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.inputs import OnePrompt, PromptBatch, Spans
 from diffscope.scope import answers

@@ -1,4 +1,4 @@
-"""Write files whole or not at all, with a digest, and read them back. Statistics, and xarray with them, load when used."""
+"""Write files atomically and with a digest, and read them back. Statistics, and with them xarray, are imported on first use."""
 
 from typing import Any
 

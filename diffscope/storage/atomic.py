@@ -1,4 +1,4 @@
-"""Files that appear under their names only when they are complete, and JSON without NaN."""
+"""Write files that appear under their names only when they are complete, and JSON without NaN."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 from diffscope.errors import DiffscopeError
 
-LONGEST_NAME = 255  # bytes of a file's name that file systems take
-LONGEST_PATH = 4095  # bytes of a path that Linux takes
-UNFINISHED = 16  # bytes by which a name is longer as long as its file is not complete
+LONGEST_NAME = 255  # bytes of a file name that file systems accept
+LONGEST_PATH = 4095  # bytes of a path that Linux accepts
+UNFINISHED = 16  # bytes by which the name of an unfinished file is longer
 
 
 def is_pickle(path: str | os.PathLike) -> bool:
@@ -28,25 +28,25 @@ def is_pickle(path: str | os.PathLike) -> bool:
         try:
             with zipfile.ZipFile(path) as archive:
                 return any(name.rpartition("/")[2] == "data.pkl" for name in archive.namelist())
-        except Exception:  # of a damaged archive zipfile raises whatever its parser meets
+        except Exception:  # zipfile raises many kinds of errors for damaged archives
             return False
     # A safetensors file begins with the length of its header, whose last bytes are zeros.
     return len(begins) == 8 and begins[0] == 0x80 and 2 <= begins[1] <= 5 and any(begins[3:])
 
 
 def checked_path(path: object, longest: int = LONGEST_NAME) -> Path:
-    """Return what was given for a file as a path.
+    """Return the name of a file as a path.
 
     Parameters
     ----------
     path : object
     longest : int
-        Bytes of each name in it.
+        The most bytes of each name in the path.
 
     Raises
     ------
     DiffscopeError
-        It is none, or none that a file system takes.
+        It is not a path, or file systems do not accept it.
     """
     if not isinstance(path, (str, os.PathLike)):
         raise DiffscopeError(f"a file is named by a path, not by {path!r}; give a string or a pathlib.Path")
@@ -72,7 +72,7 @@ def existing_path(path: object) -> Path:
 
 
 def check_target(path: str | os.PathLike) -> None:
-    """Refuse a place where nothing can be written, or where more than an earlier result would be lost.
+    """Refuse a path that cannot be written, or that is a folder with other files.
 
     Raises
     ------
@@ -88,20 +88,21 @@ def check_target(path: str | os.PathLike) -> None:
 
 @contextmanager
 def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]:
-    """A name to write a file or folder under, which takes the place of `path` when all of it is written.
+    """Yield a temporary path, and move the file or folder that was written there to `path` when the block ends.
 
-    The name is in a new folder beside `path`; whatever else is written there is removed with it.
+    The temporary path is in a new folder next to `path`, which is removed with anything else in it. If the block raises, `path`
+    stays as it was.
 
     Parameters
     ----------
     path : path-like
     alone : bool
-        No other process writes to `path` at the same time, so that what a killed one left unfinished is removed.
+        Whether no other process writes to `path`, so that the unfinished files of a killed process can be removed.
 
     Raises
     ------
     DiffscopeError
-        As of :func:`check_target`.
+        See :func:`check_target`.
     """
     path = checked_path(path)
     check_target(path)
@@ -122,7 +123,7 @@ def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]
 
 
 def _share(path: Path) -> None:
-    """Let others read a file, or those of a folder, as any new file of this process: safetensors makes its own private."""
+    """Give a file, or the files of a folder, the usual permissions: safetensors makes its files private."""
     plain = path.with_name("plain-file")
     plain.touch()
     for file in [path] if path.is_file() else path.rglob("*.safetensors"):
@@ -130,7 +131,7 @@ def _share(path: Path) -> None:
 
 
 def unfinished_folder(path: Path) -> Path:
-    """Where the only writer of `path` writes until it is complete."""
+    """Return the folder in which the only writer of `path` works until the file is complete."""
     return path.with_name(f".unfinished-{path.name}")
 
 
@@ -142,25 +143,25 @@ def remove(path: Path) -> None:
 
 
 def write_text(path: str | os.PathLike, text: str, *, alone: bool = False) -> None:
-    """Write a text file in UTF-8, whole or not at all; see :func:`replacing`."""
+    """Write a text file in UTF-8 atomically; see :func:`replacing`."""
     with replacing(path, alone=alone) as unfinished:
         unfinished.write_text(text, encoding="utf-8")
 
 
 def write_json(path: str | os.PathLike, value, *, indent: int | None = None, alone: bool = False) -> None:
-    """Write a value as a JSON file, whole or not at all; see :func:`to_json` and :func:`replacing`."""
+    """Write a value as a JSON file atomically; see :func:`to_json` and :func:`replacing`."""
     write_text(path, to_json(value, indent=indent) + "\n", alone=alone)
 
 
 def to_json(value, *, indent: int | None = None) -> str:
-    """A value as JSON; numbers that are not finite become null, see :func:`plain`."""
+    """Write a value as JSON; numbers that are not finite become null, see :func:`plain`."""
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 
 def plain(value):
-    """A value as JSON knows it.
+    """Convert a value to the types of JSON.
 
-    Arrays and tuples become lists, keys and whatever JSON has no type for become text, NaN and infinities None.
+    Arrays and tuples become lists. Keys, and values that JSON has no type for, become text. NaN and infinities become None.
     """
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -177,20 +178,20 @@ def plain(value):
 
 
 def disk_is_full(error: BaseException | None) -> bool:
-    """Return whether an exception, or one that it came from, says that nothing more can be written."""
-    if error is None or isinstance(error, DiffscopeError):  # which has been put into words already
+    """Return whether an exception, or its cause, says that the disk is full."""
+    if error is None or isinstance(error, DiffscopeError):  # it has been translated already
         return False
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    # safetensors and the arrays of zarr say it in words only.
+    # safetensors and zarr have no error code, only a message.
     return full or "No space left on device" in str(error) or disk_is_full(error.__cause__ or error.__context__)
 
 
 @contextmanager
 def stop_on_full_disk(folder: Path) -> Iterator[None]:
-    """Turn the error of a full disk, whichever library raises it, into one line."""
+    """Raise the error of a full disk, from any library, as a DiffscopeError of one line."""
     try:
         yield
-    except Exception as error:  # safetensors has an exception of its own
+    except Exception as error:  # safetensors has its own exception
         if not disk_is_full(error):
             raise
         raise DiffscopeError(

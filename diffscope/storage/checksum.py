@@ -1,9 +1,9 @@
-"""The digest that whatever is kept carries, so that damage is seen before anything is read.
+"""Write a digest into each saved file, and compare it before the file is read, so that damage is found.
 
-A file holds the SHA-256 of all its bytes but the digest's own 64, so that a copy of it, under any name, proves itself too. Its
-writer leaves ``BLANK`` where the format keeps text, before any text of a user, and :func:`seal` writes the digest there. A zarr
-store holds that of all its files in its zarr.json. The files of a model, which other programs read and write, stand in a
-SHA256SUMS beside them, as ``sha256sum --check`` reads it.
+A file holds the SHA-256 of all its bytes but the 64 of the digest itself, so that copies under any name can be checked. Its
+writer puts ``BLANK`` into the format's text, before any text of a user, and :func:`seal` writes the digest over it. A zarr store
+holds the digest of all its files in its zarr.json. For the files of a model, which other programs read and write, digests are in
+a file SHA256SUMS of the same folder, in the format of ``sha256sum --check``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from diffscope.errors import CorruptFile, MissingChecksum, first_line
+from diffscope.errors import CorruptFile, MissingChecksum, first_line, translated
 from diffscope.storage.atomic import is_pickle, replacing, to_json, write_text
 
 T = TypeVar("T")
@@ -29,56 +29,54 @@ KEY = "diffscope_digest"
 MARK = b"diffscope-sha256:"
 SIZE = 64
 END = b" of all other bytes"
-LAST = re.compile(b"[0-9a-f]{16}" + END)  # what is left where the rest is damaged
+LAST = re.compile(b"[0-9a-f]{16}" + END)  # the end of a digest whose beginning is damaged
 BLANK = MARK.decode() + SIZE * "0" + END.decode()
 SUMS = "SHA256SUMS"
-SUM = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+)$", re.MULTILINE)  # a line of it; there may be others
+SUM = re.compile(r"^([0-9a-fA-F]{64}) [ *](.+)$", re.MULTILINE)  # a line with a digest; other lines are ignored
 
 
 def seal(path: Path) -> None:
-    """Write the digest of a file, or of a zarr store, where its writer left ``BLANK``."""
-    at = _place(path)
-    if at is None:
+    """Write the digest of a file or zarr store over its ``BLANK``."""
+    offset = _digest_offset(path)
+    if offset is None:
         raise ValueError(f"{path} has no place for its digest")
-    digest = _digest(path, at)
-    with open(_home(path), "r+b") as file:
-        file.seek(at)
+    digest = _digest(path, offset)
+    with open(_digest_file(path), "r+b") as file:
+        file.seek(offset)
         file.write(digest)
 
 
 def carries_digest(path: Path) -> bool:
-    """Whether a file, or a zarr store, carries a digest, be it right, wrong or damaged itself."""
-    with _content(_home(path)) as data:
+    """Return whether a file or zarr store carries a digest, which may be right, wrong or damaged."""
+    with _content(_digest_file(path)) as data:
         return data.find(MARK) >= 0 or data.find(KEY.encode()) >= 0 or LAST.search(data) is not None
 
 
 def read_proven(path: Path, read: Callable[[Path], T], remedy: str) -> T:
-    """Read a file, or a zarr store, whose content is what was saved; of one without a digest, warn.
+    """Read a file or zarr store after comparing its digest; warn if it has none.
 
     Parameters
     ----------
     path : Path
     read : callable
-        Takes the path and returns what is in it.
+        Takes the path and returns the content.
     remedy : str
-        What to do about a damaged file, as the end of a sentence.
+        The advice for a damaged file, as the end of a sentence.
 
     Raises
     ------
     CorruptFile
         The file is damaged or was written by something else.
     """
-    try:
-        at = _place(path)
-        carried = at is not None or carries_digest(path)
-        right = at is not None and _written(path, at) == _digest(path, at)
-    except OSError as error:
-        raise CorruptFile(f"{path} cannot be read ({first_line(error)}); {remedy}") from None
+    with translated(CorruptFile, f"{path} cannot be read", remedy, errors=OSError):
+        offset = _digest_offset(path)
+        carried = offset is not None or carries_digest(path)
+        right = offset is not None and _written(path, offset) == _digest(path, offset)
     if carried and not right:
         raise CorruptFile(f"{path} is damaged: its content does not match its digest; {remedy}")
     try:
         content = read(path)
-    except Exception as error:  # on damage, the readers of formats raise anything
+    except Exception as error:  # readers of damaged files raise many kinds of errors
         if path.is_file() and is_pickle(path):
             raise CorruptFile(f"{path} is a pickle (as torch.save writes), not a file of diffscope; {remedy}") from None
         reason = first_line(error) or type(error).__name__
@@ -91,14 +89,14 @@ def read_proven(path: Path, read: Callable[[Path], T], remedy: str) -> T:
 
 
 def write_proven_json(path: Path, record: dict, *, indent: int | None = None) -> None:
-    """Write a record as a JSON file that carries a digest, whole or not at all; see :func:`diffscope.storage.atomic.to_json`."""
+    """Write a record atomically as a JSON file with a digest; see :func:`diffscope.storage.atomic.to_json`."""
     with replacing(path) as unfinished:
         unfinished.write_text(to_json({KEY: BLANK, **record}, indent=indent) + "\n", encoding="utf-8")
         seal(unfinished)
 
 
 def read_proven_json(path: Path, remedy: str) -> dict:
-    """The record that :func:`write_proven_json` wrote; see :func:`read_proven`."""
+    """Read a record that :func:`write_proven_json` wrote; see :func:`read_proven`."""
 
     def read(path: Path) -> dict:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -115,12 +113,12 @@ def write_sums(folder: Path, names: Collection[str]) -> None:
 
 
 def check_sums(folder: Path, only: Collection[str] = ()) -> None:
-    """Compare the files of a folder with its SHA256SUMS, or `only` some of them; one without it was written by something else.
+    """Compare the files of a folder, or `only` some of them, with its SHA256SUMS; a folder without one is accepted.
 
     Raises
     ------
     CorruptFile
-        A file has another content, or is gone.
+        A file has another content, or is missing.
     """
     sums = folder / SUMS
     if not sums.is_file():
@@ -141,35 +139,37 @@ def check_sums(folder: Path, only: Collection[str] = ()) -> None:
             )
 
 
-def _home(path: Path) -> Path:
-    """The file that holds the digest."""
+def _digest_file(path: Path) -> Path:
+    """Return the file that holds the digest."""
     return path / "zarr.json" if path.is_dir() else path
 
 
-def _place(path: Path) -> int | None:
-    """Where the characters of the digest begin; None where there is none."""
-    with _content(_home(path)) as data:
-        at = data.rfind(MARK) if path.suffix.lower() == ".parquet" else data.find(MARK)  # Parquet's metadata stand at its end
-    return at + len(MARK) if at >= 0 else None
+def _digest_offset(path: Path) -> int | None:
+    """Return the offset of the digest in its file, or None."""
+    with _content(_digest_file(path)) as data:
+        # The metadata of Parquet are at its end.
+        mark = data.rfind(MARK) if path.suffix.lower() == ".parquet" else data.find(MARK)
+    return mark + len(MARK) if mark >= 0 else None
 
 
-def _written(path: Path, at: int) -> bytes:
-    with _content(_home(path)) as data:
-        return data[at : at + SIZE]
+def _written(path: Path, offset: int) -> bytes:
+    with _content(_digest_file(path)) as data:
+        return data[offset : offset + SIZE]
 
 
-def _digest(path: Path, at: int) -> bytes:
-    """What belongs at this place: the digest of the file, or of the store's files by name, with the place itself blank."""
+def _digest(path: Path, offset: int) -> bytes:
+    """Compute the digest of a file, or of all files of a store, with zeros at `offset`."""
     if path.is_file():
-        return _sha256(path, at).hexdigest().encode()
+        return _sha256(path, offset).hexdigest().encode()
     inside = {file.relative_to(path): file for file in path.rglob("*") if file.is_file()}
-    names = sorted(name.as_posix() for name in inside if not name.name.startswith("."))  # file managers leave hidden ones
-    sums = [f"{_sha256(path / name, at if path / name == _home(path) else None).hexdigest()}  {name}\n" for name in names]
+    names = sorted(name.as_posix() for name in inside if not name.name.startswith("."))  # hidden files come from file managers
+    blanks = {_digest_file(path): offset}
+    sums = [f"{_sha256(path / name, blanks.get(path / name)).hexdigest()}  {name}\n" for name in names]
     return hashlib.sha256("".join(sums).encode()).hexdigest().encode()
 
 
 def _sha256(file: Path, blank: int | None = None):
-    """The SHA-256 of a file, whose characters of a digest from `blank` on count as zeros."""
+    """Compute the SHA-256 of a file, with zeros in place of the digest at offset `blank`."""
     digest = hashlib.sha256()
     with _content(file) as data, memoryview(data) as view:
         if blank is None:
@@ -183,12 +183,12 @@ def _sha256(file: Path, blank: int | None = None):
 
 @contextmanager
 def _content(file: Path) -> Iterator[mmap.mmap | bytes]:
-    """The bytes of a file, without a copy in memory; OSError where it is none: a pipe would be waited for without end."""
+    """Map the bytes of a regular file into memory; OSError for others, since reading a pipe might never end."""
     if not file.is_file():
         raise OSError(errno.EINVAL, "it is no regular file")
     with open(file, "rb") as opened:
         if os.fstat(opened.fileno()).st_size == 0:
-            yield b""  # nothing cannot be mapped
+            yield b""  # an empty file cannot be mapped
             return
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             yield data

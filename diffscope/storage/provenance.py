@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 
 VERSION = version("diffscope-attention")
-NAMES = {"python": "Python"}  # of programs, if they are written otherwise than their attribute
+NAMES = {"python": "Python"}  # names of programs that differ from their attribute
 
 
 def provenance(dated: bool = True) -> dict[str, str]:
@@ -25,7 +25,7 @@ def provenance(dated: bool = True) -> dict[str, str]:
 
 
 def other_versions(made: Iterable[Mapping[str, str]], **here: str) -> str:
-    """Say which versions some results were made with, if these are not the ones that run here.
+    """Return the versions that results were made with, if they differ from those that run here.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def other_versions(made: Iterable[Mapping[str, str]], **here: str) -> str:
     Returns
     -------
     str
-        Such as "torch 2.13.0+cpu (2.14.0 here)"; empty if all versions are those that run here.
+        Such as "torch 2.13.0+cpu (2.14.0 here)"; empty if all versions are equal.
     """
     made = list(made)
     parts = []

@@ -1,10 +1,10 @@
 """Save statistics as labelled arrays or tables with a digest; read them back.
 
 The suffix of the file's name chooses zarr, netCDF, Parquet or CSV. Zarr and netCDF hold the arrays as they are. Parquet and CSV
-hold one row a value and one column a dimension, for other programs; the rest (order, attributes, data types) stands as JSON in
-Parquet's metadata and in the first line of the CSV, so that all four open as the Dataset that was saved. Every file names the
-versions it was made with, carries a digest of its bytes that is compared when it is opened, and appears under its name only when
-it is complete.
+hold one row a value and one column a dimension, for other programs. The rest (order, attributes, data types) is JSON in Parquet's
+metadata and in the first line of the CSV, so that all four formats open as the Dataset that was saved. Every file names the
+versions it was made with, carries a digest that is compared when it is opened, and appears under its name only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from diffscope.storage.atomic import checked_path, existing_path, replacing
 from diffscope.storage.checksum import BLANK, KEY, read_proven, seal
 from diffscope.storage.provenance import provenance
 
-UNPACKED_TIMES = 1000  # by which a Dataset may be larger than its file
+UNPACKED_TIMES = 1000  # times that a Dataset may be larger than its file
 UNPACKED_ALWAYS = 2**28  # bytes that any Dataset may have
 FLOAT = np.dtype(np.float64).itemsize
 
@@ -54,7 +54,7 @@ def save_statistics(dataset: xr.Dataset, path: str | os.PathLike, dated: bool = 
 
 
 def write_statistics(dataset: xr.Dataset, path: str | os.PathLike) -> None:
-    """Write a Dataset with the attributes that it has, and a digest; else as :func:`save_statistics`."""
+    """Write a Dataset with a digest and its own attributes only; otherwise like :func:`save_statistics`."""
     suffix = statistics_format(path)
     with replacing(path) as unfinished:
         if suffix == ".zarr":
@@ -116,7 +116,7 @@ def attributes_of(path: str | os.PathLike) -> dict[str, str]:
     Returns
     -------
     dict of str to str
-        Those that are text.
+        The attributes that are text.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def _read_zarr(path: Path) -> xr.Dataset:
     described = [json.loads(file.read_bytes()) for file in path.rglob("zarr.json")]
     held = sum(math.prod(array["shape"]) * _item_bytes(array["data_type"]) for array in described if "shape" in array)
     _check_unpacked(held, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
-    # Format 2 would take filters that unpickle what is in it.
+    # Format 2 allows filters that unpickle data.
     with xr.open_dataset(path, engine="zarr", zarr_format=3, consolidated=False, chunks=None) as dataset:
         return _with_text_as(str, dataset.load())
 
@@ -173,7 +173,7 @@ def _item_bytes(data_type: Any) -> int:
 
 
 def _check_unpacked(nbytes: int, packed: int) -> None:
-    """Refuse what a small file would unpack to, before it is: no statistics are as empty as that."""
+    """Refuse a small file that would unpack to very large arrays, before it is unpacked."""
     if nbytes > UNPACKED_ALWAYS and nbytes > UNPACKED_TIMES * packed:
         raise ValueError(f"{packed / 2**20:.3g} MiB say that they hold {nbytes / 2**30:,.1f} GiB")
 
@@ -219,7 +219,7 @@ def _rows(dataset: xr.Dataset) -> pd.DataFrame:
 
 
 def _header(dataset: xr.Dataset, blank: bool = False) -> str:
-    """Return as JSON all that the rows leave out, with a place for the digest if `blank`."""
+    """Return order, attributes and data types as JSON, with a place for the digest if `blank`."""
     described = {name: [array.dims, str(array.dtype), array.attrs] for name, array in dataset.data_vars.items()}
     coords = dataset.drop_vars(described).to_dict()
     header = {"statistics": described, "labels": coords, "sizes": dict(dataset.sizes)}

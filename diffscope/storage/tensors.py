@@ -1,4 +1,4 @@
-"""Save tensors, and a record that describes them, as one safetensors file with a digest; read it back."""
+"""Save tensors and a record that describes them as one safetensors file with a digest, and read it back."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ T = TypeVar("T")
 
 
 def save_tensors(path: str | os.PathLike, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> None:
-    """Write tensors, and a record that describes them, as one safetensors file.
+    """Write tensors and a record that describes them as one safetensors file.
 
     Parameters
     ----------
     path : path-like
     tensors : mapping of str to Tensor
     record : mapping
-        Values that JSON can hold, and arrays. It goes into the file's header, with the versions of programs.
+        JSON values and arrays. It is written into the file's header, with the versions of programs.
     """
     described = {KEY: BLANK, **record, "format": f"{FORMAT}{NEWEST}", "made_with": provenance()}
-    # Not atomic.to_json: numbers that are not finite have to come back as they are.
+    # atomic.to_json would lose infinities and NaN.
     header = json.dumps(described, default=methodcaller("tolist"))
     with replacing(path) as unfinished:
         save_file(dict(_for_safetensors(tensors)), unfinished, metadata={"diffscope": header})
@@ -81,7 +81,7 @@ def open_tensors(path: str | os.PathLike, assemble: Callable[[dict[str, Tensor],
 
 
 def _format_of(record: Any) -> int:
-    """Return the number of the format of a capture; ValueError if the record is of something else."""
+    """Return the format number of a capture; ValueError if the record is not of a capture."""
     name = str(record.get("format")) if isinstance(record, dict) else ""
     number = name.removeprefix(FORMAT)
     if number == name or not number.isdecimal() or int(number) < NEWEST:
@@ -90,7 +90,7 @@ def _format_of(record: Any) -> int:
 
 
 def check_capture_suffix(path: str | os.PathLike) -> None:
-    """Refuse to write a capture under a name that another program would take for its own.
+    """Refuse a file name with the suffix of another program.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from torch import nn
 
 from diffscope.errors import ModelNotFound
 from diffscope.models.cards import CARD_FILE
-from diffscope.models.loading import locate
+from diffscope.models.folders import locate
 from diffscope.storage.checksum import carries_digest, read_proven_json
 from diffscope.tasks.retrieval import TEMPLATE
 

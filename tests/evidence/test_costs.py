@@ -138,7 +138,7 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
     for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
         monkeypatch.setattr(runs, name, value)
     folder = tmp_path / "diff" / "seed-0"
-    shutil.copytree(diffscope.models.loading.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
+    shutil.copytree(diffscope.models.folders.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
     monkeypatch.setitem(runs.take_run.__kwdefaults__, "untrained", 3)
     path = runs.store_run(folder, seed=0, arm="diff")
     models, stored = open_runs([path]), run_file.open_evidence(path)

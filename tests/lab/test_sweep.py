@@ -21,7 +21,8 @@ from diffscope.lab import sweep as module
 from diffscope.lab.plan import Plan, fingerprint
 from diffscope.lab.prompt_sets import TASKS, prompt_sets
 from diffscope.lab.sweep import sweep
-from diffscope.models.loading import load_tokenizer, locate
+from diffscope.models.folders import locate
+from diffscope.models.loading import load_tokenizer
 from diffscope.stats.sample import QuerySample, average
 from diffscope.storage import provenance as store
 from diffscope.storage.provenance import NAMES, provenance

@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
-from diffscope.models import cards, loading
+from diffscope.models import cards, folders
 from diffscope.storage.checksum import check_sums
 from diffscope.tasks import Retrieval
 from diffscope.tasks import training_sentence as trained_on
@@ -49,7 +49,7 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setattr(text_cohort, "TEXTS", 9)
     monkeypatch.setattr(tool, "TEXT_EXAMPLES", (48,))
     monkeypatch.setattr(tool, "DRAWS", 9)
-    for module in (cards, loading):
+    for module in (cards, folders):
         monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
     (tmp_path / "bundled" / "mini-diff" / "of-before.txt").write_text("another model")

@@ -21,7 +21,7 @@ from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.models.cards import CARD_FILE
-from diffscope.models.loading import locate, steps_of
+from diffscope.models.folders import locate, steps_of
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.storage.provenance import VERSION

@@ -39,7 +39,7 @@ from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses.rules import ANSWER, state
 from diffscope.hypotheses.statistics import as_estimate
 from diffscope.models.cards import BUNDLED
-from diffscope.models.loading import checkpoints
+from diffscope.models.folders import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL
 from diffscope.tasks import Retrieval
