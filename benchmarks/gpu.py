@@ -33,7 +33,7 @@ RUN_FILES = ("run.json", "config.json", "scores.nc", "evidence.nc")
 MOST_BYTES = 16 * 2**20  # of a file that is copied
 LEAST, LEAVE = 20.0, 30.0  # seconds with which an item is still begun, and that an item has to end when it is interrupted
 PYTEST = "pytest -m gpu -q -p no:cacheprovider -o filterwarnings=default "
-MARKED = "tests/stats tests/test_capture.py tests/models/test_models.py tests/edits/test_edits.py tests/lab/test_train.py"
+MARKED = "tests/stats tests/capture/test_capture.py tests/models/test_models.py tests/edits/test_edits.py tests/lab/test_train.py"
 FLASH = "eager sdpa flex_attention flash_attention_2"
 
 

@@ -815,3 +815,23 @@ def test_a_capture_keeps_spans_that_are_made_of_others(tmp_path):
     again = diffscope.open(tmp_path / "a.dscope")
     assert again.spans == capture.spans and again.spans["ahead"] == [1, 2]
     assert again.measure("span_mass")["span"].values.tolist() == ["sink", "answer", "ahead", "context", "irrelevant"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda capture: capture.map("D", 1, 0),
+        lambda capture: capture.maps(1),
+        lambda capture: capture.pooled_maps(1),
+        lambda capture: capture.strongest("D", 1, [0], queries=[3]),
+        lambda capture: capture.thumbnails("D", 8),
+    ],
+    ids=["map", "maps", "pooled_maps", "strongest", "thumbnails"],
+)
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_a_batch_refuses_maps_and_names_a_prompt_of_it(look, prompts):
+    batch = diffscope.load(MODELS["v1-grouped"]()).capture([tiny.ids(9, seed=seed) for seed in range(prompts)])
+    with pytest.raises(diffscope.DiffscopeError, match=r"a batch of \d; take capture\[i\] of it") as refusal:
+        look(batch)
+    assert "\n" not in str(refusal.value)
+    look(batch[0])
