@@ -32,6 +32,7 @@ import diffscope
 from benchmarks import results
 from benchmarks.meter import memory
 from benchmarks.results import Section, table
+from diffscope.attention.stored import to_tensors
 from diffscope.errors import DiffscopeError, MissingChecksum
 from diffscope.hypotheses.study import Study
 from diffscope.models import DiffConfig, DiffForCausalLM
@@ -174,7 +175,7 @@ def content(path: Path) -> str:
         words = opened.tokenizer and (opened.tokenizer.backend_tokenizer.to_str(), opened.tokenizer.special_tokens_map)
         settings = opened.model.generation_config.to_dict()
         return _digest(opened.model.state_dict(), [opened.model.config.to_dict(), settings, words])
-    layers = [layer.to_tensors() for layer in opened.layers]
+    layers = [to_tensors(layer) for layer in opened.layers]
     tensors = {f"{number}.{name}": tensor for number, (held, _) in enumerate(layers) for name, tensor in held.items()}
     tensors["outliers"] = torch.from_numpy(opened.layer_output_outliers)
     plain = [[asdict(prompt) for prompt in opened.prompts], [record for _, record in layers], opened.facts, opened.next]

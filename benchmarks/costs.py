@@ -24,6 +24,7 @@ from benchmarks import results
 from benchmarks.meter import OK, Child, Limits, Meter
 from benchmarks.results import LOAD, Section, duration, size, table
 from diffscope.attention.layer import LayerAttention, Pairing
+from diffscope.attention.stored import to_tensors
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.proof.float32 import Float32Proofs
 from diffscope.stats.kernels import rows
@@ -101,7 +102,7 @@ def big(options: Namespace) -> Section:
         model(tokens, use_cache=False, logits_to_keep=1)
         plain = meter.measure(lambda: model(tokens, use_cache=False, logits_to_keep=1))
     taken = meter.measure(lambda: diffscope.load(model).capture(ids))
-    held = sum(x.untyped_storage().nbytes() for layer in taken.result.layers for x in layer.to_tensors()[0].values())
+    held = sum(x.untyped_storage().nbytes() for layer in taken.result.layers for x in to_tensors(layer)[0].values())
     cells = [["plain forward", duration(plain.seconds), size(plain.peak)]]
     cells += [["capture with its proof", duration(taken.seconds), size(taken.peak)], ["what the capture holds", None, size(held)]]
     worst = float(taken.result.fidelity.error.max())

@@ -13,26 +13,13 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.fields import ANY, FLAG, TEXT, Kind, check_fields, finite, listed, maybe, one_of, shown, whole
+from diffscope.fields import Kind, listed, one_of, whole
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
 
 LEAST_SUM = 1e-3
 SCATTERED = 1e4  # so many times a draw around the unit interval
-TENSOR = Kind(
-    "a tensor of finite numbers", lambda x: isinstance(x, Tensor) and x.is_floating_point() and bool(x.float().isfinite().all())
-)
-FIELDS = {  # by the type that a field of a change is declared with
-    "Tensor": TENSOR,
-    "Tensor | None": maybe(TENSOR),
-    "float": finite(),
-    "int": whole(),
-    "bool": FLAG,
-    "str": TEXT,
-    "tuple[int, ...]": listed(whole()),
-    "tuple[int, ...] | None": maybe(listed(whole())),
-}
 
 
 @dataclass(frozen=True)
@@ -66,7 +53,7 @@ class RowContext:
 class Change:
     """A change of a layer's rows that no field of the contract can say.
 
-    A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be kept; its tensors lead with
+    A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be saved; its tensors lead with
     (batch or 1, head). It overrides the methods of the stages at which it acts; the others give back what they get.
     """
 
@@ -99,35 +86,10 @@ class Change:
         """Change the heads' outputs as they enter the output projection, (head, query, width)."""
         return out
 
-    def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
-        """Return the tensors by name, and the other fields ready for JSON."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        plain = {name: value for name, value in values.items() if name not in tensors}
-        return tensors, {"class": type(self).__name__, **plain}
-
     @property
     def of_difference(self) -> bool:
         """Return whether it acts on D after the subtraction, so that D need not be gain·A1 − λ·A2."""
         return type(self).difference is not Change.difference
-
-    @staticmethod
-    def from_tensors(tensors: dict[str, Tensor], record: dict) -> Change:
-        """Invert :meth:`to_tensors`.
-
-        Raises
-        ------
-        ValueError
-            They are no change that is known.
-        """
-        named = record.get("class")
-        if named not in Change.kinds:
-            raise ValueError(f"a change is of the class {shown(named)}, which is not known")
-        kind = Change.kinds[named]
-        plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items() if name != "class"}
-        known = {field.name: kind.takes.get(field.name) or FIELDS.get(str(field.type), ANY) for field in fields(kind)}
-        check_fields(f"a change {named}", plain | tensors, known)
-        return kind(**plain, **tensors)
 
     def prompt(self, index: int) -> Change:
         """Return the change with its tensors cut to one prompt of the batch."""

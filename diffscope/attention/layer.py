@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,8 +23,6 @@ from diffscope.attention.components import Mask, Norm, Pairing, Rows
 from diffscope.attention.memory import NO_REUSE, Workspace
 from diffscope.attention.precision import without_autocast
 from diffscope.attention.scores import products, scaled, softmax, softmax_with_sink
-from diffscope.attention.stored import check_kept
-from diffscope.errors import first_line
 
 Queries = slice | Sequence[int] | Tensor | None  # positions; None stands for all
 Heads = Sequence[int] | Tensor | None  # numbers; None stands for all
@@ -373,70 +371,3 @@ class LayerAttention:
     def output(self, queries: Queries = None) -> Tensor:
         """Rebuild what enters the output projection, (head, query, width)."""
         return self.head_postprocess(self.head_outputs(queries), queries)
-
-    def to_tensors(self) -> tuple[dict[str, Tensor], dict]:
-        """Return the tensors by name, and everything else ready for JSON; :meth:`from_tensors` is the inverse."""
-        tensors = {name: getattr(self, name) for name in ("q", "k", "v", "lam", "gain", "lam_fp32")}
-        tensors |= {f"pairing.{name}": value for name, value in vars(self.pairing).items() if value is not None}
-        optional = {name: getattr(self, name) for name in ("sink_logit", "correction", "gate")}
-        optional |= {"mask.visible": self.mask.visible, "norm.weight": self.norm and self.norm.weight}
-        tensors |= {name: x for name, x in optional.items() if x is not None}
-        changes = [change.to_tensors() for change in self.changes]
-        tensors |= {f"changes.{i}.{name}": x for i, (held, _) in enumerate(changes) for name, x in held.items()}
-        names = ("layer", "family", "scale", "soft_cap", "lam_init", "post_scale", "lengths")
-        record = {name: getattr(self, name) for name in names}
-        record["score_dtype"] = None if self.score_dtype is None else str(self.score_dtype).removeprefix("torch.")
-        record["mask"] = [self.mask.kind, self.mask.window]
-        record["norm"] = None if self.norm is None else [self.norm.kind, self.norm.eps]
-        record["changes"] = [plain for _, plain in changes]
-        return tensors, record
-
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor], record: dict) -> LayerAttention:
-        """Invert :meth:`to_tensors`.
-
-        Raises
-        ------
-        ValueError
-            They are no layer: a field or a tensor is missing or is not what it has to be.
-        """
-        check_kept(tensors, record)
-        fields: dict[str, Any] = dict(record)
-        kind, window = fields.pop("mask")
-        rounded = fields.pop("score_dtype")
-        norm = fields.pop("norm")
-
-        def within(prefix: str) -> dict[str, Any]:
-            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-        changes = [Change.from_tensors(within(f"changes.{i}."), plain) for i, plain in enumerate(fields.pop("changes"))]
-        fields |= {name: tensor for name, tensor in tensors.items() if "." not in name}
-        fields["lengths"] = tuple(fields["lengths"])
-        layer = cls(
-            **fields,
-            score_dtype=None if rounded is None else getattr(torch, rounded),
-            mask=Mask(kind, window, tensors.get("mask.visible")),
-            norm=None if norm is None else Norm(norm[0], norm[1], tensors.get("norm.weight")),
-            pairing=Pairing(**{"a2": None, **within("pairing.")}),
-            changes=tuple(changes),
-        )
-        for index, n in enumerate(layer.lengths):
-            layer.prompt(index)._try_changes(torch.tensor(sorted({0, n - 1}), device=layer.q.device))
-        return layer
-
-    def _try_changes(self, queries: Tensor) -> None:
-        """Raise ValueError if the changes cannot be made to some rows: their fields come from a file."""
-        if not self.changes:
-            return
-        try:
-            self.head_numbers(
-                [head for change in self.changes for head in getattr(change, "heads", ())]
-            )  # which there have to be
-            rows = self.rows(queries)
-            out = self.q.new_zeros(self.n_heads, len(queries), self.v.shape[-1], dtype=self.dtype)
-            shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}
-            if shapes != {(self.n_heads, len(queries), self.n_keys)} or self.head_postprocess(out, queries).shape != out.shape:
-                raise ValueError("they give maps or outputs of another shape")
-        except Exception as error:  # a change may raise anything where it holds something else
-            names = ", ".join(type(change).__name__ for change in self.changes)
-            raise ValueError(f"the changes of layer {self.layer} ({names}) cannot be made to it: {first_line(error)}") from None

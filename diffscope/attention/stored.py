@@ -1,14 +1,22 @@
-"""Check the parts of a LayerAttention that come from a file against a table of its plain fields and one of its tensors."""
+"""Take layers and their changes apart into tensors and a record for JSON, and build them again from a file, after checking it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from dataclasses import fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from diffscope.fields import TABLE, TEXT, check_fields, each_of, finite, listed, maybe, one_of, shown, whole
+from diffscope.attention.changes import Change
+from diffscope.attention.components import Mask, Norm
+from diffscope.attention.layer import LayerAttention
+from diffscope.errors import first_line
+from diffscope.fields import ANY, FLAG, TABLE, TEXT, Kind, check_fields, each_of, finite, listed, maybe, one_of, shown, whole
+
+T = TypeVar("T")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 AT_TOKENS = 2  # the dimension of queries or keys
@@ -64,10 +72,144 @@ TENSORS = {
     "mask.visible": Held("batch? query key", (torch.bool,)),
     "norm.weight": Held("head? width? | width?"),
 }
+TENSOR = Kind(
+    "a tensor of finite numbers", lambda x: isinstance(x, Tensor) and x.is_floating_point() and bool(x.float().isfinite().all())
+)
+FIELDS_OF_CHANGES = {  # by the type that a field of a change is declared with
+    "Tensor": TENSOR,
+    "Tensor | None": maybe(TENSOR),
+    "float": finite(),
+    "int": whole(),
+    "bool": FLAG,
+    "str": TEXT,
+    "tuple[int, ...]": listed(whole()),
+    "tuple[int, ...] | None": maybe(listed(whole())),
+}
+RECORDED: dict[type, tuple[str, ...]] = {  # fields in the record; of other classes all that hold no tensor
+    LayerAttention: tuple(FIELDS),
+    Mask: ("kind", "window"),
+    Norm: ("kind", "eps"),
+}
 NEEDED = ("q", "k", "v", "pairing.a1", "pairing.key_of_map", "pairing.value_of_head", "lam", "gain", "lam_fp32")
 
 
-def check_kept(tensors: Mapping[str, Tensor], record: Any) -> None:
+def to_tensors(value: Any) -> tuple[dict[str, Tensor], Any]:
+    """Take a value apart into tensors and a record; :func:`from_tensors` is the inverse.
+
+    Parameters
+    ----------
+    value : LayerAttention or Change, or a list of them
+
+    Returns
+    -------
+    tensors : dict of str to Tensor
+        By the names of the fields, or the numbers in the list, that lead to them: "pairing.a1".
+    record
+        Everything else, ready for JSON: a table of fields, or a list.
+    """
+    if isinstance(value, torch.dtype):
+        return {}, _name(value)
+    if isinstance(value, (list, tuple)):
+        parts = {str(number): part for number, part in enumerate(value)}
+    elif is_dataclass(value):
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+    else:
+        return {}, value
+    tensors: dict[str, Tensor] = {}
+    record: dict[str, Any] = {}
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            tensors[name] = part
+            continue
+        inner, record[name] = to_tensors(part)
+        tensors |= {f"{name}.{rest}": tensor for rest, tensor in inner.items()}
+    record = {name: record[name] for name in RECORDED.get(type(value), record)}
+    if isinstance(value, (list, tuple, Mask, Norm)):
+        return tensors, list(record.values())
+    return tensors, {"class": type(value).__name__, **record} if isinstance(value, Change) else record
+
+
+def from_tensors(kind: type[T], tensors: Mapping[str, Tensor], record: Any) -> T:
+    """Build a value of some class from what :func:`to_tensors` made of it.
+
+    Parameters
+    ----------
+    kind : type
+        LayerAttention, Change, or the class of a part of theirs.
+    tensors : mapping of str to Tensor
+    record
+        As JSON gives it back.
+
+    Raises
+    ------
+    ValueError
+        They are no such value: a field or a tensor is missing or is not what it has to be.
+    """
+    if kind is LayerAttention:
+        check_layer(tensors, record)
+    if kind is Change:
+        kind = cast(type[T], _class_of_change(tensors, record))
+    if isinstance(record, (list, tuple)):
+        record = dict(zip(RECORDED[kind], record))
+    hints = get_type_hints(kind)
+    parts = {field.name: _part(hints[field.name], field.name, tensors, record or {}) for field in fields(cast(Any, kind))}
+    value = kind(**parts)
+    if isinstance(value, LayerAttention) and value.changes:
+        for index, n in enumerate(value.lengths):
+            _try_changes(value.prompt(index), sorted({0, n - 1}))
+    return value
+
+
+def _part(hint: Any, name: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> Any:
+    """Return the value of one field, of which `hint` is the type."""
+    plain: Any = record.get(name)
+    if name in tensors or (plain is None and isinstance(hint, UnionType)):
+        return tensors.get(name)
+    if isinstance(hint, UnionType):
+        hint = next(option for option in get_args(hint) if option is not NoneType)
+    if hint is torch.dtype:
+        return getattr(torch, plain)
+    if is_dataclass(hint):
+        return from_tensors(cast(type, hint), within(tensors, f"{name}."), plain)
+    if get_origin(hint) is not tuple:
+        return plain
+    of_item = get_args(hint)[0]
+    if not is_dataclass(of_item):
+        return tuple(plain)
+    return tuple(from_tensors(cast(type, of_item), within(tensors, f"{name}.{n}."), each) for n, each in enumerate(plain))
+
+
+def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _class_of_change(tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> type[Change]:
+    """Return the class of a change from a file; ValueError if there is none or its fields are of other types."""
+    name = record.get("class")
+    if name not in Change.kinds:
+        raise ValueError(f"a change is of the class {shown(name)}, which is not known")
+    kind = Change.kinds[name]
+    known = {field.name: kind.takes.get(field.name) or FIELDS_OF_CHANGES.get(str(field.type), ANY) for field in fields(kind)}
+    check_fields(f"a change {name}", {field: x for field, x in record.items() if field != "class"} | dict(tensors), known)
+    return kind
+
+
+def _try_changes(layer: LayerAttention, queries: list[int]) -> None:
+    """Raise ValueError if the changes of a layer from a file cannot be made to some rows of it."""
+    try:
+        layer.head_numbers([head for change in layer.changes for head in getattr(change, "heads", ())])  # IndexError if none
+        rows = layer.rows(queries)
+        out = layer.q.new_zeros(layer.n_heads, len(queries), layer.v.shape[-1], dtype=layer.dtype)
+        shapes = {tuple(x.shape) for x in (rows.a1, rows.d, rows.a2) if x is not None}
+        if shapes != {(layer.n_heads, len(queries), layer.n_keys)} or layer.head_postprocess(out, queries).shape != out.shape:
+            raise ValueError("they give maps or outputs of another shape")
+    except Exception as error:  # a change may raise anything where it holds something else
+        names = ", ".join(type(change).__name__ for change in layer.changes)
+        raise ValueError(f"the changes of layer {layer.layer} ({names}) cannot be made to it: {first_line(error)}") from None
+
+
+def check_layer(tensors: Mapping[str, Tensor], record: Any) -> None:
     """Refuse tensors and fields that are no layer, or not of one another's sizes.
 
     Raises

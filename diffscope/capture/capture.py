@@ -16,6 +16,7 @@ from torch import Tensor
 from diffscope.attention.blocks import Workers
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.stored import from_tensors, to_tensors
 from diffscope.capture import maps as _maps
 from diffscope.capture import repr as _repr
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
@@ -62,7 +63,7 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
         if name != OUTLIERS and of_layer not in parts:
             raise ValueError(f"the tensor {shown(name)} is of no layer, of which there are {len(parts)}")
         parts.setdefault(of_layer, {})[part] = tensor
-    layers = [LayerAttention.from_tensors(parts[str(number)], fields) for number, fields in enumerate(record["layers"])]
+    layers = [from_tensors(LayerAttention, parts[str(number)], fields) for number, fields in enumerate(record["layers"])]
     prompts = [Encoded.from_record(fields, f"prompt {number}") for number, fields in enumerate(record["prompts"])]
     proofs = [Fidelity.from_record(fields, f"the proof of layer {n}") for n, fields in enumerate(record["proofs"])]
     following = [[(token, probability) for token, probability in pairs] for pairs in record["ahead"]]
@@ -365,12 +366,7 @@ class Capture:
             The name ends in something else, there is no such folder, or the path is itself a folder.
         """
         check_capture_suffix(path)
-        tensors = {}
-        records = []
-        for number, layer in enumerate(self.layers):
-            held, record = layer.to_tensors()
-            tensors.update({f"{number}.{name}": tensor for name, tensor in held.items()})
-            records.append(record)
+        tensors, records = to_tensors(self.layers)
         tensors[OUTLIERS] = torch.from_numpy(np.ascontiguousarray(self.layer_output_outliers))
         record = {
             "prompts": [vars(prompt) for prompt in self.prompts],

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.stored import to_tensors
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import compact
 
@@ -60,7 +61,7 @@ def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None
     """
     if layer.mask.kind == "full" or (layer.mask.visible is not None and not hides_others(layer.mask, lengths)):
         raise UnsupportedModel(f"layer {layer.layer} {ACROSS}")
-    if any(change.to_tensors()[0] for change in layer.changes):
+    if any(to_tensors(change)[0] for change in layer.changes):
         raise UnsupportedModel(f"layer {layer.layer} cannot be read in a pack; give its sequences as a batch")
 
     def by_token(x: Tensor) -> Tensor:  # (1, head, token or 1, ...)

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.stored import from_tensors, to_tensors
 from diffscope.families import AttentionPass, Family
 from diffscope.families.foreign import number
 from diffscope.proof.float32_copy import tensors_in, tensors_of
@@ -54,8 +55,10 @@ def owned(layer: LayerAttention, passage: AttentionPass) -> LayerAttention:
     if layer.mask.visible is not None:
         fields["mask"] = replace(layer.mask, visible=own(layer.mask.visible))
     if layer.changes:
-        parts = (change.to_tensors() for change in layer.changes)
-        fields["changes"] = tuple(Change.from_tensors({name: own(x) for name, x in held.items()}, plain) for held, plain in parts)
+        parts = map(to_tensors, layer.changes)
+        fields["changes"] = tuple(
+            from_tensors(Change, {name: own(x) for name, x in tensors.items()}, plain) for tensors, plain in parts
+        )
     return replace(layer, **fields)
 
 

@@ -11,6 +11,7 @@ from diffscope.attention.blocks import stream
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stacking import can_stack, stack
+from diffscope.attention.stored import from_tensors, to_tensors
 from diffscope.edits.base import apply
 from diffscope.proof.fidelity import rebuild_errors
 from diffscope.stats import measure_layer
@@ -144,15 +145,15 @@ def test_gradients_flow_through_caps_and_sinks():
 
 def test_to_tensors_and_back_and_what_lacks_a_field_is_refused():
     layer = _layer()
-    tensors, record = layer.to_tensors()
-    again = LayerAttention.from_tensors(tensors, record)
+    tensors, record = to_tensors(layer)
+    again = from_tensors(LayerAttention, tensors, record)
     assert torch.equal(again.rows().d, layer.rows().d) and again.soft_cap == 1.5
     del tensors["sink_logit"]
-    plain = LayerAttention.from_tensors(tensors, record | {"soft_cap": None})
+    plain = from_tensors(LayerAttention, tensors, record | {"soft_cap": None})
     assert torch.equal(plain.rows().d, _layer(cap=None, sinks=False).rows().d)
     del record["soft_cap"]
     with pytest.raises(ValueError, match="soft_cap"):
-        LayerAttention.from_tensors(tensors, record)
+        from_tensors(LayerAttention, tensors, record)
 
 
 EDITS = {

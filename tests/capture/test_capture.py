@@ -12,8 +12,10 @@ import xarray as xr
 
 import diffscope
 from diffscope import FidelityError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.stored import to_tensors
 from diffscope.families.bundled import Bundled
 from diffscope.proof.fidelity import deviation, fidelities, other_pairings, rebuild_errors
 from tests import tiny
@@ -231,7 +233,7 @@ def test_memory_is_linear_in_the_prompt():
 
     def held(n):
         layers = scope.capture(tiny.ids(n)).layers
-        return sum(t.untyped_storage().nbytes() for layer in layers for t in layer.to_tensors()[0].values())
+        return sum(t.untyped_storage().nbytes() for layer in layers for t in to_tensors(layer)[0].values())
 
     assert held(200) < 2.2 * held(100)
 
@@ -490,7 +492,7 @@ def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
     seen = torch.randn(layer.n_heads, 420, layer.v.shape[-1], generator=torch.Generator().manual_seed(0))
     checked, others = torch.arange(420), [other for _, other in other_pairings(layer)]
     alone = replace(layer, pairing=replace(layer.pairing, a1=torch.arange(layer.q.shape[1]), a2=None))
-    assert len(alone.split(checked)) > 1
+    assert len(list(blocks_of(alone, checked, all_heads=True))) > 1
     tried = [([layer.pairing], 1), ([other.pairing for other in others], 11)]
     (of_model, few), _ = rebuild_errors(layer, tried, checked, seen)
     assert float(of_model.max()) == pytest.approx(deviation(layer, checked, seen), rel=1e-5)

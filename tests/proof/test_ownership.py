@@ -10,6 +10,7 @@ from transformers import DynamicCache
 import diffscope
 from diffscope import UnsupportedModel
 from diffscope.attention.components import Norm
+from diffscope.attention.stored import to_tensors
 from diffscope.families.unilm import UnilmV1
 from diffscope.proof.prove import prove_passage
 from tests import tiny
@@ -78,11 +79,11 @@ def test_a_capture_does_not_move_when_what_the_model_learns_does(scope):
     scope = scope()
     capture = scope.capture(IDS)
     before = [maps_of(layer) for layer in capture.layers]
-    saved = [layer.to_tensors()[1] for layer in capture.layers]
+    saved = [to_tensors(layer)[1] for layer in capture.layers]
     overwrite(scope.model.parameters())
     for layer, maps in zip(capture.layers, before, strict=True):
         assert all(map(torch.equal, maps_of(layer), maps))
-    assert [layer.to_tensors()[1] for layer in capture.layers] == saved
+    assert [to_tensors(layer)[1] for layer in capture.layers] == saved
     assert all(isinstance(record["scale"], float) for record in saved)
 
 
@@ -117,9 +118,9 @@ def test_nothing_is_shared_with_weights_or_a_cache_that_is_written_on(name):
         for ids in (IDS[:15], IDS[15:16]):
             with scope.hooked(lambda passage: layers.append(prove_passage(scope.family, passage)[0])):
                 model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
-    before = [[x.clone() for x in layer.to_tensors()[0].values()] for layer in layers]
+    before = [[x.clone() for x in to_tensors(layer)[0].values()] for layer in layers]
     overwrite(model.parameters())
     overwrite(x for x in model.buffers() if x.is_floating_point())
     overwrite(x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None)
     for layer, tensors in zip(layers, before, strict=True):
-        assert all(map(torch.equal, layer.to_tensors()[0].values(), tensors))
+        assert all(map(torch.equal, to_tensors(layer)[0].values(), tensors))
