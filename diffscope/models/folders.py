@@ -14,7 +14,7 @@ TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab
 def locate(name: str) -> tuple[Path | None, Path | None]:
     """Return the folder of a model's configuration and tokenizer, and that of its weights; both are None for a hub id.
 
-    ``mini-diff@308`` is the bundled model after 308 steps of training, and ``FOLDER@400`` a checkpoint of a run.
+    ``mini-diff@400`` is the bundled model after 400 steps of training, and ``FOLDER@400`` a checkpoint of a run.
 
     Raises
     ------

@@ -52,7 +52,7 @@ def load(
     Parameters
     ----------
     model : str, path or torch.nn.Module
-        A bundled name (``mini-diff``, or ``mini-diff@308`` for step 308 of its training), a local folder, a hub id (of
+        A bundled name (``mini-diff``, or ``mini-diff@400`` for step 400 of its training), a local folder, a hub id (of
         transformers, or of timm for vision models), or a model that you hold; one that ``torch.compile``, PEFT, DataParallel
         or DDP wraps is looked into inside that.
     tokenizer : PreTrainedTokenizerBase, optional
