@@ -140,8 +140,8 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
     """
     with scope.exclusively(), record_modules(scope.model, len(queries)) as runs:
         layers = {layer.layer: layer for layer in scope.capture([query.ids for query in queries]).layers}
-    every = zip(scope.family.numbers(scope.model), scope.family.modules(scope.model))
-    modules = {number: module for number, module in every if module in runs.of}
+    every = scope.family.layers(scope.model)
+    modules = {number: module for module, number in every.items() if module in runs.of}
     if modules.keys() != layers.keys():
         raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
     stream = read_stream(scope, list(modules.values()), runs, [query.tokens for query in queries])

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from diffscope.families.hooks import Hook
+from diffscope.families.threads import Hook
 
 
 class Run(NamedTuple):

@@ -88,7 +88,7 @@ def check(
     prompts = Prompts(scope, seed, long_enough(scope, length, window))
     run = CheckRun(scope, report, prompts, count_runs(progress, len(planned_runs(scope, length))))
     observed = check_fidelity(run, window)
-    if unread := unread_layers(scope.model, scope.family):
+    if unread := unread_layers(scope.model, scope.family.layers(scope.model)):
         report.add("warn", "layers", unread)
     conventions = [scope.family.convention_of(each.module) for each in observed]
     report.layers = [facts(each.layer, convention) for each, convention in zip(observed, conventions)]

@@ -17,9 +17,9 @@ def check_design(run: CheckRun, observed: list[ObservedLayer]) -> None:
     """Report every deviation of a layer from its family's convention, and every warning of the family."""
     scope = run.scope
     layers_of: dict[tuple[str, str, str], list[int]] = {}
-    modules = scope.family.modules(scope.model)
-    blocks = zip(scope.family.depths(scope.model), scope.family.numbers(scope.model))
-    depths = {module: number if depth is None else depth for module, (depth, number) in zip(modules, blocks)}
+    numbers = scope.family.layers(scope.model)
+    blocks = zip(numbers.items(), scope.family.depths(scope.model, list(numbers)))
+    depths = {module: number if depth is None else depth for (module, number), depth in blocks}
     for each in observed:
         convention = scope.family.convention_of(each.module)
         if convention is not None and each.layer.differential:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,6 +102,19 @@ class Family(ABC):
         """Return the attention modules that this family reads, in layer order; none if the model is of another family."""
         return [module for module in parts_of(model) if self.recognises(module)]
 
+    def layers(self, model: nn.Module) -> dict[nn.Module, int]:
+        """Return the attention modules in layer order, each with its layer's number in the model, from 0.
+
+        The numbers are the :meth:`depths`, or the positions of the modules if depths repeat. Repeated ``layer_idx`` of Hugging
+        Face models (an encoder beside a decoder, cross-attention) stay, so that a capture refuses the model.
+        """
+        modules = self.modules(model)
+        depths = self.depths(model, modules)
+        numbers = [depth for depth in depths if depth is not None]
+        if len(set(numbers)) < len(modules) and not (self.interface and _layer_indices(modules)):
+            numbers = list(range(len(modules)))
+        return dict(zip(modules, numbers))
+
     def output_projection(self, module: ForeignModule) -> nn.Module:
         """Return the submodule whose input is the attention output that captures are proved against.
 
@@ -126,25 +139,10 @@ class Family(ABC):
         parts = {name: attribute(module, path) for name, path in self.watch.items()}
         return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
 
-    def numbers(self, model: nn.Module) -> list[int]:
-        """Return the layers' numbers in the model, from 0, in the order of `modules`.
-
-        They are the :meth:`depths`, or the positions of the modules if depths repeat. Repeated ``layer_idx`` of Hugging Face
-        models (an encoder beside a decoder, cross-attention) stay, so that a capture refuses the model.
-        """
-        depths = self.depths(model)
-        numbers = [depth for depth in depths if depth is not None]
-        if len(set(numbers)) == len(depths):
-            return numbers
-        declared = self.interface and all(_layer_idx(module) is not None for module in self.modules(model))
-        return numbers if declared else list(range(len(depths)))
-
-    def depths(self, model: nn.Module) -> list[int | None]:
+    def depths(self, model: nn.Module, modules: Sequence[ForeignModule]) -> list[int | None]:
         """Return the blocks that modules are in: ``layer_idx`` if all have one, else the last number in ``layers.3.attn``."""
-        modules = self.modules(model)
-        indices = [_layer_idx(module) for module in modules]
-        if None not in indices:
-            return indices
+        if indices := _layer_indices(modules):
+            return [*indices]
         names = {module: name for name, module in model.named_modules()}
         digits = [[int(part) for part in names[module].split(".") if part.isdigit()] for module in modules]
         return [numbers[-1] if numbers else None for numbers in digits]
@@ -170,6 +168,7 @@ class Family(ABC):
         return []
 
 
-def _layer_idx(module: ForeignModule) -> int | None:
-    index = getattr(module, "layer_idx", None)
-    return index if isinstance(index, int) and index >= 0 else None
+def _layer_indices(modules: Sequence[ForeignModule]) -> list[int] | None:
+    """Return the ``layer_idx`` of modules; None if any has none."""
+    indices = [getattr(module, "layer_idx", None) for module in modules]
+    return indices if all(isinstance(index, int) and index >= 0 for index in indices) else None

@@ -1,37 +1,37 @@
-"""Layers without attention that is read, beside those with it: said in a line, for what is shown is not about them."""
+"""Name the layers without attention that is read: what is shown is not about them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from torch import nn
-
-from diffscope.families.base import Family
 
 NAMED = 12  # layers that are numbered one by one
 
 
-def unread_layers(model: nn.Module, family: Family) -> str | None:
-    """Which layers hold no attention that the family reads, in a line; None where all do.
+def unread_layers(model: nn.Module, numbers: dict[nn.Module, int]) -> str | None:
+    """Return in a line which layers hold no attention that is read; None if all do.
 
     A layer is what stands in one list of modules with others that hold an attention module. Whether it was built without
     attention or has one that is not known is all the same here: what it has instead is named.
+
+    Parameters
+    ----------
+    model : nn.Module
+    numbers : dict of nn.Module to int
+        The attention modules that are read with their layers' numbers, as ``Family.layers`` gives them.
     """
-    read = set(family.modules(model))
-    lists = [layers for layers in _lists_of_layers(model, read) if not all(_holds(layer, read) for _, layer in layers)]
-    if not lists:
-        return None
-    numbers = dict(zip(family.modules(model), family.numbers(model)))
-    return "; ".join(_unread_of(layers, numbers) for layers in lists)
+    lists = [layers for layers in _lists_of_layers(model, numbers) if not all(_holds(layer, numbers) for _, layer in layers)]
+    return "; ".join(_unread_of(layers, numbers) for layers in lists) or None
 
 
-def _holds(layer: nn.Module, read: set[nn.Module]) -> bool:
-    """Whether a layer holds attention that is read."""
-    return not read.isdisjoint(layer.modules())
+def _holds(layer: nn.Module, read: Collection[nn.Module]) -> bool:
+    """Return whether a layer holds attention that is read."""
+    return any(part in read for part in layer.modules())
 
 
-def _lists_of_layers(model: nn.Module, read: set[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
-    """The outermost lists of modules of a model that hold attention, each member with its place."""
+def _lists_of_layers(model: nn.Module, read: Collection[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
+    """Yield the outermost lists of modules of a model that hold attention, each member with its place."""
     for module in model.children():
         members = list(enumerate(module)) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
         places = [place for place, member in members if _holds(member, read)]
@@ -44,7 +44,7 @@ def _lists_of_layers(model: nn.Module, read: set[nn.Module]) -> Iterator[list[tu
 
 
 def _unread_of(layers: Sequence[tuple[int, nn.Module]], numbers: dict[nn.Module, int]) -> str:
-    """The line on a list of layers, not all with attention; `numbers` are those of the attention modules that are read."""
+    """Return the line on a list of layers, not all with attention that is read."""
     read = {place: {numbers[part] for part in layer.modules() if part in numbers} for place, layer in layers}
     unread = [(place, layer) for place, layer in layers if not read[place]]
     ordinary = {(name, type(part)) for place, layer in layers if read[place] for name, part in layer.named_children()}
@@ -57,12 +57,12 @@ def _unread_of(layers: Sequence[tuple[int, nn.Module]], numbers: dict[nn.Module,
 
 
 def _instead(layer: nn.Module, ordinary: set[tuple[str, type]]) -> str:
-    """The class of what a layer has, other than norms, and those with attention have not; without such a part its own."""
+    """Return the class of what a layer has, other than norms, and those with attention have not; without such a part its own."""
     other = (type(part).__name__ for name, part in layer.named_children() if (name, type(part)) not in ordinary)
     return next((name for name in other if "Norm" not in name), type(layer).__name__)
 
 
 def _counted(numbers: Sequence[int]) -> str:
-    """Layers by number if they are few, else how many there are."""
+    """Return layers by number if they are few, else how many there are."""
     layers = "layer" if len(numbers) == 1 else "layers"
     return f"{len(numbers)} {layers}" if len(numbers) > NAMED else f"{layers} {', '.join(map(str, numbers))}"

@@ -1,13 +1,29 @@
-"""The keywords of the Hugging Face attention interface: which of them say what the maps are, and which change no map."""
+"""Observe the calls of the Hugging Face attention interface, and read from their keywords what the maps are."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import Call
+from diffscope.families.flex import FLEX, compiled, compiled_apart
+from diffscope.families.foreign import ForeignModule
+from diffscope.families.threads import others_run_modules, this_thread
+
+_OBSERVED = "diffscope_of_"  # before the name of an implementation whose calls are observed
+See = Callable[[Call, nn.Module], None]
 
 UNDERSTOOD = frozenset("scaling sliding_window softcap s_aux is_causal dropout".split())
 
@@ -29,7 +45,7 @@ NOT_COMPUTED = {
 def record_call(
     module: nn.Module, implementation: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, keywords: dict[str, Any]
 ) -> Call:
-    """What a call of the interface says of the maps, as the implementation computes them.
+    """Return what a call of the interface says of the maps, as the implementation computes them.
 
     Parameters
     ----------
@@ -74,13 +90,13 @@ def record_call(
 
 
 def _as_multiplied(x: Tensor) -> Tensor:
-    """A query, key or value in the dtype in which it is multiplied: under autocast, half precision."""
+    """Return a query, key or value in the dtype in which it is multiplied: under autocast, half precision."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x
 
 
 def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | None:
-    """What of the keywords may change the maps and is not understood, in words."""
+    """Return in words what of the keywords may change the maps and is not understood."""
     sinks = keywords.get("s_aux")
     if sinks is not None and sinks.dim() != 1:
         return f"sink logits of shape {tuple(sinks.shape)}"
@@ -92,3 +108,156 @@ def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | N
     )
     name = min(unknown, default=None)
     return None if name is None else f"the keyword {name!r}"
+
+
+def implementation_of(model: nn.Module) -> str:
+    """Return the model's own attention implementation, to which all of its parts are set.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is not a Hugging Face model, or its parts differ.
+    """
+    if not isinstance(model, PreTrainedModel):
+        kind = type(model).__name__
+        raise UnsupportedModel(
+            f"{kind} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
+        )
+    used = {own_implementation(str(config._attn_implementation)) for config in _configs(model)}
+    if len(used) != 1:
+        raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
+    return used.pop()
+
+
+def own_implementation(implementation: str) -> str:
+    """Return the name of the model's own implementation, of one that :func:`observed` may have registered on top of it."""
+    return implementation.removeprefix(_OBSERVED)
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """Return the configurations by which parts of a model choose their attention: of models, and of single layers."""
+    configs = {}
+    for part in model.modules():
+        config: Any = getattr(part, "config", None)
+        layer_of_its_own = hasattr(part, "layer_idx") and getattr(config, "_attn_implementation", None) is not None
+        if isinstance(part, PreTrainedModel) or layer_of_its_own:
+            configs[id(config)] = config
+    return list(configs.values())
+
+
+def _original(module: nn.Module, implementation: str) -> Callable:
+    """Return the function that `module` would have called."""
+    if implementation in ALL_ATTENTION_FUNCTIONS:
+        return ALL_ATTENTION_FUNCTIONS[implementation]
+    # "eager" is not registered: every model brings its own, which its forward names, or else the file that defines the module.
+    forward = inspect.unwrap(type(module).forward)
+    named = [name for name in forward.__code__.co_names if "eager" in name and callable(forward.__globals__.get(name))]
+    holder = forward.__globals__ if len(named) == 1 else vars(sys.modules[type(module).__module__])
+    eager = holder.get(named[0] if len(named) == 1 else "eager_attention_forward")
+    if eager is None:
+        kind = type(module).__name__
+        raise UnsupportedModel(f"{kind} has no eager attention of its own; load it with attn_implementation='sdpa'")
+    return eager
+
+
+def copied(value: Any) -> Any:
+    """Copy a tensor, or the tensors of a tuple: a module may change its output in place, or use the memory again."""
+    if isinstance(value, tuple):
+        return tuple(map(copied, value))
+    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
+
+
+class _ObservedName(str):
+    """The name of an implementation whose calls are observed; a copy or pickle of it is the plain name, without the prefix."""
+
+    def __reduce__(self) -> tuple:
+        return str, (own_implementation(self),)
+
+
+class _Observers:
+    """Who observes the calls of attention implementations, and the configurations in which these go by another name meanwhile.
+
+    Models may share a configuration or a part, and whoever observes one of them may begin and end in any order. Each is shown the
+    calls of its own thread alone.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.seeing: dict[str, list[tuple[object, See]]] = {}  # by implementation: threads, in the order in which they began
+        self.renamed: dict[int, tuple[Any, int]] = {}  # by identity, a configuration and how many observe its models
+        self.unobserved: set[str] = set()  # implementations no longer observed, whose name another thread may be about to look up
+
+    def add(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
+        """Show `see` every call of an implementation that a thread makes with the models of some configurations."""
+        with self.lock:
+            name = _ObservedName(_OBSERVED + implementation)
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
+            self.seeing.setdefault(implementation, []).append((thread, see))
+            AttentionInterface.register(name, partial(self._attend, implementation))
+            AttentionMaskInterface.register(name, compiled(mask) if implementation == FLEX else mask)
+            for config in configs:
+                _, count = self.renamed.get(id(config), (config, 0))
+                self.renamed[id(config)] = config, count + 1
+                config._attn_implementation = name
+
+    def remove(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
+        """Undo :meth:`add`; with the last, configurations are set back, and the name goes as soon as no thread can need it."""
+        with self.lock:
+            self.seeing[implementation].remove((thread, see))
+            for config in configs:
+                _, count = self.renamed.pop(id(config))
+                if count > 1:
+                    self.renamed[id(config)] = config, count - 1
+                elif config._attn_implementation == _OBSERVED + implementation:  # nobody has set another since
+                    config._attn_implementation = implementation
+            # Setting a configuration sets those nested in it: what others still observe is renamed again.
+            for config, _ in self.renamed.values():
+                if config._attn_implementation == implementation:
+                    config._attn_implementation = _ObservedName(_OBSERVED + implementation)
+            if not self.seeing[implementation]:
+                del self.seeing[implementation]
+                self.unobserved.add(implementation)
+            self.unobserved -= self.seeing.keys()
+            if others_run_modules():
+                return
+            for name in self.unobserved:
+                for interface in (AttentionInterface, AttentionMaskInterface):
+                    interface._global_mapping.pop(_OBSERVED + name, None)
+            self.unobserved.clear()
+
+    def _attend(
+        self, own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
+    ) -> Any:
+        thread = this_thread()
+        looking = [see for of, see in tuple(self.seeing.get(own, ())) if of is thread]
+        if looking:
+            call = record_call(module, own, copied(query), copied(key), copied(value), attention_mask, kwargs)
+            for see in looking:
+                see(call, module)
+        function = _original(module, own)
+        if own == FLEX and looking:
+            function = compiled_apart(function)
+        return function(module, query, key, value, attention_mask, **kwargs)
+
+
+_OBSERVERS = _Observers()
+
+
+@contextmanager
+def observed(model: ForeignModule, see: See) -> Iterator[None]:
+    """Run the model's own attention implementation, and show `see` every call of it that this thread makes.
+
+    Calls of other models may be among them. On leaving, the model is set back, and the registered name is gone as soon as nobody
+    observes it and no other thread can be about to look it up.
+    """
+    implementation = implementation_of(model)
+    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+        raise UnsupportedModel(
+            f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
+        )
+    configs, thread = _configs(model), this_thread()
+    _OBSERVERS.add(implementation, configs, thread, see)
+    try:
+        yield
+    finally:
+        _OBSERVERS.remove(implementation, configs, thread, see)

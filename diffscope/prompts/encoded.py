@@ -177,11 +177,12 @@ def with_spans(encoded: Encoded, spans: Mapping[str, Span] | None) -> Encoded:
     if not isinstance({} if spans is None else spans, Mapping):
         raise SpanError(f"spans are given by name, such as spans={{'answer': '7421'}}, and not as {shown(spans)}")
     given = dict(spans or {})
+    if derived := next((name for name in given if name in DERIVED_SETS), None):
+        raise SpanError(f"{derived!r} follows from the other spans and cannot be given; choose another name")
     of_others = {name: span for name, span in given.items() if isinstance(span, SpanExpr)}
-    for name in of_others:
-        _refuse_derived(name)
     found = {"sink": (0,)} | {name: find_span(encoded, name, span) for name, span in given.items() if name not in of_others}
-    found |= resolved(of_others, {name: at for name, at in found.items() if name not in of_others}, len(encoded.ids))
+    if of_others:
+        found |= resolved(of_others, {name: at for name, at in found.items() if name not in of_others}, len(encoded.ids))
     return replace(encoded, spans={name: found[name] for name in ("sink", *given)})
 
 
@@ -259,7 +260,6 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
         It is not in the prompt; a text stands there twice; a text or character range begins or ends inside a token. The
         message shows both readings.
     """
-    _refuse_derived(name)
     if isinstance(span, str):
         return _by_text(prompt, name, span)
     if isinstance(span, Chars):
@@ -279,11 +279,6 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
     if not positions or positions[0] < 0 or positions[-1] >= len(prompt.ids):
         raise SpanError(f"span {name!r} asks for token positions {span}, but the prompt has tokens 0 to {len(prompt.ids) - 1}")
     return tuple(positions)
-
-
-def _refuse_derived(name: str) -> None:
-    if name in DERIVED_SETS:
-        raise SpanError(f"{name!r} follows from the other spans and cannot be given; choose another name")
 
 
 def _of_slice(tokens: slice, n: int) -> range:

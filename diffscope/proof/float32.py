@@ -20,7 +20,8 @@ from diffscope.attention.memory import free_memory
 from diffscope.attention.precision import without_autocast, without_tf32
 from diffscope.errors import DiffscopeError, FidelityError, first_line
 from diffscope.families import AttentionPass, Family
-from diffscope.families.hooks import Replay, own_implementation
+from diffscope.families.hooks import Replay
+from diffscope.families.interface import own_implementation
 from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32_copy import Float32Mode, in_half, run_in_float32
 from diffscope.proof.ownership import readings

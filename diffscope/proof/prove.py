@@ -19,7 +19,7 @@ from diffscope.attention.precision import HALF
 from diffscope.attention.stacking import can_stack
 from diffscope.errors import DiffscopeError, FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
-from diffscope.families.hooks import own_implementation
+from diffscope.families.interface import own_implementation
 from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32 import matching_readings
 from diffscope.proof.ownership import owned, readings

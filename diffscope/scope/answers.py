@@ -13,7 +13,8 @@ from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts.encoded import Chars, Encoded, encode
 from diffscope.prompts.inputs import broadcast
 from diffscope.scope.hooked import HookedModel
-from diffscope.tasks import Prompt, TextPrompt, encode_prompts
+from diffscope.tasks import Prompt, TextPrompt
+from diffscope.tasks.encoding import encode_prompt
 from diffscope.tasks.log_odds import log_odds
 from diffscope.tasks.scoring import TOKENS, batches
 
@@ -56,9 +57,8 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
         question = Prompt(list(encoded.ids), candidates[0], positions, distractors=candidates[1:])
     else:
         spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
-        question = _encode_unnamed(
-            scope, TextPrompt("", encoded.text, spans, answer, tuple(text.strip() for text in distractors))
-        )
+        rivals = tuple(text.strip() for text in distractors)
+        question = encode_prompt(scope.tokenizer, TextPrompt("", encoded.text, spans, answer, rivals))
     length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
     if scope.max_length is not None and length > scope.max_length:
         raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} takes {scope.max_length}")
@@ -75,14 +75,6 @@ def encode_questions(scope: HookedModel, prompts: Sequence[Encoded], answer: Any
         except (PromptError, SpanError) as error:
             raise type(error)(f"prompt {number} of the batch: {error}" if batch else str(error)) from None
     return questions
-
-
-def _encode_unnamed(scope: HookedModel, prompt: TextPrompt) -> Prompt:
-    """Encode a prompt that has no name, so that errors give none."""
-    try:
-        return encode_prompts(scope.tokenizer, [prompt])[0]
-    except (PromptError, SpanError) as error:
-        raise type(error)(str(error).removeprefix(f"prompt {prompt.name!r}: ")) from None
 
 
 def _characters(encoded: Encoded) -> list[Chars]:
@@ -116,12 +108,8 @@ def score_answers(scope: HookedModel, questions: Sequence[Prompt]) -> xr.Dataset
     odds[rivalled] = log_odds(scope.logits, [questions[index] for index in rivalled], TOKENS)
     tokens = np.array([len(question.answer) for question in questions])
     values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
-    return xr.Dataset({name: ("prompt", array, _described(name)) for name, array in values.items()})
-
-
-def _described(name: str) -> dict[str, str]:
-    long_name, definition, units = DEFINITIONS[name]
-    return {"long_name": long_name, "definition": definition, "units": units}
+    attributes = ("long_name", "definition", "units")
+    return xr.Dataset({name: ("prompt", x, dict(zip(attributes, DEFINITIONS[name]))) for name, x in values.items()})
 
 
 def distractors_of_each(distractors: Any, count: int) -> list[Sequence[str]]:

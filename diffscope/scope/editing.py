@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ContextDecorator, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,8 +19,9 @@ from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError, DiffscopeWarning, UnsupportedModel
 from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
-from diffscope.families.hooks import Replay, WarnsOtherThreads, attention_passes, this_thread
+from diffscope.families.hooks import Replay, attention_passes
 from diffscope.families.packs import hides_others, together
+from diffscope.families.threads import WarnsOtherThreads, this_thread
 from diffscope.prompts.tokenizer_output import sequences_in
 from diffscope.proof.prove import EditedLayer, prove
 from diffscope.scope.hooked import HookedModel
@@ -51,11 +51,17 @@ class EditBlock(ContextDecorator, AbstractContextManager[Edited], Generic[Edited
     def __enter__(self) -> Edited:
         if self._thread is not None:
             raise DiffscopeError("this block of edits is open already; close it first, or open another with scope.edit(...)")
-        self._scope._state.close_dropped()
+        state = self._scope._state
+        state.close_dropped()
         with ExitStack() as entered:
-            entered.enter_context(self._scope.lock)
+            entered.enter_context(state.lock)
             entered.enter_context(as_written())
-            entered.enter_context(_acting(self._scope, self.edits))
+            if self.edits:
+                self._scope.refuse_without_weights()
+                state.check_family(self._scope.model, self._scope.family)
+            entered.callback(state.close_block, state.open_block(self._scope.family, self.edits, partial(_hooks, self._scope)))
+            if self.edits:
+                entered.callback(self._scope.model.register_forward_pre_hook(WarnsOtherThreads()).remove)
             self._open = entered.pop_all()
         self._thread = this_thread()
         _OPEN.add(self)
@@ -96,23 +102,6 @@ def _close_all() -> None:
         block._thread = None
         with suppress(RuntimeError):  # the model's lock, which another thread holds
             block._open.close()
-
-
-@contextmanager
-def _acting(scope: HookedModel, edits: tuple[Edit, ...]) -> Iterator[None]:
-    """Add edits to those that the model is under, for whoever holds its lock."""
-    state = scope._state
-    if edits:
-        scope.refuse_without_weights()
-        state.check_family(scope.model, scope.family)
-    key = state.open_block(scope.family, edits, partial(_hooks, scope))
-    warning = scope.model.register_forward_pre_hook(WarnsOtherThreads()) if edits else None
-    try:
-        yield
-    finally:
-        if warning:
-            warning.remove()
-        state.close_block(key)
 
 
 def _hooks(scope: HookedModel) -> AbstractContextManager[None]:

@@ -15,7 +15,7 @@ from torch import nn
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
-from diffscope.families.hooks import this_thread
+from diffscope.families.threads import this_thread
 from diffscope.proof.float32 import Float32Proofs
 from diffscope.proof.prove import EditedLayer
 
@@ -79,10 +79,10 @@ class ModelState:
         DiffscopeError
             Both families read the same layer.
         """
-        layers = set(family.modules(model))
         others = {block.family.name: block.family for block in self.blocks.values() if block.edits}
+        others.pop(family.name, None)
         for name, other in others.items():
-            if name != family.name and not layers.isdisjoint(other.modules(model)):
+            if not set(family.modules(model)).isdisjoint(other.modules(model)):
                 raise DiffscopeError(
                     f"the model is under edits that read its layers as family {name!r}, and this scope reads them as family "
                     f"{family.name!r}; close those first, or use one family for both"

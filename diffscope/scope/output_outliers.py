@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 from torch import Tensor, nn
 
-from diffscope.families.hooks import Hook
 from diffscope.families.packs import apart
+from diffscope.families.threads import Hook
 from diffscope.stats.outliers import LABELS, outliers
 
 
@@ -32,26 +33,24 @@ class OutputOutliers:
         self._of_module = [[] for _ in modules]
         holders = [_layer_around(model, names[module]) for module in modules]
         whole = {model} | {holder for holder in holders if len(modules) > 1 and {*modules} <= {*holder.modules()}}
-        hooks = ((holder, self._hook(values)) for holder, values in zip(holders, self._of_module) if holder not in whole)
-        handles = [holder.register_forward_hook(Hook(hook)) for holder, hook in hooks]
+        pairs = [(holder, values) for holder, values in zip(holders, self._of_module) if holder not in whole]
+        handles = [holder.register_forward_hook(Hook(partial(self._collect, values))) for holder, values in pairs]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _hook(self, values: list[np.ndarray]) -> Callable:
-        def hook(module: nn.Module, args: tuple, output: object) -> None:
-            hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
-            if self._packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self._lengths):
-                hidden = apart(hidden, self._lengths, 1)
-            if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self._lengths):
-                of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self._lengths)]
-                values.append(np.stack(of_prompts))
-            else:
-                values.append(np.full((len(self._lengths), len(LABELS)), np.nan))
-
-        return hook
+    def _collect(self, values: list[np.ndarray], module: nn.Module, args: tuple, output: object) -> None:
+        """Add the outliers of a decoder layer's output to the values of its attention module."""
+        hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+        if self._packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self._lengths):
+            hidden = apart(hidden, self._lengths, 1)
+        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self._lengths):
+            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self._lengths)]
+            values.append(np.stack(of_prompts))
+        else:
+            values.append(np.full((len(self._lengths), len(LABELS)), np.nan))
 
     def at(self, runs: Sequence[tuple[int, int]]) -> np.ndarray | None:
         """Return the outliers at runs of attention modules, (run, prompt, outlier), with NaN where none were collected.

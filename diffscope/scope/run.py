@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -102,7 +103,7 @@ class RunRecord:
             "model": self.model,
             "family": scope.family.name,
             "attention": self.attention,
-            "dtype": str(min(dtypes, key=lambda each: each.itemsize)).removeprefix("torch."),
+            "dtype": str(min(dtypes, key=attrgetter("itemsize"))).removeprefix("torch."),
         }
         remarks = {"edits": list(self.edits), "warnings": list(self.warned)}
         return facts | {name: "; ".join(lines) for name, lines in remarks.items() if lines}
@@ -113,7 +114,7 @@ def run_recorded(
     scope: HookedModel,
     inputs: Inputs,
     receive: Callable[[LayerAttention], object],
-    held: int,
+    held: int | None = None,
     record: RunRecord | None = None,
     outliers: bool = True,
 ) -> RunRecord:
@@ -126,14 +127,15 @@ def run_recorded(
     inputs : Inputs
     receive : callable
         Gets each layer.
-    held : int
-        How many of the layers handed over stay in memory at once.
+    held : int, optional
+        How many of the layers handed over stay in memory at once; by default all.
     record : RunRecord, optional
         Filled in as the model runs; by default a new one.
     outliers : bool
         Whether to collect the outliers of the layers' outputs.
     """
     family, state = scope.family, scope._state
+    layers = family.layers(scope.model)
     record = record or RunRecord(scope.name)
     state.check_family(scope.model, family)
     record.edits = tuple(map(str, state.edits))
@@ -158,16 +160,16 @@ def run_recorded(
 
     def hand_over(passage: AttentionPass, layer: LayerAttention, fidelity: Fidelity) -> None:
         if not record.numbers:
-            refuse_beyond_memory(layer, held)
+            refuse_beyond_memory(layer, held or len(state.layers_run[family.name].union(layers.values())))
         record.add(passage, layer, fidelity, [*passage.warnings, *family.warnings(layer)])
         receive(layer)
 
-    if unread := unread_layers(scope.model, family):
+    if unread := unread_layers(scope.model, layers):
         record.warned[unread] = None
     outputs = OutputOutliers(inputs.lengths, inputs.packed)
     with (
         scope.hooked(take, lengths=state.lengths),
-        outputs.watching(scope.model, family.modules(scope.model) if outliers else []),
+        outputs.watching(scope.model, list(layers) if outliers else []),
     ):
         logits = _last_logits(scope, inputs)
         prove_waiting()

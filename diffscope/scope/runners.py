@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
-from diffscope.families.hooks import implementation_of, own_implementation
+from diffscope.families.interface import implementation_of, own_implementation
 from diffscope.families.packs import together
 from diffscope.prompts.embeddings import EMBEDDINGS, Embedded
 from diffscope.prompts.encoded import Encoded, encode, numbered

@@ -135,7 +135,7 @@ class Scope(HookedModel):
 
         A module that the model runs several times is a layer each time. How often it does is known once it was run.
         """
-        numbers = self.family.numbers(self.model)
+        numbers = list(self.family.layers(self.model).values())
         return [*numbers, *sorted(self._state.layers_run.get(self.family.name, set()).difference(numbers))]
 
     @property
@@ -321,7 +321,7 @@ class Scope(HookedModel):
         inputs = self.prepare(prompt, spans, embedded=True)
         layers: list[LayerAttention] = []
         with self.exclusively(inputs.lengths, inputs.packed):
-            record = run_recorded(self, inputs, layers.append, held=self.n_layers)
+            record = run_recorded(self, inputs, layers.append)
         assert record.outliers is not None
         return Capture(inputs.prompts, layers, record.proofs, record.next, record.outliers, record.facts(self), inputs.batch)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.prompts.encoded import Chars, encode, find_span
+from diffscope.prompts.encoded import Chars, encode, with_spans
 from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.template import suffix_count
 
@@ -25,7 +25,13 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[
     """
     if tokenizer is None:
         raise PromptError("this model came without a tokenizer, and the prompts are text; load the model with it")
-    return [_prompt(tokenizer, prompt) for prompt in prompts]
+    encoded = []
+    for prompt in prompts:
+        try:
+            encoded.append(encode_prompt(tokenizer, prompt))
+        except (PromptError, SpanError) as error:
+            raise type(error)(f"prompt {prompt.name!r}: {error}") from None
+    return encoded
 
 
 def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
@@ -46,17 +52,12 @@ def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     return prompts
 
 
-def _prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
-    try:
-        return _in_tokens(tokenizer, prompt)
-    except (PromptError, SpanError) as error:
-        raise type(error)(f"prompt {prompt.name!r}: {error}") from None
-
-
-def _in_tokens(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Prompt:
+    """Encode one prompt as :func:`encode_prompts` does; errors do not name it."""
     text = prompt.text if prompt.answer is None else prompt.text.rstrip()
     encoded = encode(tokenizer, text)
-    spans = {name: list(find_span(encoded, name, _within(ranges, len(text)))) for name, ranges in prompt.spans.items()}
+    characters = {name: _within(ranges, len(text)) for name, ranges in prompt.spans.items()}
+    spans = {name: list(at) for name, at in with_spans(encoded, characters).spans.items()}
     ids = list(encoded.ids)[: len(encoded.ids) - suffix_count(tokenizer)]
     lead: list[int] = []
     answers: list[list[int]] = [[]]

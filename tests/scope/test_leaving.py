@@ -12,7 +12,7 @@ import torch
 import diffscope
 from diffscope import DiffscopeWarning, MeasurementInterrupted, UnsupportedModel, edits
 from diffscope.families.compilation import as_compiled, as_written
-from diffscope.families.hooks import Hook
+from diffscope.families.threads import Hook
 from tests import tiny
 from tests.layouts import unilm
 from tests.wrappings import state
