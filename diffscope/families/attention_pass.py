@@ -195,15 +195,15 @@ def _by_head(lam: Tensor) -> Tensor:
 
 def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None:
     """Raise UnsupportedModel unless the module called the attention interface `count` times with known keywords."""
-    kind = attention_pass.kind
     unread = next((call.unread for call in attention_pass.calls if call.unread), None)
     if unread:
         raise UnsupportedModel(
-            f"{kind} calls its attention with {unread}, which family {family} does not read: its maps would not be the model's"
+            f"{attention_pass.kind} calls its attention with {unread}, which family {family} does not read: its maps would not "
+            "be the model's"
         )
     if len(attention_pass.calls) == count:
         return
-    times = f"{kind} called the attention interface {len(attention_pass.calls)} times"
+    times = f"{attention_pass.kind} called the attention interface {len(attention_pass.calls)} times"
     if not attention_pass.calls:
         raise UnsupportedModel(f"{times}: it does not go through transformers' attention interface; {REGISTER}")
     raise UnsupportedModel(f"{times} where family {family!r} expects {count}: it attends in another way; {REGISTER}")

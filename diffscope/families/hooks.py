@@ -18,7 +18,7 @@ from diffscope.families.attention_pass import AttentionPass, Call
 from diffscope.families.base import Family
 from diffscope.families.foreign import filled
 from diffscope.families.interface import copied, observed
-from diffscope.families.model_call import ModelCall
+from diffscope.families.model_call import ModelCall, signature_of
 from diffscope.families.offloaded import weights_loaded
 from diffscope.families.threads import Hook, within_checkpoint
 
@@ -27,7 +27,7 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
     """Return what a module was called with, by the names of its forward."""
     try:
         # Of the class: others who look on may have put something of their own before the module's forward.
-        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+        bound = signature_of(type(module).forward).bind(module, *args, **kwargs)
     except TypeError as error:
         raise UnsupportedModel(f"{type(module).__name__} was called in a way its forward does not take: {error}") from None
     named: dict = {}
@@ -35,15 +35,6 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
         kind = bound.signature.parameters[name].kind
         named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return named
-
-
-def _of_tokens_so_far(call: Call, cache_layer: Any) -> Call:
-    """Return a call without the keys that a static cache has room for and that no token has yet."""
-    if cache_layer is None or call.key.shape[-2] != cache_layer.keys.shape[-2]:
-        return call
-    key, value = filled(cache_layer, call.key), filled(cache_layer, call.value)
-    by_key = isinstance(call.mask, Tensor) and call.mask.dim() == 4
-    return replace(call, key=key, value=value, mask=call.mask[..., : key.shape[-2]] if by_key else call.mask)
 
 
 AfterForward = Callable[[], None]
@@ -101,9 +92,16 @@ class _Watch:
         self.learning = True
 
     def see(self, call: Call, module: nn.Module) -> None:
-        """Add a call of the attention interface to the pass that it belongs to."""
-        if module in self.open:
-            self.open[module].calls.append(_of_tokens_so_far(call, self.open[module].cache_layer))
+        """Add a call of the attention interface to its pass, without keys of a static cache that no token has yet."""
+        if module not in self.open:
+            return
+        attention_pass = self.open[module]
+        layer = attention_pass.cache_layer
+        if layer is not None and call.key.shape[-2] == layer.keys.shape[-2]:
+            key, value = filled(layer, call.key), filled(layer, call.value)
+            by_key = isinstance(call.mask, Tensor) and call.mask.dim() == 4
+            call = replace(call, key=key, value=value, mask=call.mask[..., : key.shape[-2]] if by_key else call.mask)
+        attention_pass.calls.append(call)
 
     @contextmanager
     def follow(

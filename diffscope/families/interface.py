@@ -110,8 +110,8 @@ def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | N
     return None if name is None else f"the keyword {name!r}"
 
 
-def implementation_of(model: nn.Module) -> str:
-    """Return the model's own attention implementation, to which all of its parts are set.
+def attention_configs(model: nn.Module) -> tuple[str, list[Any]]:
+    """Return the model's own attention implementation, and the configurations that name it: of models, and of single layers.
 
     Raises
     ------
@@ -123,26 +123,21 @@ def implementation_of(model: nn.Module) -> str:
         raise UnsupportedModel(
             f"{kind} is not a Hugging Face PreTrainedModel, so its attention cannot be observed; wrap it in one"
         )
-    used = {own_implementation(str(config._attn_implementation)) for config in _configs(model)}
-    if len(used) != 1:
-        raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
-    return used.pop()
-
-
-def own_implementation(implementation: str) -> str:
-    """Return the name of the model's own implementation, of one that :func:`observed` may have registered on top of it."""
-    return implementation.removeprefix(_OBSERVED)
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """Return the configurations by which parts of a model choose their attention: of models, and of single layers."""
     configs = {}
     for part in model.modules():
         config: Any = getattr(part, "config", None)
         layer_of_its_own = hasattr(part, "layer_idx") and getattr(config, "_attn_implementation", None) is not None
         if isinstance(part, PreTrainedModel) or layer_of_its_own:
             configs[id(config)] = config
-    return list(configs.values())
+    used = {own_implementation(str(config._attn_implementation)) for config in configs.values()}
+    if len(used) != 1:
+        raise UnsupportedModel(f"parts of this model differ in attention implementation ({', '.join(sorted(used))}); set one")
+    return used.pop(), list(configs.values())
+
+
+def own_implementation(implementation: str) -> str:
+    """Return the name of the model's own implementation, of one that :func:`observed` may have registered on top of it."""
+    return implementation.removeprefix(_OBSERVED)
 
 
 def _original(module: nn.Module, implementation: str) -> Callable:
@@ -250,12 +245,12 @@ def observed(model: ForeignModule, see: See) -> Iterator[None]:
     Calls of other models may be among them. On leaving, the model is set back, and the registered name is gone as soon as nobody
     observes it and no other thread can be about to look it up.
     """
-    implementation = implementation_of(model)
+    implementation, configs = attention_configs(model)
     if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
         raise UnsupportedModel(
             f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
         )
-    configs, thread = _configs(model), this_thread()
+    thread = this_thread()
     _OBSERVERS.add(implementation, configs, thread, see)
     try:
         yield

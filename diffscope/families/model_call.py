@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from torch import Tensor, nn
 
 CACHES = ("past_key_values", "past_key_value")  # names of the cache among the arguments of a forward
 TOKENS = ("input_ids", "inputs_embeds")
+
+signature_of = lru_cache(maxsize=256)(inspect.signature)  # of a forward, which takes as long as a small layer runs
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ModelCall:
     def of(cls, model: nn.Module, args: tuple, kwargs: dict) -> ModelCall:
         """Read the call of a model from the arguments of its forward."""
         try:
-            given = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
+            given = signature_of(type(model).forward).bind_partial(model, *args, **kwargs).arguments
         except TypeError:  # the model raises it
             return cls()
         given = given | kwargs
@@ -57,10 +59,7 @@ def _tokens_in(cache: Any) -> int | None:
     if cache is None:
         return 0
     layers = getattr(cache, "layers", None)
-    return None if layers is None else max(_tokens_of_each(layers), default=0)
-
-
-def _tokens_of_each(layers: Any) -> Iterator[int]:
-    for layer in layers:
-        if getattr(layer, "keys", None) is not None and hasattr(layer, "get_seq_length"):
-            yield int(layer.get_seq_length())
+    if layers is None:
+        return None
+    filled = [layer for layer in layers if getattr(layer, "keys", None) is not None and hasattr(layer, "get_seq_length")]
+    return max((int(layer.get_seq_length()) for layer in filled), default=0)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -221,9 +222,16 @@ def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) 
     return encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
+#: By tokenizer, and whether it cleans up spaces, the texts of tokens.
+_TEXTS: WeakKeyDictionary[PreTrainedTokenizerBase, dict[bool, dict[int, str]]] = WeakKeyDictionary()
+
+
 def _token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Decode each token by itself, and each distinct one once."""
-    texts = {token: str(tokenizer.decode([token])) for token in set(ids)}
+    """Decode each token by itself, and each once for a tokenizer."""
+    cleans = bool(getattr(tokenizer, "clean_up_tokenization_spaces", False))
+    known = _TEXTS.setdefault(tokenizer, {}).setdefault(cleans, {})
+    texts = {token: known.get(token) or str(tokenizer.decode([token])) for token in set(ids)}
+    known.update({token: text for token, text in texts.items() if text})  # one without a text may be given one by add_tokens
     return [texts[token] for token in ids]
 
 

@@ -51,6 +51,8 @@ def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tup
     PromptError
         It is something else, or may be meant in more than one way.
     """
+    if isinstance(prompt, (str, Embedded)):
+        return [prompt], False
     if isinstance(prompt, Mapping):
         return read_fields(prompt, tokenizer)
     prompt = _as_sequence(prompt)

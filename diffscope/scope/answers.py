@@ -50,11 +50,10 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
         raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")
     if not answer.strip() or not all(text.strip() for text in distractors):
         raise PromptError("an answer or distractor is empty; give the text that may come next")
-    positions = encoded.span_positions()
     if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:
         texts = [text.strip() for text in (answer, *distractors)]
         candidates = [list(scope.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        question = Prompt(list(encoded.ids), candidates[0], positions, distractors=candidates[1:])
+        question = Prompt(list(encoded.ids), candidates[0], encoded.span_positions(), distractors=candidates[1:])
     else:
         spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
         rivals = tuple(text.strip() for text in distractors)

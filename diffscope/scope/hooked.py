@@ -16,8 +16,9 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
 from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_passes
+from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.encoded import Encoded
-from diffscope.prompts.inputs import Spans
+from diffscope.prompts.inputs import Spans, broadcast
 from diffscope.proof.prove import OFFLOADED
 from diffscope.scope.model_state import state_of
 from diffscope.scope.runners import Inputs, runner_of
@@ -85,9 +86,20 @@ class HookedModel:
         Raises
         ------
         PromptError, SpanError
-            As of ``Scope.capture``.
+            As of ``Scope.capture``; a prompt is longer than the model has positions, or is embeddings, which have to be allowed.
         """
-        return self.runner.prepare(prompt, self.tokenizer, spans, embedded)
+        originals, batch = self.runner.split(prompt, self.tokenizer)
+        encoded = []
+        for each, named in zip(originals, broadcast(spans or {}, len(originals), "sets of spans")):
+            if isinstance(each, Embedded) and not embedded:
+                raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
+            one = self.runner.encode(self.tokenizer, each, named or {})
+            if self.max_length is not None and len(one.ids) > self.max_length:
+                raise PromptError(
+                    f"the prompt has {len(one.ids)} tokens, but {self.name} has positions for {self.max_length}; shorten it"
+                )
+            encoded.append(one)
+        return Inputs(encoded, originals, batch)
 
     def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
         """Encode one prompt, in any form that ``Scope.capture`` takes, as tokens with its spans; errors are the same."""

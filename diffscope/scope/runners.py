@@ -14,11 +14,11 @@ from transformers import PreTrainedModel
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
-from diffscope.families.interface import implementation_of, own_implementation
+from diffscope.families.interface import attention_configs, own_implementation
 from diffscope.families.packs import together
 from diffscope.prompts.embeddings import EMBEDDINGS, Embedded
 from diffscope.prompts.encoded import Encoded, encode, numbered
-from diffscope.prompts.inputs import Spans, broadcast, split_prompts
+from diffscope.prompts.inputs import split_prompts
 from diffscope.prompts.tokenizer_output import POSITIONS, Pack
 from diffscope.scope.unwrap import part_to_pass
 
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
     """
 
     prompts: list[Encoded]
-    originals: list
+    originals: Sequence
     batch: bool
 
     @property
@@ -94,31 +94,7 @@ class TokenModel:
         """Return the name of the model's attention implementation."""
         return "its own"
 
-    def prepare(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None, spans: Spans, embedded: bool) -> Inputs:
-        """Encode a prompt or batch; see :meth:`diffscope.scope.hooked.HookedModel.prepare`.
-
-        Raises
-        ------
-        PromptError
-            A prompt is longer than the model has positions, has tokens outside its vocabulary, or is embeddings, which have to be
-            allowed.
-        """
-        originals, batch = self.split(prompt, tokenizer)
-        encoded = []
-        for each, named in zip(originals, broadcast(spans or {}, len(originals), "sets of spans")):
-            if isinstance(each, Embedded) and not embedded:
-                raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
-            prompt = self.encode(tokenizer, each, named or {})
-            if self.max_length is not None and len(prompt.ids) > self.max_length:
-                raise PromptError(
-                    f"the prompt has {len(prompt.ids)} tokens, but {self.name} has positions for {self.max_length}; shorten it"
-                )
-            encoded.append(prompt)
-        return Inputs(encoded, originals, batch)
-
-    def split(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list, bool]:
-        """Return the prompts of a prompt or batch, and whether it is a batch."""
-        return split_prompts(prompt, tokenizer)
+    split = staticmethod(split_prompts)  # a prompt or batch, in any form
 
     def encode(self, tokenizer: PreTrainedTokenizerBase | None, prompt: Any, spans: Mapping) -> Encoded:
         """Encode a prompt of :meth:`split`; embeddings have the tokens of their ids, or else numbers."""
@@ -201,7 +177,7 @@ class LanguageModel(TokenModel):
 
     def __init__(self, model: PreTrainedModel, name: str):
         super().__init__(model, name)
-        implementation_of(model)
+        attention_configs(model)
         if model.get_output_embeddings() is None:
             raise UnsupportedModel(f"{type(model).__name__} has no language-model head; open the model with its head")
 
@@ -324,7 +300,8 @@ class ImageModel(TokenModel):
         """False of a model without a head or without pooling, which gives features."""
         return bool(getattr(self.model, "num_classes", 1)) and getattr(self.model, "global_pool", "avg") != ""
 
-    def split(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list, bool]:
+    @staticmethod
+    def split(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list, bool]:
         images = isinstance(prompt, (list, tuple)) and len(prompt) > 0 and getattr(prompt[0], "ndim", 0) == 3
         batch = images or (getattr(prompt, "ndim", 0) == 4 and len(prompt) > 0)
         return (list(prompt) if batch else [prompt]), batch
@@ -437,5 +414,5 @@ def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
     if family.interface:
         if part := part_to_pass(model):
             raise UnsupportedModel(f"{type(model).__name__} is not a Hugging Face model itself; {part}")
-        implementation_of(model)  # raises
+        attention_configs(model)  # raises
     return TokenModel(model, name) if _patches_of(model) is None else ImageModel(model, name)
