@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -170,5 +170,5 @@ class Family(ABC):
 
 def _layer_indices(modules: Sequence[ForeignModule]) -> list[int] | None:
     """Return the ``layer_idx`` of modules; None if any has none."""
-    indices = [getattr(module, "layer_idx", None) for module in modules]
+    indices: list[Any] = [getattr(module, "layer_idx", None) for module in modules]
     return indices if all(isinstance(index, int) and index >= 0 for index in indices) else None
