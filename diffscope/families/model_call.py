@@ -12,7 +12,7 @@ from torch import Tensor, nn
 CACHES = ("past_key_values", "past_key_value")  # names of the cache among the arguments of a forward
 TOKENS = ("input_ids", "inputs_embeds")
 
-signature_of = lru_cache(maxsize=256)(inspect.signature)  # of a forward, which takes as long as a small layer runs
+signature_of = lru_cache(maxsize=256)(inspect.signature)  # each forward is inspected once
 
 
 @dataclass(frozen=True)
