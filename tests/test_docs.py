@@ -201,6 +201,7 @@ ROOMS = (
     "lens.py",
     "opening.py",
     "render.py",
+    "proof",
 )
 PRONOUNS = {"What", "Which", "Those", "Who", "That"}
 

@@ -1,1 +1,1 @@
-"""Whether the maps that a capture rebuilds are those that the model used; and if not, why."""
+"""Prove that the maps that a capture rebuilds are those that the model used, or name the mistake."""

@@ -24,8 +24,7 @@ from diffscope.families.hooks import Replay
 from diffscope.families.interface import own_implementation
 from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32_copy import Float32Mode, in_half, run_in_float32
-from diffscope.proof.ownership import readings
-from diffscope.proof.sequences import of_sequences, set_apart
+from diffscope.proof.readings import layer_of_sequences, observe_sequences, readings
 
 KEYS_UNTIL_ANEW = 2  # times the keys of the last proof: then a step of a generation is proved anew
 ROWS_IN_FLOAT32 = 128  # of each head and prompt: a mistake in the formula shows in most of them
@@ -149,9 +148,9 @@ def _attempt(family: Family, passage: AttentionPass, replay: Replay, within: Abs
         return Float32Proof(reason=f"its module cannot be run in float32: {first_line(error)}")
     failed: list[tuple[LayerAttention, Fidelity]] = []
     try:
-        set_apart(wide)
+        observe_sequences(wide)
         for number, reading in enumerate(readings(family, wide)):
-            layer = of_sequences(reading, wide)
+            layer = layer_of_sequences(reading, wide)
             (proof,) = fidelities([layer], [wide.observed], rows=ROWS_IN_FLOAT32)
             proof = replace(proof, error_float32=proof.error)
             if proof.error <= proof.tolerance:

@@ -22,8 +22,7 @@ from diffscope.families import AttentionPass, Family
 from diffscope.families.interface import own_implementation
 from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32 import matching_readings
-from diffscope.proof.ownership import owned, readings
-from diffscope.proof.sequences import of_sequences, set_apart
+from diffscope.proof.readings import layer_of_sequences, observe_sequences, readings, unshared
 
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
@@ -78,7 +77,7 @@ def read_passage(family: Family, passage: AttentionPass) -> Reading:
         raise UnsupportedModel(
             f"layer {passage.number}: family {family.name!r} allows no reading of {type(passage.module).__name__}"
         )
-    set_apart(passage)
+    observe_sequences(passage)
     return Reading(family, passage, first, layers, matches)
 
 
@@ -89,7 +88,7 @@ def _own_layer(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
     the keys of one head are a fifth slower then.
     """
     _check_keys(passage, layer)
-    layer = owned(of_sequences(layer, passage), passage)
+    layer = unshared(layer_of_sequences(layer, passage), passage)
     norm = None if layer.norm is None else layer.norm.weight
     weights = (layer.q, layer.lam, layer.gain, norm, layer.sink_logit, layer.correction)
     if any(weight is not None and weight.is_meta for weight in weights):
@@ -229,7 +228,7 @@ class EditedLayer(NamedTuple):
         """
         if torch.equal(passage.observed, self.output):
             return
-        set_apart(passage)
+        observe_sequences(passage)
         (result,) = fidelities([self.layer], [passage.observed], decide=False)
         if not result.error <= result.tolerance:
             from diffscope.proof.diagnosis import mismatch  # loaded on refusal alone
