@@ -17,7 +17,7 @@ from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
 from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.memory import pooled_workspace
+from diffscope.attention.memory import Workspace, pooled_workspace
 from diffscope.attention.precision import without_autocast
 from diffscope.attention.stacking import can_stack, stack, stack_pairings
 from diffscope.errors import FidelityError
@@ -33,6 +33,7 @@ def deviation(layer: LayerAttention, checked: Tensor, target: Tensor) -> float:
     return float(rebuild_errors(layer, [([layer.pairing], 1)], checked, target)[0][0].max())
 
 
+@torch.no_grad()
 def rebuild_errors(
     layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, target: Tensor
 ) -> tuple[list[Tensor], Tensor]:
@@ -82,7 +83,7 @@ def rebuild_errors(
                 queries = block.queries[some]
                 if not len(queries):  # a short block may have none of them
                     continue
-                terms = products[i].terms(layer, maps, rows.a1[:, some], values[:, keys], square[:, keys], queries)
+                terms = products[i].terms(layer, maps, rows.a1[:, some], values[:, keys], square[:, keys], queries, workspace)
                 size = terms.size * _factor(layer, terms.out, queries)  # (pairing, head, query)
                 off = _off(layer, terms.out, size, queries, expected[:, some])
                 errors[i] = torch.maximum(errors[i], off.amax(-1))  # a NaN stays a NaN
@@ -149,7 +150,14 @@ class _Products(NamedTuple):
         return cls(products // values, products % values, index[: len(pairings)], second)
 
     def terms(
-        self, layer: LayerAttention, maps: Tensor, weights: Tensor, values: Tensor, square: Tensor, queries: Tensor
+        self,
+        layer: LayerAttention,
+        maps: Tensor,
+        weights: Tensor,
+        values: Tensor,
+        square: Tensor,
+        queries: Tensor,
+        workspace: Workspace,
     ) -> _Terms:
         """Return D·V under each pairing.
 
@@ -163,6 +171,7 @@ class _Products(NamedTuple):
         square : Tensor, (value head, key)
             The mean square of the values over the width.
         queries : int64 Tensor, (query,)
+        workspace : Workspace
         """
         every_map_once = torch.equal(self.of_map, maps)
         of_map = torch.searchsorted(maps, self.of_map)
@@ -175,7 +184,7 @@ class _Products(NamedTuple):
             products = torch.matmul(weights[of_map], values[self.of_value])
         count = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)
         of_products = weights if every_map_once else weights[of_map]
-        units = rounding(of_products, products, square[self.of_value], count, layer.q.dtype)
+        units = rounding(of_products, products, square[self.of_value], count, layer.q.dtype, workspace)
         gain = _at(layer.gain, queries, layer.dtype)
         out, size = products[self.first] * gain, units[self.first] * gain[..., 0].abs()
         if self.second is None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.memory import NO_REUSE, Workspace
 
 # In units of what rounding acts on (see `rounding`). Float64 is no tighter than float32's rounding because the eager
 # attention of Hugging Face models takes its softmax in float32 even there.
@@ -37,7 +39,9 @@ def rms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1) * x.shape[-1] ** -0.5
 
 
-def rounding(weights: Tensor, products: Tensor, square: Tensor, count: Tensor, dtype: torch.dtype) -> Tensor:
+def rounding(
+    weights: Tensor, products: Tensor, square: Tensor, count: Tensor, dtype: torch.dtype, workspace: Workspace = NO_REUSE
+) -> Tensor:
     """Return the unit in which rounding moves the sums Σ p·v of some rows, (map, query).
 
     With n keys that a row sees, weights p, values v, all sizes root mean squares over the width, t the tolerance of the dtype and
@@ -65,12 +69,17 @@ def rounding(weights: Tensor, products: Tensor, square: Tensor, count: Tensor, d
         How many keys each row sees.
     dtype : torch.dtype
         That of the model's queries, keys and values.
+    workspace : Workspace
+        Where temporaries as large as the weights are put.
     """
     square = square[..., None]
     unit = torch.finfo(weights.dtype).eps / 2
-    each = (weights.square() @ square)[..., 0].sqrt()
+    room = workspace.take("rounding", weights.shape, weights.dtype, weights.device)
+    each = (torch.square(weights, out=room) @ square)[..., 0].sqrt()
     added = (weights @ square)[..., 0].sqrt() * count.sqrt() * unit
-    lost = (torch.where(weights < unit, weights, 0) @ square.sqrt())[..., 0]
+    # Weights below u are what is left without those from u on, which takes a fifth of the time of `where`.
+    from_unit_on = threshold(room.copy_(weights), unit * (1 - unit), 0.0, inplace=True)
+    lost = (torch.sub(weights, from_unit_on, out=room) @ square.sqrt())[..., 0]
     info = torch.finfo(dtype)
     absolute = OF_SUMS * added + OF_LOST * lost + info.tiny * info.eps
     return rms(products) + OF_EACH_WEIGHT * each + absolute / TOLERANCE[dtype]
