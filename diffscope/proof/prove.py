@@ -17,6 +17,7 @@ from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import HALF
 from diffscope.attention.stacking import can_stack
+from diffscope.attention.stored import to_tensors
 from diffscope.errors import DiffscopeError, FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.interface import own_implementation
@@ -89,9 +90,7 @@ def _own_layer(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
     """
     _check_keys(passage, layer)
     layer = unshared(layer_of_sequences(layer, passage), passage)
-    norm = None if layer.norm is None else layer.norm.weight
-    weights = (layer.q, layer.lam, layer.gain, norm, layer.sink_logit, layer.correction)
-    if any(weight is not None and weight.is_meta for weight in weights):
+    if any(tensor.is_meta for tensor in to_tensors(layer)[0].values()):
         raise UnsupportedModel(OFFLOADED)
     return layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
 

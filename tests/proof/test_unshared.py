@@ -124,3 +124,22 @@ def test_nothing_is_shared_with_weights_or_a_cache_that_is_written_on(name):
     overwrite(x for layer in cache.layers for x in (layer.keys, layer.values) if x is not None)
     for layer, tensors in zip(layers, before, strict=True):
         assert all(map(torch.equal, to_tensors(layer)[0].values(), tensors))
+
+
+class OnMeta(UnilmV1):
+    """Read one tensor of a layer as a module holds it whose weights are offloaded."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def readings(self, passage):
+        for layer in super().readings(passage):
+            tensors = to_tensors(layer)[0] | {"gate": torch.ones(1, 4, 1, 1)}
+            yield replace(layer, **{self.name: tensors[self.name].to("meta")})
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "lam", "gain", "lam_fp32", "gate"])
+def test_a_layer_with_a_tensor_on_the_meta_device_is_refused_in_a_line(name):
+    with pytest.raises(UnsupportedModel, match="^the model's weights are offloaded, or on the meta device") as refusal:
+        diffscope.load(learned(), family=OnMeta(name)).capture(IDS)
+    assert "\n" not in str(refusal.value)
