@@ -142,7 +142,8 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
         out = None if edited is seen else _output(edited, passage)
         if state.edited is not None:
             edited = replace(edited, mask=layer.mask) if edited.mask is seen.mask else edited
-            state.edited[scope.family.name, layer.layer] = EditedLayer(edited, fidelity, entered if out is None else out)
+            left = (entered if out is None else out).clone()  # others may change it in place, which is to be seen
+            state.edited[scope.family.name, layer.layer] = EditedLayer(edited, fidelity, left)
     return out
 
 

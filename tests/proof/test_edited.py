@@ -63,6 +63,7 @@ WRONG = {
     "one element of one row": one_row,
     "heads swapped": lambda out: out.unflatten(-1, (2, -1)).flip(-2).flatten(-2),
     "not finite": lambda out: out * torch.nan,
+    "in place": lambda out: out.mul_(1.001),
 }
 
 
@@ -76,6 +77,14 @@ def test_what_changes_an_edited_output_is_refused(edit, wrong):
             scope.capture(IDS)
         hook.remove()
         assert scope.capture(IDS).fidelity.decided.all()
+
+
+def test_a_change_in_place_of_what_no_edit_changed_is_refused():
+    scope = diffscope.load(tiny.own("v2"))
+    with scope.edit(edits.ablate_heads(heads=[])):
+        planted_after(scope, WRONG["in place"])
+        with pytest.raises(FidelityError, match="layer 1"):
+            scope.capture(IDS)
 
 
 def test_a_change_within_rounding_of_an_edited_output_is_none():
