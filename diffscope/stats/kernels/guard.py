@@ -53,7 +53,7 @@ def agrees(layer: LayerAttention) -> bool:
     with _lock:
         if device in _refused or key in _compared:
             return device not in _refused
-        if not (layer.q.isfinite().all() and layer.k.isfinite().all()):
+        if not all(x.isfinite().all() for x in (layer.q, layer.k, layer.lam, layer.gain)):
             return False  # nothing can be compared; blocks say which rows are NaN
         try:
             difference = next(_differences(layer), None)

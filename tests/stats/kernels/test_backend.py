@@ -74,11 +74,12 @@ def test_kernels_that_fail_are_left_for_blocks_with_one_warning(interpreted):
     assert len(caught) == 1 and "they fail (PassManager::run failed)" in caught[0]
 
 
-def test_a_layer_that_is_not_finite_compares_nothing(interpreted):
-    layer = _random(0, tokens=20, d=24)
-    layer.k[0, 0, 9] = torch.inf
+@pytest.mark.parametrize("name, d", [("k", 24), ("lam", 40)])  # two layouts, that neither is compared before
+def test_a_layer_that_is_not_finite_compares_nothing(interpreted, name, d):
+    layer = _random(0, tokens=20, d=d)
+    getattr(layer, name)[0, 0, 9] = torch.inf
     assert "backend" not in interpreted(measure_layer, layer, "gini", backend="triton")["gini"].attrs
-    assert interpreted(measure_layer, _random(0, tokens=20, d=24), "gini", backend="triton")["gini"].attrs["backend"] == "triton"
+    assert interpreted(measure_layer, _random(0, tokens=20, d=d), "gini", backend="triton")["gini"].attrs["backend"] == "triton"
 
 
 @pytest.mark.parametrize(
