@@ -5,6 +5,7 @@ Each function is a method of :class:`diffscope.Capture` by the same name.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import DEFAULT_MAPS, MAPS, check_map, present
 from diffscope.errors import DiffscopeError, check_index
-from diffscope.prompts.selection import token_positions
+from diffscope.prompts.selection import indices_among, token_positions, whole_number
 from diffscope.stats.maps import Bins, top_keys, window
 from diffscope.stats.maps import bins as maps_in_bins
 
@@ -152,8 +153,7 @@ def pooled_maps(
     DiffscopeError
         There is no such map, layer or head, the capture is of a batch, or `size` is below 1.
     """
-    if size < 1:
-        raise DiffscopeError(f"a pooled map has at least one bin a side, and size is {size}")
+    size = whole_number(size, 1, math.inf, "size is a whole number of bins from 1")
     attention, heads, names = _selected(capture, layer, heads, names)
     with Workers() as workers:
         bins = maps_in_bins(attention, names, heads, size, marginals=marginals, shares=shares, workers=workers)
@@ -197,8 +197,7 @@ def strongest(
     DiffscopeError
         There is no such map, layer, head or position, the capture is of a batch, or `count` is below 1.
     """
-    if count < 1:
-        raise DiffscopeError(f"the strongest keys of a query are at least one, and count is {count}")
+    count = whole_number(count, 1, math.inf, "count is a whole number of keys from 1")
     attention, heads, _ = _selected(capture, layer, heads, [name])
     rows = token_positions(queries, capture.prompts[0].span_positions(), attention.n_queries)
     with Workers() as workers:
@@ -245,9 +244,7 @@ def _selected(
         raise DiffscopeError(f"a map is of one prompt, and this capture is of a batch of {len(capture)}; take capture[i] of it")
     check_index("layer", layer, capture.layer_numbers)
     attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
-    chosen = list(range(attention.n_heads)) if heads is None else list(heads)
-    for head in chosen:
-        check_index("head", head, range(attention.n_heads))
+    chosen = list(indices_among("head", heads, range(attention.n_heads)))
     if names is None:
         return attention, chosen, present(attention, DEFAULT_MAPS) or ("A1",)
     for name in names:

@@ -8,8 +8,8 @@ from enum import IntEnum
 
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel, check_index
-from diffscope.prompts.selection import Indices, as_indices
+from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel
+from diffscope.prompts.selection import Indices, as_indices, indices_among
 
 Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention | Change]
 FULL_MAP_TOKENS = 4096  # beyond, an exact SVD or a stored mean map no longer fits
@@ -66,8 +66,7 @@ class Edit:
 
     def check(self, layers: Sequence[int]) -> None:
         """Raise DiffscopeError unless the model has attention in the layers that the edit names."""
-        for layer in as_indices(self.layers) or ():
-            check_index("layer", layer, layers, self.label)
+        indices_among("layer", self.layers, layers, self.label)
 
     def applies_to(self, layer: int) -> bool:
         """Return whether it acts in the layer of this number."""
@@ -88,10 +87,7 @@ class Edit:
         """
         if not self.applies_to(layer.layer):
             return layer
-        heads = as_indices(self.heads)
-        heads = tuple(range(layer.n_heads)) if heads is None else heads
-        for head in heads:
-            check_index("head", head, range(layer.n_heads), self.label)
+        heads = indices_among("head", self.heads, range(layer.n_heads), self.label)
         if self.needs_full_map:
             self._check_full_map(layer)
         if self.needs_positions:

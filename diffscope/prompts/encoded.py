@@ -272,7 +272,7 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
         return _by_text(prompt, name, span)
     if isinstance(span, Chars):
         return _by_characters(prompt, name, *span)
-    if isinstance(span, list) and span and isinstance(span[0], Chars):
+    if isinstance(span, list) and span and all(isinstance(piece, Chars) for piece in span):
         return tuple(sorted({at for piece in span for at in _by_characters(prompt, name, *piece)}))
     if isinstance(span, tuple):
         raise SpanError(

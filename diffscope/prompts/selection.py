@@ -52,7 +52,7 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
             raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {known}, or say {LAST!r}")
         choice = spans[choice]
     if choice is None or isinstance(choice, slice):
-        return torch.arange(n)[choice or slice(None)]
+        return _of_slice(choice or slice(None), n)
     try:
         values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
     except (ValueError, TypeError):  # rows of several lengths; words
@@ -66,23 +66,42 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
     return positions
 
 
+def _of_slice(tokens: slice, n: int) -> Tensor:
+    """Return the positions in a slice of a prompt of n tokens, int64 (position,)."""
+    try:
+        positions = range(n)[tokens]
+    except (TypeError, ValueError) as error:  # bounds that are no whole numbers; a step of 0
+        raise DiffscopeError(f"{tokens} is no slice of tokens: {error}; give whole numbers, such as slice(0, 10)") from None
+    return torch.arange(positions.start, positions.stop, positions.step)
+
+
 def as_indices(choice: Indices) -> tuple[int, ...] | None:
-    """Return one number or several as a tuple, and None, which stands for all, as it is; TypeError for anything else."""
+    """Return one number or several as a tuple, and None, which stands for all, as it is.
+
+    Raises
+    ------
+    DiffscopeError
+        It is anything else.
+    """
     if choice is None:
         return None
     try:
         return (index(cast(int, choice)),)  # an array that holds one number has an index as well
     except TypeError:
+        pass
+    try:
         return tuple(index(number) for number in cast(Sequence[int], choice))
+    except TypeError:
+        raise DiffscopeError(f"layers and heads are whole numbers, such as 3 or [0, 5], and not {choice!r}") from None
 
 
 def indices_among(what: str, choice: Indices, known: Sequence[int], label: str = "") -> tuple[int, ...]:
-    """Return the chosen numbers of layers, heads or prompts, by default all that are known.
+    """Return the chosen numbers of layers or heads, by default all that are known.
 
     Parameters
     ----------
     what : str
-        "layer", "head" or "prompt".
+        "layer" or "head".
     choice : int or sequence of int, optional
     known : sequence of int
         Ascending.
@@ -92,7 +111,7 @@ def indices_among(what: str, choice: Indices, known: Sequence[int], label: str =
     Raises
     ------
     DiffscopeError
-        One of them is not known.
+        They are no whole numbers, or one of them is not known.
     """
     chosen = as_indices(choice)
     for number in chosen or ():
@@ -116,7 +135,7 @@ def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
     """
     try:
         numbers = as_indices(choice)
-    except TypeError:
+    except DiffscopeError:
         numbers = None
     if numbers is None or min(numbers, default=0) < 0:
         raise DiffscopeError(f"{what}, and not {choice!r}")

@@ -68,6 +68,7 @@ def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
         (slice(5, 500), "prompt has tokens 0 to"),
         ((4, 6), r"is the tuple \(4, 6\); give slice\(start, stop\) for a range of tokens, or a list of positions"),
         (Chars(5, 900), "characters"),
+        ([Chars(0, 3), 5], "no whole number"),
     ],
 )
 def test_a_span_that_is_not_there_is_refused(tokenizer, span, words):

@@ -180,7 +180,7 @@ def test_the_strongest_keys_are_those_of_the_rows():
     taken = np.take_along_axis(values, order, -1)
     assert links["weight"].values == pytest.approx(np.where(links["key"] >= 0, taken, 0), abs=1e-7)
     assert links["mass"].values == pytest.approx(np.abs(values).sum(-1), rel=1e-5)
-    with pytest.raises(DiffscopeError, match="are at least one, and count is 0"):
+    with pytest.raises(DiffscopeError, match="count is a whole number of keys from 1, and not 0"):
         capture.strongest("D", 1, count=0)
 
 
@@ -215,7 +215,7 @@ def test_thumbnails_are_pooled_maps_of_every_head():
 
 def test_a_pooled_map_without_bins_is_refused():
     capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(10))
-    with pytest.raises(DiffscopeError, match="at least one bin a side, and size is 0"):
+    with pytest.raises(DiffscopeError, match="size is a whole number of bins from 1, and not 0"):
         capture.pooled_maps(0, size=0)
 
 
