@@ -197,7 +197,7 @@ def show_statistic(pair: Pair) -> None:
     words = STATISTICS[chosen.name]
     lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
     about = f"{words.description} · {sides[0].attrs['selection']}. Each point is a head. {lines}"
-    st.caption(plain(about), help=plain(f"{words.definition}. {LETTERS}."))
+    st.caption(plain(about), help=plain(f"{words.formula}. {LETTERS}."))
     for side in pair.sides:
         if signs := signs_of(chosen, side.cap, side.subject.key):
             st.caption(f"**{plain(side.name)}.** {plain(signs)}")

@@ -2,14 +2,15 @@
 
 from diffscope.cli.options import Json
 from diffscope.cli.output import say, show_json, show_table
-from diffscope.families import FAMILIES
-from diffscope.models.cards import bundled
 
 EXAMPLE = ("diffscope models --json",)
 
 
 def command(as_json: Json = False):
     """List the bundled models and the supported families of attention."""
+    from diffscope.families import FAMILIES
+    from diffscope.models.cards import bundled
+
     models = bundled()
     families = {family.name: family.description for family in FAMILIES}
     if as_json:

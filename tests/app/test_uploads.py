@@ -16,7 +16,6 @@ import pytest
 from small_models import APP
 
 import diffscope
-from app import outline
 from diffscope import DiffscopeError
 
 MOST = 2 * 2**20
@@ -167,7 +166,7 @@ def test_what_is_not_a_model_is_refused_in_a_line_and_leaves_nothing(name, uploa
 
 
 def test_what_would_not_fit_into_memory_is_refused_before_it_is_made(uploads, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(outline, "free_memory", lambda device: 1000.0)
+    monkeypatch.setitem(uploads.check_memory.__globals__, "free_memory", lambda device: 1000.0)
     with pytest.raises(DiffscopeError, match="are free"):
         accept(uploads, files)
     assert not list(tmp_path.iterdir())

@@ -3,6 +3,7 @@
 import json
 import tempfile
 import time
+from importlib import import_module
 
 import pytest
 from looks import fine
@@ -113,8 +114,7 @@ def test_what_is_no_model_is_one_line(app, folder):
 
 
 def test_a_model_that_is_too_large_is_not_opened(app, folders, monkeypatch):
-    from app import outline as outlines
-
+    outlines = import_module("app.outline")  # the one that the page will use: each test imports the app anew
     monkeypatch.setattr(outlines, "free_memory", lambda device: 10.0)
     test = page(app, source="the list", listed=str(folders["small-diff"]))
     assert "are free" in test.warning[0].value and not can_open(test)
