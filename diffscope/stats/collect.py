@@ -207,7 +207,7 @@ def collect(
     statistics: Sequence[Statistic],
     elements: int | None,
     workers: Workers,
-    progress: Callable[[float], None],
+    progress: Callable[[float], None] | None,
 ) -> dict[str, Tensor]:
     """Compute the statistics that come from quantities, by name, in one pass over the rows.
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
+from xarray.indexes import PandasIndex
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.stats.collect import Request
-from diffscope.stats.registry import LABELS, STATISTICS
+from diffscope.stats.registry import LABELS
 from diffscope.stats.statistic import Statistic
 
 
@@ -22,12 +23,16 @@ class Measured(NamedTuple):
     attrs: dict[str, dict]
     coords: dict[str, np.ndarray]
 
-    def joined(self, other: Measured) -> Measured:
-        """Return the statistics of both measurements of the layer."""
-        return Measured(self.values | other.values, self.attrs | other.attrs, self.coords | other.coords)
+
+def _index(dim: str, labels: Sequence | np.ndarray) -> PandasIndex:
+    values = np.array(labels)
+    return PandasIndex(values, dim, coord_dtype=values.dtype)
 
 
-def dataset(measured: Sequence[Measured], names: Sequence[str], layers: Sequence[int] | None = None) -> xr.Dataset:
+FIXED = {dim: _index(dim, labels) for dim, labels in LABELS.items()}
+
+
+def dataset(measured: Sequence[Measured], statistics: Sequence[Statistic], layers: Sequence[int] | None = None) -> xr.Dataset:
     """Return one Dataset of one layer, or of several along a dimension ``layer``.
 
     Layers may differ in their number of heads: what a layer does not have is NaN there.
@@ -35,8 +40,8 @@ def dataset(measured: Sequence[Measured], names: Sequence[str], layers: Sequence
     Parameters
     ----------
     measured : sequence of Measured
-    names : sequence of str
-        The statistics, in their order.
+    statistics : sequence of Statistic
+        In their order.
     layers : sequence of int, optional
         Numbers of the layers; without them there is one layer and no such dimension.
     """
@@ -45,33 +50,41 @@ def dataset(measured: Sequence[Measured], names: Sequence[str], layers: Sequence
     for of_layer in measured:
         labels |= {dim: values for dim, values in of_layer.coords.items() if len(values) > len(labels.get(dim, ()))}
     variables = {}
-    for name in names:
+    for name, dims in ((statistic.name, statistic.dims) for statistic in statistics):
         attrs = agreed([of_layer.attrs[name] for of_layer in measured], [f"layer {layer}" for layer in layers or ()])
-        dims = STATISTICS[name].dims
         values = [of_layer.values[name] for of_layer in measured]
         variables[name] = (dims, values[0], attrs) if layers is None else (("layer", *dims), _stacked(values), attrs)
-    coords = {dim: (dim, values) for dim, values in labels.items()}
-    return xr.Dataset(variables, coords if layers is None else {"layer": list(layers), **coords})
+    indexes = {} if layers is None else {"layer": _index("layer", layers)}
+    indexes |= {dim: index for dim, index in FIXED.items() if any(dim in statistic.dims for statistic in statistics)}
+    indexes |= {dim: _index(dim, values) for dim, values in labels.items()}
+    coords = {dim: coord for index in indexes.values() for dim, coord in index.create_variables().items()}
+    return xr.Dataset(variables, xr.Coordinates(coords, indexes))
 
 
-def batch_dataset(measured: Sequence[Sequence[Measured]], names: Sequence[str], layers: Sequence[int]) -> xr.Dataset:
-    """Return one Dataset of several prompts, each with its layers, along dimensions ``prompt`` and ``layer``.
+def along_prompts(prompts: Sequence[xr.Dataset]) -> xr.Dataset:
+    """Return one Dataset of several prompts along a dimension ``prompt``.
 
     Prompts may differ in their queries and spans: what a prompt does not have is NaN there.
     """
-    prompts = [dataset(of_layers, names, layers) for of_layers in measured]
     first = prompts[0]
     labels = [f"prompt {index}" for index in range(len(prompts))]
-    attrs = {name: agreed([of_prompt[name].attrs for of_prompt in prompts], labels) for name in names}
+    attrs = {name: agreed([of_prompt[name].attrs for of_prompt in prompts], labels) for name in first}
     if all(_same_axes(of_prompt, first) for of_prompt in prompts):
-        stacked = {name: np.stack([of_prompt[name].values for of_prompt in prompts]) for name in names}
-        return xr.Dataset({name: (("prompt", *first[name].dims), stacked[name], attrs[name]) for name in names}, first.coords)
+        stacked = {name: np.stack([of_prompt[name].values for of_prompt in prompts]) for name in first}
+        return xr.Dataset({name: (("prompt", *first[name].dims), stacked[name], attrs[name]) for name in first}, first.coords)
     joined = xr.concat(
         prompts, "prompt", combine_attrs="override", join="outer", coords="minimal", compat="override", data_vars="all"
     )
-    for name in names:
+    for name in first:
         joined[name].attrs = attrs[name]
     return joined
+
+
+def with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
+    """Add the outliers of the decoder layers' outputs, (layer, outlier) or (prompt, layer, outlier)."""
+    attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
+    dims = ("prompt", "layer", "outlier")[-values.ndim :]
+    return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS["outlier"]))
 
 
 def _same_axes(one: xr.Dataset, other: xr.Dataset) -> bool:
@@ -150,13 +163,7 @@ def _why(statistic: Statistic, d_is_a1: bool) -> str | None:
 
 
 def coordinates(request: Request, dims: set[str]) -> dict[str, np.ndarray]:
-    """Return the labels of those of the dimensions that have any."""
-    heads = range(request.layer.n_heads)
-    labels = {
-        **LABELS,
-        "head": heads,
-        "other_head": heads,
-        "query": request.queries.cpu().numpy(),
-        "span": list(request.spans),
-    }
-    return {dim: np.array(values) for dim, values in labels.items() if dim in dims}
+    """Return the labels of those of the dimensions that differ from layer to layer or from prompt to prompt."""
+    heads = np.arange(request.layer.n_heads)
+    labels = {"head": heads, "other_head": heads, "query": request.queries.cpu().numpy(), "span": np.array(list(request.spans))}
+    return {dim: values for dim, values in labels.items() if dim in dims}

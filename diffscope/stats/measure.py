@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -23,12 +25,11 @@ from diffscope.render import size_in_words
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
 from diffscope.stats.collect import Request, collect
-from diffscope.stats.dataset import Measured, attributes, batch_dataset, coordinates, dataset
-from diffscope.stats.outliers import LABELS as OUTLIERS
+from diffscope.stats.dataset import Measured, along_prompts, attributes, coordinates, dataset, with_outliers
 from diffscope.stats.ranks.statistic import bytes_of_estimates
 from diffscope.stats.registry import LABELS, select
 from diffscope.stats.rows import error_bound, needed, statistics_of
-from diffscope.stats.sample import STRATUM, WEIGHT, QuerySample, SampledQueries
+from diffscope.stats.sample import STRATUM, WEIGHT, QuerySample
 from diffscope.stats.statistic import Statistic
 
 MAX_JOINT_BYTES = 2**25  # of queries, keys and values: layers are measured together up to that
@@ -69,7 +70,7 @@ def measure_layer(
     with Workers() as workers:
         how = {"spans": spans, "queries": queries, "weights": weights, "elements": elements, "backend": backend}
         measured = measure_layers([layer], statistics, workers=workers, progress=progress, **how)  # type: ignore[arg-type]
-    return dataset(measured, [statistic.name for statistic in select(statistics)])
+    return dataset(measured, select(statistics))
 
 
 @torch.no_grad()
@@ -125,38 +126,33 @@ def measure_layers(
     requests = [_request(layer, spans or {"sink": torch.tensor([0])}, queries, weights) for layer in layers]
     joint = [each for each in chosen if each.by_head] if len(layers) > 1 and stacking.can_stack(layers, outputs=False) else []
     single = [each for each in chosen if each not in joint]
-    streams = bool(joint) + len(layers) * any(each.quantity for each in single)
-    done = 0
-
-    def compute(request: Request, statistics: Sequence[Statistic], alone: LayerAttention) -> _Results:
-        # The back end is that of a layer by itself, so that its numbers do not depend on the layers measured with it.
-        rows = any(each.kind == "row" for each in statistics) and not (elements and backend is None)
-        chosen_backend = backends.chosen(alone, backend) if rows else "blocks"
-        report = (lambda share: progress((done + share) / streams)) if progress else (lambda share: None)
-        return _computed(request, statistics, chosen_backend, elements, workers or Workers(1), report)
-
+    # The back end is that of a layer by itself, so that its numbers do not depend on the layers measured with it.
+    passes = [(layer, request, single) for layer, request in zip(layers, requests)] if single else []
+    if joint:
+        stacked = replace(requests[0], layer=stacking.stack(layers, outputs=False))
+        passes.insert(0, (layers[0], stacked, joint))
+    computed = []
+    for done, (layer, request, some) in enumerate(passes):
+        by_rows = any(each.kind == "row" for each in some) and not (elements and backend is None)
+        chosen_backend = backends.chosen(layer, backend) if by_rows else "blocks"
+        report = (lambda share, done=done: progress((done + share) / len(passes))) if progress else None
+        computed.append(_computed(request, some, chosen_backend, elements, workers or Workers(1), report))
     results: list[_Results] = [({}, {}) for _ in layers]
     if joint:
-        values, attrs = compute(replace(requests[0], layer=stacking.stack(layers, outputs=False)), joint, layers[0])
-        heads = layers[0].n_heads
-        results = [
-            ({name: x[number * heads : (number + 1) * heads] for name, x in values.items()}, dict(attrs))
-            for number in range(len(layers))
-        ]
-        done += 1
-    for request, (values, attrs) in zip(requests, results):
-        more_values, more_attrs = compute(request, single, request.layer) if single else ({}, {})
+        values, attrs = computed.pop(0)
+        heads = [slice(number * layer.n_heads, (number + 1) * layer.n_heads) for number, layer in enumerate(layers)]
+        results = [({name: x[of_layer] for name, x in values.items()}, dict(attrs)) for of_layer in heads]
+    for (values, attrs), (more_values, more_attrs) in zip(results, computed):
         values |= more_values
         attrs |= more_attrs
-        done += 1
     dims = {dim for statistic in chosen for dim in statistic.dims}
     return [
         Measured(
             {each.name: values[each.name].cpu().numpy() for each in chosen},
-            {each.name: attributes(each, request.layer) | attrs.get(each.name, {}) for each in chosen},
+            {each.name: attributes(each, layer) | attrs.get(each.name, {}) for each in chosen},
             coordinates(request, dims),
         )
-        for request, (values, attrs) in zip(requests, results)
+        for layer, request, (values, attrs) in zip(layers, requests, results)
     ]
 
 
@@ -169,7 +165,7 @@ def _computed(
     backend: Backend,
     elements: int | None,
     workers: Workers,
-    progress: Callable[[float], None],
+    progress: Callable[[float], None] | None,
 ) -> _Results:
     """Compute statistics of one layer: rows by kernels or in blocks, what has a quantity in blocks, the rest from the layer."""
     values: dict[str, Tensor] = {}
@@ -236,25 +232,27 @@ class MeasurementRun:
         backend: Backend | None = None,
     ):
         self.prompts = prompts
+        self.statistics = select(statistics)
         # The same of every prompt, whatever its spans, so that prompts can be measured together.
         self.queries = [-1] if is_last(queries, *(prompt.spans for prompt in prompts)) else queries
+        self.sample = None  # of the queries; None if all of them, or chosen ones, are measured
+        if isinstance(queries, QuerySample):
+            lengths = {len(prompt.ids) for prompt in prompts}
+            if len(lengths) > 1:
+                raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
+            self.sample = queries.draw(*lengths)
         self.backend = backend
         self.progress = progress
-        self.chosen = select(statistics)
+        self.outliers = any(
+            statistic.name == "logit_outliers" for statistic in self.statistics
+        )  # shown with the layers' outputs'
         self.measured: list[list[Measured]] = [[] for _ in prompts]
         self.layers: list[int] = []
+        self.total = n_layers * len(prompts)
         self._waiting: list[LayerAttention] = []
-        self._slow = any(statistic.kind == "rank" for statistic in self.chosen)
+        self._slow = any(statistic.kind == "rank" for statistic in self.statistics)
         self._reached = 0.0  # layers of a prompt that are done
         self._reported = 0.0  # layers of a prompt last reported to `progress`
-        self.total = n_layers * len(prompts)
-        if isinstance(queries, QuerySample) and len({len(prompt.ids) for prompt in prompts}) > 1:
-            raise DiffscopeError("a sample of queries needs prompts of one length; measure them one by one")
-
-    @property
-    def outliers(self) -> bool:
-        """Whether the outliers of the decoder layers' outputs are asked for."""
-        return any(statistic.name == "logit_outliers" for statistic in self.chosen)
 
     def add(self, layer: LayerAttention, workers: Workers) -> None:
         """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
@@ -268,8 +266,7 @@ class MeasurementRun:
 
         On KeyboardInterrupt the layers already reported as done are measured again, so that only complete layers are kept.
         """
-        waiting = self._waiting
-        self._waiting = []
+        waiting, self._waiting = self._waiting, []
         if not waiting:
             return
         try:
@@ -298,63 +295,63 @@ class MeasurementRun:
         return MeasurementInterrupted(result(stopped=f"after {len(self.layers)} of {self.total // len(self.prompts)} layers"))
 
     def _measure(self, waiting: list[LayerAttention], workers: Workers) -> None:
-        """Measure some layers of every prompt; they count when all of it is done."""
-        key_sets = [prompt.key_sets(waiting[0].q.device) for prompt in self.prompts]
-        layers = [[layer.prompt(number) for layer in waiting] for number in range(len(self.prompts))]
-        queries, weights = self._positions(layers[0][0], key_sets[0])
-        if not self.layers:
-            self._check_memory(layers[0][0], queries, len(key_sets[0]), workers)
-        names = [statistic.name for statistic in self.chosen]
-        by_row = [statistic.name for statistic in self.chosen if statistic.kind == "row"] if self._joint(waiting) else []
-        others = [name for name in names if name not in by_row]
+        """Measure some layers of every prompt; they count when all of it is done.
 
-        def measure(layers: list[LayerAttention], number: int, names: list[str], queries: Tensor | None) -> list[Measured]:
-            share = len(layers) * len(names) / len(self.chosen)
+        Rows are measured at once of prompts that are as long and of the same queries, unless that would take too much memory.
+        """
+        layers = [[layer.prompt(number) for layer in waiting] for number in range(len(self.prompts))]
+        key_sets = [prompt.key_sets(waiting[0].q.device) for prompt in self.prompts]
+        queries = [self._positions(of_prompt[0], spans) for of_prompt, spans in zip(layers, key_sets)]
+        weights = None if self.sample is None else self.sample.weight.to(waiting[0].q.device)
+        if not self.layers:
+            self._check_memory(layers[0][0], queries[0], len(key_sets[0]), workers)
+        several = len(layers) > 1 and len({of_prompt[0].n_queries for of_prompt in layers}) == 1
+        joint = several and not isinstance(self.queries, str) and _nbytes(waiting) <= 2 * MAX_JOINT_BYTES
+        rows = [statistic for statistic in self.statistics if joint and statistic.kind == "row"]
+        others = [statistic for statistic in self.statistics if statistic not in rows]
+        passes = [(0, list(chain(*layers)), rows)] if rows else []
+        passes += [(number, of_prompt, others) for number, of_prompt in enumerate(layers)] if others else []
+        results = [Measured({}, {}, {}) for _ in chain(*layers)]
+        for number, some, statistics in passes:
+            share = len(some) * len(statistics) / len(self.statistics)
             measured = measure_layers(
-                layers,
-                names,
+                some,
+                [statistic.name for statistic in statistics],
                 spans=key_sets[number],
-                queries=queries,
+                queries=queries[number],
                 weights=weights,
                 workers=workers,
-                progress=lambda part: self._report(self._reached + share * part),
+                progress=partial(self._report, share),
                 backend=self.backend,
             )
+            for result, more in zip(results[number * len(waiting) :], measured):
+                result.values.update(more.values)
+                result.attrs.update(more.attrs)
+                result.coords.update(more.coords)
+            self._report(share, 1)
             self._reached += share
-            self._report(self._reached)
-            return measured
-
-        results: list[list[Measured]] = [[] for _ in self.prompts]
-        if by_row:
-            together = measure([layer for of_prompt in layers for layer in of_prompt], 0, by_row, queries)
-            results = [together[number * len(waiting) : (number + 1) * len(waiting)] for number in range(len(self.prompts))]
-        for number, of_prompt in enumerate(layers if others else ()):
-            if number:
-                queries, _ = self._positions(of_prompt[0], key_sets[number])
-            measured = measure(of_prompt, number, others, queries)
-            results[number] = [a.joined(b) for a, b in zip(results[number], measured)] if by_row else measured
-        for so_far, more in zip(self.measured, results):
-            so_far += more
+        for number, so_far in enumerate(self.measured):
+            so_far += results[number * len(waiting) : (number + 1) * len(waiting)]
         self.layers += [layer.layer for layer in waiting]
 
-    def _joint(self, waiting: Sequence[LayerAttention]) -> bool:
-        """Return whether rows of several prompts can be measured at once: as long, of the same queries, not too large twice."""
-        lengths = {len(prompt.ids) for prompt in self.prompts}
-        several = len(self.prompts) > 1 and len(lengths) == 1 and not isinstance(self.queries, str)
-        return several and _nbytes(waiting) <= 2 * MAX_JOINT_BYTES
-
-    def _report(self, reached: float) -> None:
-        """Report how many layers are done, which may be a fraction."""
-        self._reported = reached
+    def _report(self, share: float, done: float) -> None:
+        """Report that some of the next `share` of a layer, or layers, is done besides what was before."""
+        self._reported = self._reached + share * done
         if self.progress:  # a model may run a layer more often than it has modules
-            self.progress(round(reached, 6), max(self.total, round(reached)))
+            self.progress(round(self._reported, 6), max(self.total, round(self._reported)))
 
     def _check_memory(self, layer: LayerAttention, queries: Tensor | None, spans: int, workers: Workers) -> None:
         """Refuse results that will not fit into memory, judged by a layer of the first prompt."""
         rows = layer.n_queries if queries is None else len(queries)
-        # Stacked, results are there twice.
-        need = 2 * self.total * result_bytes(self.chosen, layer, rows, spans)
-        need += working_bytes(self.chosen, layer, rows, workers.count)
+        sizes = {name: len(labels) for name, labels in LABELS.items()}
+        sizes |= {"head": layer.n_heads, "other_head": layer.n_heads, "query": rows, "span": spans}
+        values = sum(math.prod(sizes[dim] for dim in statistic.dims) for statistic in self.statistics)
+        all_heads = any(statistic.quantity.all_heads for statistic in self.statistics if statistic.quantity)
+        heads, of_block = block_size(layer, all_heads=all_heads)
+        block = heads * min(of_block, rows) * layer.n_keys
+        # Stacked, results are there twice; a thread holds eight times a block: scores, A1, A2, |D|, D, a pass over three maps.
+        need = (2 * self.total * values + workers.count * 8 * block) * layer.dtype.itemsize
+        need += bytes_of_estimates(layer) if self._slow else 0
         free = free_memory(torch.device("cpu"))
         if need > free:
             raise InsufficientMemory(
@@ -362,19 +359,14 @@ class MeasurementRun:
                 f"{size_in_words(free)} are free; ask for fewer, or for a sample of queries: queries=diffscope.QuerySample(512)"
             )
 
-    def _sample(self, n: int) -> SampledQueries | None:
-        """Draw the sample of the queries of a prompt of n tokens; None if all queries, or chosen ones, are measured."""
-        return self.queries.draw(n) if isinstance(self.queries, QuerySample) else None
-
-    def _positions(self, layer: LayerAttention, key_sets: Mapping[str, Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        """Return the queries to measure, None for all of them, and if they are a sample how many each stands for."""
+    def _positions(self, layer: LayerAttention, key_sets: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the queries to measure, (query,); None for all of them."""
         if self.queries is None or isinstance(self.queries, QuerySample):
-            sample = self._sample(layer.n_queries)
-            return (None, None) if sample is None else (sample.queries, sample.weight.to(layer.q.device))
+            return None if self.sample is None else self.sample.queries
         rows = token_positions(self.queries, key_sets, layer.n_queries)
         if len(self.prompts) > 1 and len(rows.unique()) < len(rows):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
-        return rows, None
+        return rows
 
     def dataset(self, outliers: np.ndarray | None, facts: dict, batch: bool) -> xr.Dataset:
         """Return one dataset of what was measured of the layers that came.
@@ -388,46 +380,20 @@ class MeasurementRun:
         batch : bool
             Whether there is a leading ``prompt`` dimension.
         """
-        names = [statistic.name for statistic in self.chosen]
-        joined = batch_dataset(self.measured, names, self.layers) if batch else dataset(self.measured[0], names, self.layers)
+        prompts = [dataset(of_layers, self.statistics, self.layers) for of_layers in self.measured]
+        joined = along_prompts(prompts) if batch else prompts[0]
         if outliers is not None and self.outliers:
             outliers = outliers[: len(self.layers)]
-            joined = _with_outliers(joined, np.moveaxis(outliers, 1, 0) if batch else outliers[:, 0])
-        n = len(self.prompts[0].ids)
-        sample = self._sample(n)
-        if sample is not None and isinstance(self.queries, QuerySample):
-            facts = {**facts, "sampled": f"{len(sample.queries)} of {n} queries, stratified, seed {self.queries.seed}"}
-            labels = {STRATUM: ("query", sample.stratum.numpy()), WEIGHT: ("query", sample.weight.numpy())}
-            joined = joined.assign_coords(labels if "query" in joined.dims else {})
+            joined = with_outliers(joined, np.moveaxis(outliers, 1, 0) if batch else outliers[:, 0])
+        if self.sample is not None and isinstance(self.queries, QuerySample):
+            some, n = len(self.sample.queries), len(self.prompts[0].ids)
+            facts = {**facts, "sampled": f"{some} of {n} queries, stratified, seed {self.queries.seed}"}
+            if "query" in joined.dims:
+                labels = {STRATUM: ("query", self.sample.stratum.numpy()), WEIGHT: ("query", self.sample.weight.numpy())}
+                joined = joined.assign_coords(labels)
         joined.attrs.update(facts)
         return joined
 
 
-def _with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
-    attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
-    dims = ("prompt", "layer", "outlier")[-values.ndim :]
-    return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(OUTLIERS))
-
-
 def _nbytes(layers: Iterable[LayerAttention]) -> int:
     return sum(x.nbytes for layer in layers for x in (layer.q, layer.k, layer.v))
-
-
-def result_bytes(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, spans: int) -> int:
-    """Return the memory of the results of one layer."""
-    sizes = {name: len(labels) for name, labels in LABELS.items()}
-    sizes |= {"head": layer.n_heads, "other_head": layer.n_heads, "query": rows, "span": spans}
-    values = sum(math.prod(sizes[dim] for dim in statistic.dims) for statistic in statistics)
-    return values * layer.dtype.itemsize
-
-
-def working_bytes(statistics: Iterable[Statistic], layer: LayerAttention, rows: int, threads: int) -> int:
-    """Return the memory that measuring itself takes.
-
-    A thread holds eight times a block: scores, A1, A2, |D|, D, and a pass over three maps.
-    """
-    statistics = list(statistics)
-    all_heads = any(statistic.quantity.all_heads for statistic in statistics if statistic.quantity)
-    heads, queries = block_size(layer, all_heads=all_heads)
-    blocks = threads * 8 * heads * min(queries, rows) * layer.n_keys * layer.dtype.itemsize
-    return blocks + (bytes_of_estimates(layer) if any(statistic.kind == "rank" for statistic in statistics) else 0)
