@@ -80,7 +80,7 @@ def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, 
 
 
 def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top: tuple[int, ...]) -> dict[str, Tensor]:
-    """Brackets around the Gini index, the ceil(q·n)-th smallest values and the sums of the k largest.
+    """Bracket the Gini index, the ceil(q·n)-th smallest values and the sums of the k largest.
 
     Parameters
     ----------

@@ -27,7 +27,7 @@ REST = tl.constexpr((1 << histogram.SHIFT) - 1)
 
 @triton.jit
 def _rows(queries, n_rows, offset, BLOCK_M: tl.constexpr):
-    """Which rows a program computes: their numbers, whether there is such a row, its query and its position among the keys."""
+    """Return the rows that a program computes: number, whether there is such a row, query, and position among the keys."""
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     real = row < n_rows
     query = tl.load(queries + row, mask=real, other=0)
@@ -57,7 +57,7 @@ def _bounds(position, real, n_keys, window, KIND: tl.constexpr, BLOCK_N: tl.cons
 
 @triton.jit
 def _visible(position, key, n_keys, window, KIND: tl.constexpr):
-    """Which keys which rows see, (row, key)."""
+    """Return whether each row sees each key, (row, key)."""
     behind = position[:, None] - key[None, :]
     seen = (key < n_keys)[None, :]
     if KIND != FULL:
@@ -78,7 +78,7 @@ def _query_tile(q, map, query, real, map_stride, query_stride, d_stride, d, WIDE
 
 @triton.jit
 def _capped(x, cap):
-    """cap·tanh(x/cap); where the exponential would lose the digits, by tanh's series."""
+    """Compute cap·tanh(x/cap), by tanh's series if the exponential would lose the digits."""
     t = tl.minimum(tl.maximum(x / cap, -15.0), 15.0)  # beyond, tanh is 1 in float32
     t2 = t * t
     series = t * (1 + t2 * (-1 / 3 + t2 * (2 / 15 + t2 * (-17 / 315 + t2 * (62 / 2835 - t2 * (1382 / 155925))))))
@@ -90,7 +90,7 @@ def _products(
     tile, k, key, exists, cap, key_stride, d_stride, d,
     CAPPED: tl.constexpr, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """q·k of a block's queries and a tile of keys, capped where the model caps its scores, (row, key)."""
+    """Compute q·k of a block's queries and a tile of keys, capped if the model caps its scores, (row, key)."""
     within = tl.arange(0, BLOCK_D)
     at = key.to(tl.int64)[None, :] * key_stride + within[:, None] * d_stride
     keys = tl.load(k + at, mask=exists[None, :] & (within < d)[:, None], other=0.0)  # (d, key)
@@ -116,7 +116,7 @@ def _weights(
     tile, k, top, over, key, exists, seen, factor, cap, k_key, k_d, d,
     CAPPED: tl.constexpr, WIDEN: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """Attention weights of a tile of keys, (row, key), zero where a key is not seen."""
+    """Compute the attention weights of a tile of keys, (row, key); zero if a key is not seen."""
     products = _products(tile, k, key, exists, cap, k_key, k_d, d, CAPPED, WIDEN, BLOCK_D)
     return tl.where(seen, tl.exp2((products - top) * factor) * over, 0.0)
 
@@ -128,7 +128,7 @@ def branch(
     KIND: tl.constexpr, CAPPED: tl.constexpr, SINK: tl.constexpr, SUMS: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One map's largest product and normaliser, and its sums, carried along as the largest so far grows.
+    """Compute one map's largest product and normaliser, and its sums, which are rescaled as the largest so far grows.
 
     sink (map, row) float32 are sink logits, whose exponential counts in Z alone.
     out (slot, map, row) float64: largest product or sink logit, 1/Z, sum p, largest p; with SUMS further sum p², sum p ln p,
