@@ -23,6 +23,7 @@ from diffscope.cli import COMMANDS, app, main, output
 from diffscope.cli.app import find_app
 from diffscope.cli.output import time_left
 from diffscope.hypotheses import TESTS
+from diffscope.stats import STATISTICS
 from diffscope.storage.statistics import open_statistics
 from tests import tiny
 
@@ -184,6 +185,16 @@ def test_measure_on_a_model_is_measure_on_its_capture(run, saved, tiny_diff_fold
     (status, out, err), printed = run("measure", *of_model, *options), json.loads(run("measure", saved, *options)[1])
     assert (status, err) == (0, "")
     assert json.loads(out) == printed | {"model": str(tiny_diff_folder)}
+
+
+def test_the_list_of_statistics_is_that_of_their_declarations(run):
+    status, out, _ = run("measure", "--list")
+    lines = out.splitlines()[1:]
+    assert status == 0 and [line.split()[0] for line in lines] == list(STATISTICS)
+    for line, statistic in zip(lines, STATISTICS.values(), strict=True):
+        assert statistic.units in line and line.rstrip().endswith(statistic.formula)
+    listed = json.loads(run("measure", "--list", "--json")[1])
+    assert listed["gini"]["definition"] == STATISTICS["gini"].formula and listed["gini"]["kind"] == "row"
 
 
 def test_some_queries_by_span_range_and_sample(run, saved):

@@ -50,6 +50,9 @@ Backend = Annotated[
     Literal["blocks", "triton"] | None,
     typer.Option(help="Where row statistics come from; by default blocks of rows, on CUDA Triton's kernels."),
 ]
+List = Annotated[
+    bool, typer.Option("--list", help="List the statistics that --stats knows, with units and definition, and measure nothing.")
+]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[
     Path | None,
@@ -72,12 +75,16 @@ def command(
     queries: Queries = None,
     backend: Backend = None,
     per_head: PerHead = False,
+    list_statistics: List = False,
     out: Out = None,
     as_json: Json = False,
     device: Device = None,
     dtype: Dtype = None,
 ):
     """Measure statistics of A1, A2 and D, averaged over queries. Ctrl-C leaves the layers that were finished."""
+    if list_statistics:
+        _list(as_json)
+        return
     check_out(out)
     if out is not None:
         _check_format(out, per_head)
@@ -104,6 +111,17 @@ def command(
         kept = f"these are kept in {out}" if out is not None else "nothing is kept; --out FILE keeps what is finished"
         note(f"stopped {measured.attrs['stopped']}; {kept}")
         raise typer.Exit(STOPPED)
+
+
+def _list(as_json):
+    """Show the statistics as their functions declare them."""
+    from diffscope.stats import STATISTICS
+
+    if as_json:
+        show_json({name: {"kind": each.kind, "dims": each.dims, **each.attributes()} for name, each in STATISTICS.items()})
+    else:
+        rows = ((name, each.kind, each.units, each.description, each.formula) for name, each in STATISTICS.items())
+        show_table(["statistic", "kind", "units", "measures", "definition"], rows)
 
 
 class _Source(NamedTuple):

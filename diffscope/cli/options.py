@@ -24,7 +24,7 @@ Span = Annotated[
         help="A named part of the prompt: its text, or a range of tokens; NAME:=… of other spans: rest:=~answer. Repeatable.",
     ),
 ]
-Stats = Annotated[str, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
+Stats = Annotated[str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")]
 Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
 Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

@@ -45,7 +45,8 @@ def dataset(measured: Sequence[Measured], statistics: Sequence[Statistic], layer
     layers : sequence of int, optional
         Numbers of the layers; without them there is one layer and no such dimension.
     """
-    # Joined by hand: xarray.concat of a Dataset a layer takes ten times as long, a tenth of measuring a prompt of 200 tokens.
+    # Joined by hand: xarray.concat of a Dataset a layer takes 7 ms instead of 0.7 (3 layers, row statistics), and a sweep of
+    # prompts of 256 tokens on mini-diff 37 ms a prompt instead of 32 in batches, 50 instead of 45 one by one (1 thread).
     labels: dict[str, np.ndarray] = {}
     for of_layer in measured:
         labels |= {dim: values for dim, values in of_layer.coords.items() if len(values) > len(labels.get(dim, ()))}

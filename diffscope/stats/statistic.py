@@ -2,7 +2,7 @@
 
 Each statistic is declared once, on its function, in ``rows``, ``branches``, ``spans``, ``heads`` or ``ranks``. The table
 (:mod:`diffscope.stats.registry`), the attributes of a Dataset, the functions on arrays (:mod:`diffscope.stats.formulas`), the
-pages of the docs and the help of the command line are generated from the declarations.
+pages of the docs and the list of ``diffscope measure --list`` are generated from the declarations.
 
 In the formulas, x is a row of A1, A2 or D, p = |x| / sum|x| its shares and n the number of keys that it can see; X is a key
 set, on which <,>_X and |.|_X are taken; g is the gain of A1 (1 in most models) and lambda the coefficient of A2.
