@@ -12,9 +12,9 @@ from sources import measured
 from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS
 from diffscope.figures.heads import over_heads
-from diffscope.readings.labels import is_unsigned
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
+from diffscope.stats.labels import is_unsigned
 from diffscope.stats.registry import LABELS
 
 WORDS = {name: entry.symbol for name, entry in MAPS.items()}

@@ -19,6 +19,8 @@ from diffscope import storage as storage
 from diffscope import tables as tables
 from diffscope import tasks as tasks
 from diffscope.capture import Capture as Capture
+from diffscope.capture.comparison import Comparison as Comparison
+from diffscope.capture.comparison import compare as compare
 from diffscope.conformance import check as check
 from diffscope.errors import *
 from diffscope.figures import figure as figure
@@ -27,8 +29,6 @@ from diffscope.prompts import Chars as Chars
 from diffscope.prompts import SpanExpr as SpanExpr
 from diffscope.scope import Scope as Scope
 from diffscope.scope import load as load
-from diffscope.scope.comparison import Comparison as Comparison
-from diffscope.scope.comparison import compare as compare
 from diffscope.stats.sample import QuerySample as QuerySample
 from diffscope.stats.sample import average as average
 

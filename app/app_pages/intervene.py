@@ -16,6 +16,7 @@ from script import script
 from words import in_words, plain
 
 from diffscope import figures
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
@@ -23,7 +24,6 @@ from diffscope.figures.panels import short_name
 from diffscope.readings import answers, next_tokens
 from diffscope.readings.words import course, percent
 from diffscope.readings.words import figures as number
-from diffscope.scope.comparison import Comparison
 
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}

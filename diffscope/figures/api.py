@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
 from diffscope.figures import cohort as _cohort  # noqa: F401
@@ -21,7 +22,6 @@ from diffscope.figures.maps import LARGEST
 from diffscope.figures.of_values import cells
 from diffscope.figures.selection import one_prompt
 from diffscope.figures.subjects import Captures, captures_of
-from diffscope.scope.comparison import Comparison
 
 Window = slice | tuple[int, int] | int
 Heads = Sequence[int] | Literal["all"]

@@ -13,7 +13,7 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import edited, one_prompt, position_of
-from diffscope.readings.labels import at_labels, is_unsigned, usual_label
+from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.sample import averaged
 

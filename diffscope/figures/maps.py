@@ -8,12 +8,12 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import DEFAULT_MAPS, present
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.base import register
 from diffscope.figures.panels import CHANGED_DIFFERENCE, short_name
 from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
-from diffscope.scope.comparison import Comparison
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 BINS = 256  # a side: more are finer than print, and large files

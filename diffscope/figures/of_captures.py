@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import xarray as xr
 
+from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import Captures, captures_of, checked_query, drawn, panels_beside, undefined_said
-from diffscope.readings.captions import count_of_prompts, edits_of
-from diffscope.readings.labels import is_unsigned, usual_label
+from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
 Normalisation = Literal["share", "raw", "signed", "positive"]

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
+from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import cells, curves
 from diffscope.figures.subjects import drawn, estimates_of, together
-from diffscope.readings.captions import count_of_prompts, edits_of
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading

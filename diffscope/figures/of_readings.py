@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
-from diffscope.readings.captions import edits_of
-from diffscope.scope.comparison import Comparison
 from diffscope.stats.sample import rule
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from itertools import product
 import numpy as np
 import xarray as xr
 
+from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.of_values import curves
 from diffscope.figures.subjects import drawn
-from diffscope.readings.captions import count_of_prompts
-from diffscope.readings.labels import is_unsigned, told_unsigned, usual_label
+from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.sample import averaged, rule
 

@@ -11,11 +11,11 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import KINDS, Figure
 from diffscope.figures.panels import short_name
 from diffscope.prompts.selection import is_last
-from diffscope.scope.comparison import Comparison
 
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
 UNDEFINED = " (undefined)"  # behind the name of a series

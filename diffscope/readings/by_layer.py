@@ -16,11 +16,11 @@ from diffscope.readings import over_prompts
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
 from diffscope.readings.controls import once_or_each
-from diffscope.readings.labels import at_labels
 from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
+from diffscope.stats.labels import at_labels
 from diffscope.stats.sample import averaged, rule
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}

@@ -10,13 +10,13 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.readings.captures import any_capture
-from diffscope.readings.labels import UNSIGNED
 from diffscope.readings.middle import mean, median
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import figures
-from diffscope.scope.comparison import Comparison
+from diffscope.stats.labels import UNSIGNED
 from diffscope.stats.sample import average, rule
 from diffscope.stats.spans import NORMALISATIONS
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
+from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError
-from diffscope.readings.captions import edits_of
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
 from diffscope.tables import numbers

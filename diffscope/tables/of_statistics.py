@@ -11,12 +11,12 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import MAPS
+from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
-from diffscope.readings.captions import count_of_prompts, edits_of
 from diffscope.readings.words import runs
-from diffscope.scope.comparison import Comparison
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select

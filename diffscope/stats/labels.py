@@ -1,4 +1,4 @@
-"""One label along each dimension of a statistic: the one that is asked for, else the usual one."""
+"""Choose one label along each dimension of a statistic: the one that is named, else the usual one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ UNSIGNED = "share of |D|"
 
 
 def usual_label(labels: Sequence[str], dim: str) -> str:
-    """The label that is meant along a dimension where none is asked for: the first, unless there is a usual one."""
+    """Return the label that is meant along a dimension where none is named: the first, unless there is a usual one."""
     return next((name for name in USUAL.get(dim, ()) if name in labels), labels[0])
 
 
 def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[xr.DataArray, list[str]]:
-    """A statistic at one label along every dimension but layer, head and query, and these labels in words.
+    """Return a statistic at one label along every dimension but layer, head and query, and these labels in words.
 
     Parameters
     ----------
