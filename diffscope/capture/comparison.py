@@ -63,7 +63,7 @@ def compare(
     if isinstance(first, Capture) and isinstance(second, Capture):
         if prompts is not None or spans is not None:
             raise DiffscopeError("captures hold their prompts and spans already; compare them without, or give two scopes")
-        return Comparison(_numbered(first.facts["model"], second.facts["model"]), (first, second))
+        return _of_same_tokens(_numbered(first.facts["model"], second.facts["model"]), first, second)
     if isinstance(first, Capture) or isinstance(second, Capture):
         raise DiffscopeError("a capture is compared with a capture, and a scope with a scope; give two of one kind")
     if prompts is None:
@@ -71,8 +71,19 @@ def compare(
     vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]
     if any(vocabulary != vocabularies[0] for vocabulary in vocabularies):
         raise DiffscopeError(f"{first.name} and {second.name} have different tokenizers; compare models that share one")
-    captures = first.capture(prompts, spans), second.capture(prompts, spans)
-    return Comparison(_numbered(first.name, second.name), captures)
+    return _of_same_tokens(_numbered(first.name, second.name), first.capture(prompts, spans), second.capture(prompts, spans))
+
+
+def _of_same_tokens(names: tuple[str, str], first: Capture, second: Capture) -> Comparison:
+    """Return the comparison of two captures, or raise DiffscopeError if they are of different tokens."""
+    # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
+    pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(first.prompts, second.prompts)]
+    if len(first.prompts) != len(second.prompts) or any(a != b for a, b in pairs):
+        raise DiffscopeError(
+            f"the captures of {' and '.join(names)} are of different tokens; compare models that share a tokenizer, on "
+            "the same prompts"
+        )
+    return Comparison(names, (first, second))
 
 
 def _numbered(first: str, second: str) -> tuple[str, str]:
@@ -84,6 +95,8 @@ def _numbered(first: str, second: str) -> tuple[str, str]:
 class Comparison:
     """Captures of two models on the same prompts; its results have a dimension ``model``. :func:`compare` makes one.
 
+    Made directly it holds any two captures, such as of one model on two prompts, whose statistics are compared all the same.
+
     Attributes
     ----------
     names : tuple of str
@@ -93,16 +106,6 @@ class Comparison:
 
     names: tuple[str, str]
     captures: tuple[Capture, Capture]
-
-    def __post_init__(self) -> None:
-        first, second = (capture.prompts for capture in self.captures)
-        # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
-        pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(first, second)]
-        if len(first) != len(second) or any(a != b for a, b in pairs):
-            raise DiffscopeError(
-                f"the captures of {' and '.join(self.names)} are of different tokens; compare models that share a tokenizer, on "
-                "the same prompts"
-            )
 
     def __repr__(self) -> str:
         return f"<Comparison of {' and '.join(self.names)}: {lengths(self.captures[0].prompts)}>"
