@@ -17,7 +17,7 @@ from diffscope.families.foreign import REGISTER, ForeignModule, attribute, has_a
 
 @dataclass(frozen=True)
 class Convention:
-    """What an implementation does by design, in the terms in which implementations differ.
+    """Design of an implementation, in the terms in which implementations differ.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Family(ABC):
 
     @property
     def interface(self) -> bool:
-        """Whether its modules are seen at the Hugging Face attention interface, and not by their submodules."""
+        """Return whether the modules are observed at the Hugging Face attention interface, and not by their submodules."""
         return not self.watch
 
     def recognises(self, module: ForeignModule) -> bool:

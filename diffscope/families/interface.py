@@ -170,7 +170,7 @@ class _ObservedName(str):
 
 
 class _Observers:
-    """Who observes the calls of attention implementations, and the configurations in which these go by another name meanwhile.
+    """Observers of the calls of attention implementations, and the configurations that name another implementation meanwhile.
 
     Models may share a configuration or a part, and whoever observes one of them may begin and end in any order. Each is shown the
     calls of its own thread alone.

@@ -1,4 +1,4 @@
-"""What families need whose modules do not call the attention interface: heads, RoPE, λ and cache, from projections."""
+"""Heads, RoPE, λ and cache from projections, for families whose modules do not call the attention interface."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def from_cache(attention_pass: AttentionPass, k: Tensor, v: Tensor) -> tuple[Ten
 
 
 def given_mask(attention_pass: AttentionPass, keys: int, window: int | None = None) -> Mask:
-    """The mask of a causal module, from its `attention_mask`: one of all scores, or one of padding, or none.
+    """Return the mask of a causal module from its `attention_mask`: of all scores, of padding, or none.
 
     Parameters
     ----------

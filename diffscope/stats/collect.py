@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of one layer of one prompt.
+    """Request for statistics of one layer of one prompt.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Request:
 
 
 class Where(NamedTuple):
-    """Which part of a layer a block is."""
+    """Part of a layer that a block covers."""
 
     request: Request
     block: Block  # heads and queries
@@ -178,7 +178,7 @@ def each(values: Tensor, statistics: Sequence[Statistic], request: Request) -> d
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """What blocks of rows give for one or more statistics.
+    """Quantity that blocks of rows give for one or more statistics.
 
     Attributes
     ----------
