@@ -162,7 +162,7 @@ class Comparison:
         first, second = (averages.sel(model=name, drop=True) for name in self.names)
         with xr.set_options(keep_attrs=True):
             difference = first - second
-        left_out = ", ".join(name for name in measured.data_vars if name not in averages)
+        left_out = ", ".join(str(name) for name in measured.data_vars if name not in averages)
         words = f"{self.names[0]} − {self.names[1]}, of averages over heads"
         return difference.assign_attrs(measured.attrs, difference=words, left_out=left_out)
 
