@@ -9,7 +9,8 @@ from torch import nn
 from transformers import GraniteConfig, GraniteForCausalLM
 
 import diffscope
-from diffscope import branch_attribution, edits, lens
+from diffscope import edits, lens
+from diffscope.attribution import branch_attribution
 from diffscope.errors import PromptError, UnsupportedModel
 from tests import tiny
 from tests.layouts import dex, gated, grouped, phi4flash, ports, vision
