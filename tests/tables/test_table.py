@@ -45,7 +45,7 @@ def test_latex_sets_it(table, tmp_path):
 
 
 def test_no_word_of_statistics_and_tests_is_beyond_latex():
-    words = [text for one in STATISTICS.values() for text in (one.definition, one.units, one.name)]
+    words = [text for one in STATISTICS.values() for text in (one.formula, one.units, one.name)]
     words += [quantity.label for test in TESTS.values() for quantity in test.quantities.values()]
     beyond = {sign for text in words for sign in as_latex(text) if ord(sign) > 255}
     assert not beyond
