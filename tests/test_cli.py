@@ -87,7 +87,7 @@ def test_version(run):
     assert run("--version") == (0, f"diffscope {diffscope.__version__}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["measure", "--help"], ["app", "--help"], ["train", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["models"], ["--help"], ["measure", "--help"], ["app", "--help"], ["train", "--help"]])
 def test_help_loads_nothing_heavy(arguments):
     script = (
         "import sys; from diffscope.cli import main; main(sys.argv[1:]);"
@@ -112,9 +112,10 @@ def test_a_study_is_shown_without_what_takes_evidence():
         assert done.stdout.splitlines()[-1] == ""
 
 
-def test_a_saved_capture_is_measured_and_drawn_without_model_code(saved, tmp_path):
+def test_without_a_model_no_model_code_is_loaded(saved, tmp_path):
     """Of commands one after the other, each of which says what had been loaded by its end."""
     commands = [
+        ["models"],
         ["measure", str(saved), "--stats", "entropy"],
         ["figure", str(saved), "--layer", "0", "--head", "0", "--out", "x.html"],
     ]

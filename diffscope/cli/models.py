@@ -8,18 +8,16 @@ EXAMPLE = ("diffscope models --json",)
 
 def command(as_json: Json = False):
     """List the bundled models and the supported families of attention."""
-    from diffscope.families import FAMILIES
-    from diffscope.models.cards import bundled
+    from diffscope.models.cards import FAMILIES, bundled
 
     models = bundled()
-    families = {family.name: family.description for family in FAMILIES}
     if as_json:
-        show_json({"models": models, "families": families})
+        show_json({"models": models, "families": FAMILIES})
         return
     headers = ["model", "attention", "layers", "heads", "parameters", "trained length", "retrieval", "checkpoints"]
     show_table(headers, (_row(model) for model in models))
     say()
-    show_table(["family", "reads"], families.items())
+    show_table(["family", "reads"], FAMILIES.items())
 
 
 def _row(model):

@@ -33,7 +33,6 @@ class Axolotl(Family):
     """
 
     name = "axolotl"
-    description = "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix"
     convention = Convention(
         HALVES, f"diff_attn_mix·({EXPONENTIAL})", schedule=0, norm="rms, affine", post_scale=False, rope="half"
     )

@@ -13,6 +13,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.foreign import REGISTER, ForeignModule, attribute, has_attribute, parts_of
+from diffscope.models.cards import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Family(ABC):
     ----------
     name : str
     description : str
-        The models that it reads, in a line.
+        The models that it reads, in a line. Those of diffscope's own families are in ``diffscope.models.cards``.
     convention : Convention or None
         What the implementation does by design; None for standard attention.
     tried_on : {"real class", "documented layout"}
@@ -80,13 +81,17 @@ class Family(ABC):
     """
 
     name: str
-    description: str = ""
     convention: Convention | None = None
     tried_on: str = "real class"
     module_class: type[nn.Module] = nn.Module
     has: tuple[str, ...] = ()
     watch: ClassVar[Mapping[str, str]] = {}
     output: str = "o_proj"
+
+    @property
+    def description(self) -> str:
+        """Return the models that it reads, in a line; empty for a family that does not say so."""
+        return FAMILIES.get(self.name, "")
 
     @property
     def interface(self) -> bool:

@@ -38,7 +38,6 @@ class Bundled(Family):
     """diffscope's own models behind one configuration field."""
 
     name = "diffscope"
-    description = "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls"
     module_class = Attention
 
     def convention_of(self, module: ForeignModule) -> Convention | None:

@@ -52,7 +52,6 @@ class Dex(Standard):
     """
 
     name = "dex"
-    description = "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A"
     tried_on = "documented layout"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:

@@ -16,7 +16,6 @@ class DiffClip(Family):
     """Maps 2h and 2h + 1 belong to head h; λ_init is one constant for all layers, and queries see what `attn_mask` shows."""
 
     name = "diffclip"
-    description = "DiffCLIP's vision and text transformers: head h pairs maps 2h and 2h + 1, one λ a layer around a constant"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=None, norm="rms, affine", post_scale=True, rope="none")
     tried_on = "documented layout"
     has = (*V1_PARTS, "out_proj", "diff_norm", "effective_heads", "lambda_init")

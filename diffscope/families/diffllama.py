@@ -36,7 +36,6 @@ class DiffLlama(Family):
     """Hugging Face DiffLlama (transformers ≥ 5): maps h and h + H belong to head h."""
 
     name = "diffllama"
-    description = "DIFF V1 in transformers: head h pairs maps h and h + H, one λ a layer, norm without weight"
     convention = Convention(HALVES, EXPONENTIAL, schedule=0, norm="rms", post_scale=True, rope="half")
     module_class = DiffLlamaAttention
 

@@ -18,7 +18,6 @@ class Kyegomez(Family):
     """Heads with projections of their own; every token sees all others, and the only norm comes after W_o."""
 
     name = "kyegomez"
-    description = "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block"
     convention = Convention(STRIPES, "an argument of the module", schedule=None, norm=None, post_scale=False, rope="none")
     tried_on = "documented layout"
     has = ("diff_attn_heads", "W_o")

@@ -33,7 +33,6 @@ class Motif(Family):
     """Motif-2.6B: maps 2h and 2h + 1 belong to head h; λ_init of layer l is the paper's of l − 1."""
 
     name = "motif"
-    description = "Motif-2.6B (remote code): head h pairs maps 2h and 2h + 1, λ_init counts layers from −1"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=-1, norm="rms, affine", post_scale=True, rope="half")
     tried_on = "documented layout"
     has = (*V1_PARTS, "o_proj", "subln")
@@ -86,7 +85,6 @@ class GroupedMotif(Motif):
     """Grouped differential attention: of every r + 1 query maps the last is the second map of the r heads before it."""
 
     name = "motif-grouped"
-    description = "Motif-2-12.7B (remote code), grouped differential attention: one A2 with keys of its own serves several A1"
     convention = Convention(
         "of every r + 1 maps the last is A2 of the r before it",
         EXPONENTIAL,

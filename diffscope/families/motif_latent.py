@@ -20,7 +20,6 @@ class MotifLatent(Family):
     """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and head."""
 
     name = "motif-latent"
-    description = "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output"
     convention = Convention(
         "of every r + 1 maps the last is A2 of the r before it",
         SIGMOID,

@@ -23,7 +23,6 @@ class Nanowell(Family):
     """
 
     name = "nanowell"
-    description = "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE"
     convention = Convention(STRIPES, f"{EXPONENTIAL}, per head", schedule=0, norm="rms, affine", post_scale=True, rope="none")
     tried_on = "documented layout"
     has = ("W_q", "W_k", "W_v", "W_o", *LAMBDAS, "lambda_init", "rms_scale", "num_heads")

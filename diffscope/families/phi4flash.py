@@ -19,7 +19,6 @@ class Phi4Flash(Family):
     """Phi-4-mini-flash: maps 2h and 2h + 1 belong to head h; every other layer has no attention."""
 
     name = "phi4flash"
-    description = "Phi-4-mini-flash (remote code): head h pairs maps 2h and 2h + 1, no RoPE, late layers share one layer's keys"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=0, norm="rms, affine", post_scale=True, rope="none")
     tried_on = "documented layout"
     has = ("Wqkv", "out_proj", "inner_cross_attn.lambda_q1", "inner_cross_attn.subln")

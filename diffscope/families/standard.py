@@ -27,7 +27,6 @@ class Standard(Family):
     """Llama, Qwen, Mistral, GPT-2 and others: A1 = A, λ = 0, D = A."""
 
     name = "standard"
-    description = "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A"
 
     def modules(self, model: nn.Module) -> list[nn.Module]:
         modules = interface_attention(model)

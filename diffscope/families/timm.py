@@ -26,7 +26,6 @@ class Timm(Family):
     """Fused projection, maps in stripes, full attention over image tokens. Recognised by attributes, without importing timm."""
 
     name = "timm"
-    description = "DiffAttention and DiffParallelScalingBlock of timm's vision transformers"
     convention = Convention(STRIPES, EXPONENTIAL, 0, "rms, affine", True, "none")
     has = ("dual_lambda", "lambda_init", "sub_norm", "q_norm", "k_norm", "head_dim", "fused_attn")
     watch = {"qkv": "qkv", "in_proj": "in_proj", "q": "q_norm", "k": "k_norm"}

@@ -45,7 +45,6 @@ class UnilmV1(Family):
     """DIFF V1 of the naive file and both flash files, which differ in how they pair grouped keys, and its copies."""
 
     name = "unilm"
-    description = "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer"
     convention = Convention(STRIPES, EXPONENTIAL, schedule=0, norm="rms, affine", post_scale=True, rope="interleaved")
     tried_on = "documented layout"
     has = (*V1_PARTS, "out_proj", "lambda_init")
@@ -152,7 +151,6 @@ class UnilmV2(Family):
     """One softmax over twice the query heads; maps 2h and 2h + 1 share keys and values."""
 
     name = "unilm-v2"
-    description = "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head"
     convention = Convention(
         STRIPES, SIGMOID, schedule=None, norm=None, post_scale=False, rope="interleaved", keys="shared by both maps"
     )

@@ -34,9 +34,6 @@ class Yoco(Family):
     """
 
     name = "yoco"
-    description = (
-        "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2"
-    )
     convention = Convention(STRIPES, GATES, schedule=None, norm=None, post_scale=False, rope="half", keys="shared by both maps")
     tried_on = "documented layout"
     has = ("q_proj", "o_proj", "lambda_proj", "head_dim")

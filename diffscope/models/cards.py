@@ -1,4 +1,4 @@
-"""Read the cards of the bundled models, before any model is loaded."""
+"""The bundled models by their cards, and the families of attention in a line each: known before anything is loaded."""
 
 from __future__ import annotations
 
@@ -9,6 +9,26 @@ from diffscope.storage.checksum import check_sums
 
 BUNDLED = Path(__file__).parent / "bundled"
 CARD_FILE = "card.json"
+
+#: the models that each family of :mod:`diffscope.families` reads; here, so that they are listed without importing torch
+FAMILIES = {
+    "diffscope": "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls",
+    "diffllama": "DIFF V1 in transformers: head h pairs maps h and h + H, one λ a layer, norm without weight",
+    "motif": "Motif-2.6B (remote code): head h pairs maps 2h and 2h + 1, λ_init counts layers from −1",
+    "motif-grouped": "Motif-2-12.7B (remote code), grouped differential attention: one A2 with keys of its own serves several A1",
+    "motif-latent": "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output",
+    "phi4flash": "Phi-4-mini-flash (remote code): head h pairs maps 2h and 2h + 1, no RoPE, late layers share one layer's keys",
+    "timm": "DiffAttention and DiffParallelScalingBlock of timm's vision transformers",
+    "diffclip": "DiffCLIP's vision and text transformers: head h pairs maps 2h and 2h + 1, one λ a layer around a constant",
+    "unilm": "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer",
+    "unilm-v2": "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head",
+    "nanowell": "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE",
+    "kyegomez": "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block",
+    "yoco": "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2",
+    "axolotl": "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix",
+    "dex": "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A",
+    "standard": "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A",
+}
 
 
 def bundled() -> list[dict]:

@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 import diffscope
 from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedModel, families
 from diffscope.families.standard import Standard
+from diffscope.models import cards
 from tests import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
@@ -135,3 +136,9 @@ class AsStandard(Standard):
 def test_what_is_no_family_is_refused():
     with pytest.raises(DiffscopeError, match="instance of a subclass"):
         families.register(families.Family)
+
+
+def test_every_family_is_listed_with_what_it_reads():
+    """In the order in which they are tried; `diffscope models` lists them without loading any."""
+    assert [family.name for family in families.FAMILIES] == list(cards.FAMILIES)
+    assert all(family.description for family in families.FAMILIES)
