@@ -30,6 +30,7 @@ PLAIN = (
 )
 LIBRARIES = {
     **dict.fromkeys(PLAIN, CORE),
+    "cards": set(),
     "errors": set(),
     "fields": set(),
     "latex": set(),

@@ -203,6 +203,7 @@ ROOMS = (
     "stats",
     "storage",
     "tasks",
+    "cards.py",
     "errors.py",
     "fields.py",
     "lens.py",

@@ -24,11 +24,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedTokenizerBase
 
+from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
-from diffscope.models.cards import BUNDLED, CARD_FILE
 from diffscope.models.folders import checkpoints
 from diffscope.prompts.encoded import Chars
 from diffscope.scope import Scope, load

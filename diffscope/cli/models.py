@@ -8,7 +8,7 @@ EXAMPLE = ("diffscope models --json",)
 
 def command(as_json: Json = False):
     """List the bundled models and the supported families of attention."""
-    from diffscope.models.cards import FAMILIES, bundled
+    from diffscope.cards import FAMILIES, bundled
 
     models = bundled()
     if as_json:

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from torch import nn
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.cards import FAMILIES
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.foreign import REGISTER, ForeignModule, attribute, has_attribute, parts_of
-from diffscope.models.cards import FAMILIES
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Family(ABC):
     ----------
     name : str
     description : str
-        The models that it reads, in a line. Those of diffscope's own families are in ``diffscope.models.cards``.
+        The models that it reads, in a line. Those of diffscope's own families are in ``diffscope.cards``.
     convention : Convention or None
         What the implementation does by design; None for standard attention.
     tried_on : {"real class", "documented layout"}

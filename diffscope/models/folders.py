@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from diffscope.cards import BUNDLED, bundled
 from diffscope.errors import ModelNotFound, first_line
-from diffscope.models.cards import BUNDLED, bundled
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")

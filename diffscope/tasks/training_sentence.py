@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
+from diffscope.cards import CARD_FILE
 from diffscope.errors import ModelNotFound
-from diffscope.models.cards import CARD_FILE
 from diffscope.models.folders import locate
 from diffscope.storage.checksum import carries_digest, read_proven_json
 from diffscope.tasks.retrieval import TEMPLATE

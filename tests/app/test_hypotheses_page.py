@@ -10,11 +10,11 @@ from looks import fine, shown
 from small_models import PROMPT
 
 from diffscope import tables
+from diffscope.cards import BUNDLED
 from diffscope.hypotheses import TESTS
 from diffscope.hypotheses import shipped as shipped_files
 from diffscope.hypotheses.shipped import SHIPPED, shipped
 from diffscope.hypotheses.study import ALL, open_study
-from diffscope.models.cards import BUNDLED
 from tests.contradictions import of_row
 from tests.study_data import study as planted_study
 

@@ -10,9 +10,8 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 import diffscope
-from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedModel, families
+from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedModel, cards, families
 from diffscope.families.standard import Standard
-from diffscope.models import cards
 from tests import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"

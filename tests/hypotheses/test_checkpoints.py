@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from diffscope.cards import BUNDLED
 from diffscope.errors import Missing
 from diffscope.evidence import take
 from diffscope.evidence.quantities import OF_FLOWS, named
@@ -11,7 +12,6 @@ from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.measure import growth, late_mean, over_trainings
 from diffscope.hypotheses.statistics import Sample
-from diffscope.models.cards import BUNDLED
 from studies.laptop.calibration.synthetic import Planted, planted_models, simulated_models
 
 STEPS = [0, 10, 50, 200, 800]

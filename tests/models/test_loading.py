@@ -19,8 +19,8 @@ from transformers.utils import logging
 import diffscope
 from app.outline import outline
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
+from diffscope.cards import BUNDLED
 from diffscope.models import bundled, settings
-from diffscope.models.cards import BUNDLED
 from diffscope.models.quiet import quietly
 from tools.publish import MOST, card_text
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import diffscope
+from diffscope import cards
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
-from diffscope.models import cards, folders
+from diffscope.models import folders
 from diffscope.storage.checksum import check_sums
 from diffscope.tasks import Retrieval
 from diffscope.tasks import training_sentence as trained_on

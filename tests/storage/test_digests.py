@@ -13,10 +13,10 @@ import xarray as xr
 
 import diffscope
 from benchmarks.corruption import damage, keep_all, without_digests
+from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, MissingChecksum
 from diffscope.hypotheses.shipped import SHIPPED, shipped
-from diffscope.models.cards import BUNDLED, CARD_FILE
 from diffscope.storage.checksum import END, KEY, MARK, SUMS, check_sums, write_sums
 from diffscope.storage.statistics import FORMATS, open_statistics, save_statistics
 from diffscope.storage.tensors import open_tensors, save_tensors

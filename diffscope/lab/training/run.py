@@ -16,11 +16,11 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from diffscope.cards import CARD_FILE
 from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
-from diffscope.models.cards import CARD_FILE
 from diffscope.models.folders import locate, steps_of
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums

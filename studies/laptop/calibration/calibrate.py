@@ -29,6 +29,7 @@ import torch
 import xarray as xr
 
 import diffscope
+from diffscope.cards import BUNDLED
 from diffscope.evidence import take
 from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_FLOWS, named
@@ -38,7 +39,6 @@ from diffscope.hypotheses import TESTS, Models, Pair, Test, run
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses.rules import ANSWER, state
 from diffscope.hypotheses.statistics import as_estimate
-from diffscope.models.cards import BUNDLED
 from diffscope.models.folders import checkpoints
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from diffscope.storage.checksum import check_sums
 
-BUNDLED = Path(__file__).parent / "bundled"
+BUNDLED = Path(__file__).parent / "models" / "bundled"
 CARD_FILE = "card.json"
 
 #: the models that each family of :mod:`diffscope.families` reads; here, so that they are listed without importing torch
