@@ -1,11 +1,7 @@
 """The runs of the study in one file: scores, evidence and facts of every run, without weights.
 
-    python -m studies.laptop.runs unpack runs        # into runs/laptop and runs/laptop-text
-    python -m studies.laptop.runs pack runs          # the inverse, after training
-
-``runs.zip`` holds the files under the names that training gives them: ``COHORT/ARM/seed-N/{scores.nc,evidence.nc,run.json}``, and
-``COHORT/tuning/rate-R/ARM/seed-N/scores.nc`` of the runs that chose a learning rate. Unpacked, they are what ``diffscope train``
-takes for finished.
+python -m studies.laptop.runs unpack runs        # into runs/laptop and runs/laptop-text
+python -m studies.laptop.runs pack runs          # the inverse, after training
 """
 
 from __future__ import annotations
@@ -16,12 +12,10 @@ import zipfile
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
-from diffscope.storage.atomic import replacing
+from studies import packed_runs
 
 RUNS = Path(__file__).with_name("runs.zip")
 COHORTS = ("laptop", "laptop-text")
-PACKED = ("*/seed-*/scores.nc", "*/seed-*/evidence.nc", "*/seed-*/run.json", "tuning/*/*/seed-*/scores.nc")
-EPOCH = (1980, 1, 1, 0, 0, 0)  # equal files make equal archives, whenever they are packed
 
 
 def pack(folder: Path, archive: Path = RUNS) -> list[str]:
@@ -39,18 +33,14 @@ def pack(folder: Path, archive: Path = RUNS) -> list[str]:
     DiffscopeError
         A cohort has no runs.
     """
-    names = []
+    files = []
     for cohort in COHORTS:
-        of_cohort = sorted(path for pattern in PACKED for path in (folder / cohort).glob(pattern))
+        of_cohort = list(packed_runs.files_of_runs(folder / cohort))
         if not of_cohort:
             home = folder / cohort
             raise DiffscopeError(f"{home} holds no runs; train them with: diffscope train {cohort} --out {home}")
-        names += [path.relative_to(folder).as_posix() for path in of_cohort]
-    with replacing(archive) as unfinished, zipfile.ZipFile(unfinished, "w") as packed:
-        for name in names:
-            entry = zipfile.ZipInfo(name, EPOCH)
-            packed.writestr(entry, (folder / name).read_bytes(), zipfile.ZIP_DEFLATED, 9)
-    return names
+        files += of_cohort
+    return packed_runs.pack(files, folder, archive)
 
 
 def unpack(folder: Path, archive: Path = RUNS) -> None:

@@ -239,13 +239,13 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
     Raises
     ------
     DiffscopeError
-        No run is finished.
+        No run is finished, or other code took the evidence of one whose model is not there any more.
     """
     scores = collect(cohort)
     runs = {}
     for run in cohort.runs():
         folder = run_folder(cohort.out, run)
-        if run.result(cohort.out).exists() and (folder / WEIGHTS).is_file():
+        if run.result(cohort.out).exists() and ((folder / WEIGHTS).is_file() or (folder / FILE).is_file()):
             runs[run.spec["arm"], run.spec["seed"]] = _of_run(part, cohort, folder, run.spec["seed"])
     if not runs:
         raise DiffscopeError(f"no finished run in {cohort.out} has a model to take evidence of; train again what diverged")
@@ -257,10 +257,20 @@ def gather(part: str, cohort: Cohort) -> xr.Dataset:
 
 
 def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
-    """Open the evidence of a run; take it first if its folder has none that was taken by this code."""
+    """Open the evidence of a run; take it first if its folder has none that was taken by this code.
+
+    Raises
+    ------
+    DiffscopeError
+        Other code took it, and the run's weights are no longer there.
+    """
     place = folder / FILE
     if place.is_file() and (taken := open_statistics(place)).attrs.get("taken_by") == taken_by():
         return taken.drop_attrs()
+    if not (folder / WEIGHTS).is_file():
+        raise DiffscopeError(
+            f"other code took the evidence in {folder}, and its model is not there; remove the folder and train the run again"
+        )
     scope = load(folder)
     corpus = corpus_of(cohort.recipe)
     texts = None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
@@ -269,8 +279,12 @@ def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
 
 
 def taken_by() -> str:
-    """Return the digest of this module's code, so that evidence that other code took is never put together with it."""
+    """Return the digest of this module's code, so that evidence that other code took is never put together with it.
+
+    From where it imports what it calls does not count.
+    """
     code = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    code.body = [statement for statement in code.body if not isinstance(statement, ast.Import | ast.ImportFrom)]
     return hashlib.sha256(ast.dump(code).encode()).hexdigest()[:16]
 
 

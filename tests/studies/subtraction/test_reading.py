@@ -1,6 +1,8 @@
 """The second study's primaries: what follows from planted seeds, and what its evidence is of a model that is known."""
 
 import json
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,13 +14,14 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.rules import Cost
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.runs import run_label
 from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.scope import Scope
 from diffscope.tasks import Backcopy
 from diffscope.tasks.exchanging import other_fillers
 from diffscope.tasks.text import TextStream
-from studies.subtraction import evidence, power, preregister
+from studies.subtraction import evidence, power, preregister, runs
 from studies.subtraction.judging import judge
 from studies.subtraction.primaries import PARTS, onsets, share_of_seeds
 from studies.subtraction.read import cost_of, table
@@ -247,10 +250,31 @@ def test_evidence_is_taken_once_by_one_code_and_not_of_runs_without_a_model(copi
     assert evidence.gather("sinks", copies).identical(first) and len(taken) == count
     monkeypatch.setattr(evidence, "taken_by", lambda: "other code")
     assert evidence.gather("sinks", copies)["copy_log_odds"].min() > count
-    (copies.out / "diff" / "seed-0" / "model.safetensors").unlink()  # as of a run that diverged
+    for name in ("model.safetensors", evidence.FILE):
+        (copies.out / "diff" / "seed-0" / name).unlink()  # as of a run that diverged
     again = evidence.gather("sinks", copies)
     assert again["copy_log_odds"].sel(arm="diff", seed=0).isnull() and again["finished"].all()
     check(copies.recipe, again)
+
+
+def test_packed_runs_are_read_and_not_trained_again_where_their_weights_are_not(copies, tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "take", lambda *_: xr.Dataset({"copy_log_odds": 1.0}))
+    part = shutil.copytree(copies.out, tmp_path / "first" / "sinks")
+    assert runs.pack(part.parent, tmp_path / "runs.zip") == 0  # evidence is not taken yet, and could not be without weights
+    first = evidence.gather("sinks", replace(copies, out=part))
+    (part / "diff" / "seed-1" / evidence.FILE).unlink()
+    count = 1
+    assert runs.pack(part.parent, tmp_path / "runs.zip") == count
+    elsewhere = replace(copies, out=tmp_path / "second" / "sinks")
+    assert runs.unpack(tmp_path / "second", tmp_path / "runs.zip") == count
+    assert [run_label(run) for run in elsewhere.outcome().waiting] == ["diff, seed 1"]
+    again = evidence.gather("sinks", elsewhere)
+    assert again["finished"].sum() == count
+    xr.testing.assert_identical(again.sel(seed=0).drop_attrs(), first.sel(seed=0).drop_attrs())
+    assert runs.pack(tmp_path / "third", tmp_path / "runs.zip") == count  # what is there stays there
+    monkeypatch.setattr(evidence, "taken_by", lambda: "other code")
+    with pytest.raises(DiffscopeError, match="remove the folder and train the run again"):
+        evidence.gather("sinks", elsewhere)
 
 
 def check(recipe, dataset):
