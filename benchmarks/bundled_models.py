@@ -24,7 +24,7 @@ from benchmarks import results
 from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.instruments.injection import with_a2_moved
-from diffscope.instruments.signal_to_noise import DRAWS, over_prompts
+from diffscope.instruments.snr import DRAWS, over_prompts
 from diffscope.scope import Scope
 from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table

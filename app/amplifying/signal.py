@@ -12,7 +12,7 @@ from words import in_words, plain
 from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
-from diffscope.instruments.signal_to_noise import DRAWS
+from diffscope.instruments.snr import DRAWS
 from diffscope.readings import effort
 from diffscope.readings.signal_to_noise import signal_to_noise
 

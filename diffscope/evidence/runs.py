@@ -43,7 +43,7 @@ from diffscope.evidence.take import (
     take_signs,
 )
 from diffscope.evidence.untrained import untrained_like
-from diffscope.instruments.anatomy import anatomy
+from diffscope.instruments.map_parts import anatomy
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.folders import checkpoints

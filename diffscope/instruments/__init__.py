@@ -3,8 +3,8 @@
 Each function takes a capture, or an opened model, and returns a labelled Dataset.
 """
 
-from diffscope.instruments.anatomy import anatomy
 from diffscope.instruments.injection import cmrr_by_injection, log_odds_under_noise, with_a2_moved
-from diffscope.instruments.signal_to_noise import signal_to_noise
+from diffscope.instruments.map_parts import anatomy
+from diffscope.instruments.snr import signal_to_noise
 
 __all__ = ["anatomy", "cmrr_by_injection", "log_odds_under_noise", "signal_to_noise", "with_a2_moved"]

@@ -8,8 +8,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
-from diffscope.instruments.anatomy import anatomy
 from diffscope.instruments.injection import with_a2_moved
+from diffscope.instruments.map_parts import anatomy
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, percent
@@ -29,7 +29,7 @@ def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int],
     cap : Capture
         Of one prompt.
     others : Capture
-        Of other prompts, as :func:`diffscope.instruments.anatomy.anatomy` takes them.
+        Of other prompts, as :func:`diffscope.instruments.anatomy` takes them.
     progress : callable, optional
         Called with (done, total), counted in layers of either run.
 
@@ -42,7 +42,7 @@ def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int],
     Raises
     ------
     PromptError, DiffscopeError
-        As of :func:`diffscope.instruments.anatomy.anatomy`.
+        As of :func:`diffscope.instruments.anatomy`.
     """
     cap = one_prompt(cap)
     moved = _moved(cap)

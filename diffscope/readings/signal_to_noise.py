@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope import instruments
-from diffscope.instruments.signal_to_noise import DRAWS, tells
+from diffscope.instruments.snr import DRAWS, tells
 from diffscope.readings.noise import CLEARLY, decibels
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, counted

@@ -39,7 +39,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.stats.formulas": FORMULAS,
     "diffscope.attribution": None,
     "diffscope.instruments": None,
-    "diffscope.instruments.signal_to_noise": ("mean_gain", "over_prompts"),
+    "diffscope.instruments.snr": ("mean_gain", "over_prompts"),
     "diffscope.hypotheses": None,
     "diffscope.tasks": None,
     "diffscope.prompts": None,

@@ -29,7 +29,7 @@ from diffscope.evidence.ablations import answers
 from diffscope.evidence.costs import lost_without_a2
 from diffscope.evidence.signs import previous_token_share
 from diffscope.instruments.injection import cmrr_by_injection
-from diffscope.instruments.signal_to_noise import mean_gain, over_prompts, signal_to_noise, tells
+from diffscope.instruments.snr import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.run import WEIGHTS
@@ -144,7 +144,7 @@ def gain(together: xr.Dataset, costs: xr.DataArray) -> dict[str, xr.DataArray]:
     Parameters
     ----------
     together : Dataset
-        Of :func:`diffscope.instruments.signal_to_noise.over_prompts`.
+        Of :func:`diffscope.instruments.snr.over_prompts`.
     costs : DataArray (layer, head)
         Nats; what is below 0 counts as 0.
     """

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from diffscope.instruments.signal_to_noise import mean_gain
+from diffscope.instruments.snr import mean_gain
 from studies.laptop.calibration.signal import EXPECTED, TRUTHS, PlantedSignal, account_of
 
 

@@ -25,7 +25,7 @@ from diffscope.attention.components import Norm, Pairing
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
-from diffscope.instruments.signal_to_noise import mean_gain, signal_to_noise
+from diffscope.instruments.snr import mean_gain, signal_to_noise
 from diffscope.prompts.encoded import Encoded
 
 TRUTHS = ("amplifier", "sparsifier", "signed", "nothing")

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
-from diffscope.instruments.signal_to_noise import mean_gain
+from diffscope.instruments.snr import mean_gain
 from studies.laptop.calibration.signal import EXPECTED, TRUTHS, WORDS, PlantedSignal, account_of
 
 FILE = Path(__file__).parent / "signal_to_noise.json"

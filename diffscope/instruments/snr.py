@@ -25,7 +25,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
-from diffscope.instruments.signal_to_noise_formulas import decibels, jackknife_error, left_out, variances
+from diffscope.instruments.snr_formulas import decibels, jackknife_error, left_out, variances
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.selection import token_positions, whole_number
 from diffscope.tasks.exchanging import filler_of, other_answers, other_fillers

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import torch
 
-from diffscope.instruments.signal_to_noise_formulas import decibels, jackknife_error, left_out, variances
+from diffscope.instruments.snr_formulas import decibels, jackknife_error, left_out, variances
 
 
 def test_what_answers_and_fillers_add_is_told_apart_exactly():

@@ -12,8 +12,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.instruments.anatomy_formulas import PARTS, PLAYERS, parts, uniform_share
 from diffscope.instruments.labelled import labelled_dataset
+from diffscope.instruments.map_parts_formulas import PARTS, PLAYERS, parts, uniform_share
 from diffscope.instruments.profiles import LEAST, Distances, blocks, fit_keys, maps_of, several
 
 MAPS = ("A1", "A2")

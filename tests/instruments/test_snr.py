@@ -1,7 +1,5 @@
 """Answers and fillers exchanged: what stays, what every output is, what is undefined, and what is refused."""
 
-from importlib import import_module
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,8 @@ import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, SpanError, edits
-from diffscope.instruments.signal_to_noise import crossed, mean_gain, over_prompts
+from diffscope.instruments import snr
+from diffscope.instruments.snr import crossed, mean_gain, over_prompts
 from diffscope.tasks import Retrieval
 from diffscope.tasks.exchanging import filler_of
 from tests import tiny
@@ -232,7 +231,7 @@ def test_what_cannot_be_asked_is_one_clear_line(scope, more, error, words):
 
 
 def test_more_outputs_than_memory_holds_are_refused(scope, monkeypatch):
-    monkeypatch.setattr(import_module("diffscope.instruments.signal_to_noise"), "MOST", 1000)
+    monkeypatch.setattr(snr, "MOST", 1000)
     with pytest.raises(DiffscopeError, match="outputs at 3 queries do not fit into memory; give fewer"):
         diffscope.instruments.signal_to_noise(scope, IDS, **GIVEN | dict(queries="query"))
 
