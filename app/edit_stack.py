@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from edit_table import ALL, KINDS, LAST, STAGES, Choice, Number, Tokens, Written, first, read
+from edit_table import ALL, KINDS, LAST, STAGE_WORDS, Choice, Tokens, Written, first, read
 from kept import kept
 from place import heads_of
 from words import plain
@@ -92,8 +92,9 @@ def _control(takes, value, cap, key: str, changed) -> None:
     elif isinstance(takes, Choice):
         names = list(takes.options)
         st.selectbox(takes.label, names, names.index(value), width=130, **options)
-    elif isinstance(takes, Number) and takes.whole:
-        st.number_input(takes.label, int(takes.low), int(takes.high), value, step=1, width=110, **options)
+    elif takes.typed:
+        kind = int if takes.whole else float
+        st.number_input(takes.label, kind(takes.low), kind(takes.high), value, step=kind(takes.step), width=110, **options)
     else:
         st.slider(takes.label, takes.low, takes.high, value, takes.step, width="stretch", **options)
 
@@ -131,8 +132,7 @@ def _write() -> None:
 
 def _offer(cap, layer: int, head: int) -> None:
     """A choice of edits to add, and an end to all of them."""
-    names = [kind.name for kinds in STAGES.values() for kind in kinds if cap.differential or not kind.second]
-    where = {kind.name: stage for stage, kinds in STAGES.items() for kind in kinds}
+    names = [kind.name for kind in KINDS.values() if cap.differential or not kind.second]
 
     def add():
         name = state["intervene-add"]
@@ -151,7 +151,7 @@ def _offer(cap, layer: int, head: int) -> None:
             None,
             key="intervene-add",
             on_change=add,
-            format_func=lambda name: f"{KINDS[name].title} ({where[name]})",
+            format_func=lambda name: f"{KINDS[name].title} ({STAGE_WORDS[KINDS[name].declared.stage]})",
             placeholder="λ, A₂, norm, scores, heads …",
             disabled=len(texts()) >= MOST,
             width=300,

@@ -7,19 +7,21 @@ In an address an edit is its name, what it takes in the order of the table, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 import numpy as np
 
 from diffscope import edits
+from diffscope.edits.base import Stage
+from diffscope.edits.declared import Declared
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.tasks import Recall
 
 LAST = "last token"
 ALL = "all"
 ROOM = 32  # tokens
+MOST = 1e6  # of a number whose bounds the edit alone knows
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -34,6 +36,11 @@ class Number:
     high: float
     step: float
     whole: bool = False
+
+    @property
+    def typed(self) -> bool:
+        """Whether it is typed, and not chosen by a slider."""
+        return self.whole or self.high == MOST
 
     def read(self, text: str) -> float:
         """The number that a text is."""
@@ -167,7 +174,7 @@ class Texts(Number):
 
 @dataclass(frozen=True)
 class Kind:
-    """An edit of the library.
+    """An edit of the library, as the app shows it.
 
     Attributes
     ----------
@@ -178,108 +185,118 @@ class Kind:
     words : str
         As it is listed; names in braces stand for what it takes.
     takes : tuple of Number, Choice and Tokens
-    heads : bool
-        Whether it acts on single heads.
-    second : bool
-        Whether it needs a second map.
     """
 
     name: str
     title: str
     words: str
     takes: tuple = ()
-    heads: bool = True
-    second: bool = False
+
+    @property
+    def declared(self) -> Declared:
+        """What the library says of it."""
+        return edits.EDITS[self.name]
+
+    @property
+    def heads(self) -> bool:
+        """Whether it acts on single heads."""
+        return self.declared.of_heads
+
+    @property
+    def second(self) -> bool:
+        """Whether it needs a second map."""
+        return self.declared.needs == "A2"
 
     @property
     def of_texts(self) -> bool:
         """Whether it is made from what the model does on other texts."""
-        return any(isinstance(takes, Texts) for takes in self.takes)
+        return self.declared.of_captures
 
 
 BRANCH = Choice("branch", "Map", {"both": None, "A1": 1, "A2": 2})
 COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
-
-#: where in the computation edits act, in its order, and those that act there
-STAGES: dict[str, tuple[Kind, ...]] = {
-    "λ, pairing, norm": (
-        Kind("set_lambda", "λ = value", "λ = {value}", (Number("value", "λ", 1.0, -1.0, 2.0, 0.05),), second=True),
-        Kind(
-            "scale_lambda",
-            "λ × factor",
-            "λ × {factor}",
-            (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),),
-            second=True,
-        ),
-        Kind("plus", "A₂ added", "A₁ + λ·A₂", second=True),
-        Kind("a2_of_head", "A₂ of another head", "A₂ of head {of}", (Number("of", "Of head", 0, 0, 4095, 1, True),), second=True),
-        Kind("remove_norm", "norm removed", "no norm", heads=False),
-        Kind("scalar_norm", "norm → one number a head", "norm → one number a head", (COUNT,), heads=False),
+SWITCH = {"no": False, "yes": True}
+#: of an edit its title, how it is listed, and what it takes; an edit that is not here has what `plain` gives
+WORDED: dict[str, tuple[str, str, tuple]] = {
+    "set_lambda": ("λ = value", "λ = {value}", (Number("value", "λ", 1.0, -1.0, 2.0, 0.05),)),
+    "scale_lambda": ("λ × factor", "λ × {factor}", (Number("factor", "Factor", 0.5, -1.0, 3.0, 0.05),)),
+    "plus": ("A₂ added", "A₁ + λ·A₂", ()),
+    "a2_of_head": ("A₂ of another head", "A₂ of head {of}", (Number("of", "Of head", 0, 0, 4095, 1, True),)),
+    "remove_norm": ("norm removed", "no norm", ()),
+    "scalar_norm": ("norm → one number a head", "norm → one number a head", (COUNT,)),
+    "knock_out": (
+        "knock-out of keys for queries",
+        "{keys} hidden from {queries} ({branch})",
+        (Tokens("keys", "Keys", "answer"), Tokens("queries", "Queries", LAST), BRANCH),
     ),
-    "scores": (
-        Kind(
-            "knock_out",
-            "knock-out of keys for queries",
-            "{keys} hidden from {queries} ({branch})",
-            (Tokens("keys", "Keys", "answer"), Tokens("queries", "Queries", LAST), BRANCH),
-        ),
-        Kind(
-            "drop_sink",
-            "sink dropped",
-            "first keys dropped: {count} ({branch})",
-            (Number("count", "Keys", 1, 1, 64, 1, True), BRANCH),
-        ),
-        Kind(
-            "inject_noise",
-            "noise injected",
-            "{mode} noise of σ = {sigma} on {keys} (draw {seed})",
-            (
-                Number("sigma", "σ", 0.5, 0.0, 4.0, 0.05),
-                Choice("mode", "Sign", {"common": "common", "differential": "differential"}),
-                Tokens("keys", "Keys", ALL),
-                Number("seed", "Draw", 0, 0, 9999, 1, True),
-            ),
-        ),
-        Kind(
-            "quantise_logits",
-            "logits quantised",
-            "logits of {bits} bits a {per}",
-            (Number("bits", "Bits", 6, 2, 16, 1, True), Choice("per", "Largest of a", {"map": "map", "row": "row"})),
+    "drop_sink": ("sink dropped", "first keys dropped: {count} ({branch})", (Number("count", "Keys", 1, 1, 64, 1, True), BRANCH)),
+    "inject_noise": (
+        "noise injected",
+        "{mode} noise of σ = {sigma} on {keys} (draw {seed})",
+        (
+            Number("sigma", "σ", 0.5, 0.0, 4.0, 0.05),
+            Choice("mode", "Sign", {"common": "common", "differential": "differential"}),
+            Tokens("keys", "Keys", ALL),
+            Number("seed", "Draw", 0, 0, 9999, 1, True),
         ),
     ),
-    "maps": (
-        Kind("zero_a2", "A₂ → zero", "A₂ → 0", second=True),
-        Kind("uniform_a2", "A₂ → uniform", "A₂ → uniform", second=True),
-        Kind("share_a2", "A₂ → mean over heads", "A₂ → mean over heads", second=True),
-        Kind(
-            "low_rank_a2",
-            "A₂ → rank r",
-            "A₂ → rank {rank} (rows scaled: {normalise})",
-            (Number("rank", "Rank", 4, 1, 4096, 1, True), Choice("normalise", "Scale rows", {"no": False, "yes": True})),
-            second=True,
-        ),
-        Kind("mean_a2", "A₂ → mean over texts", "A₂ → mean over {prompts} texts", (COUNT,), second=True),
-        Kind("positional_a2", "A₂ → positional mean", "A₂ → positional mean over {prompts} texts", (COUNT,), second=True),
-        Kind(
-            "top_k_a1",
-            "top-k of A₁",
-            "A₁ → top {k} (rows scaled: {renormalise})",
-            (Number("k", "k", 8, 1, 4096, 1, True), Choice("renormalise", "Scale rows", {"yes": True, "no": False})),
-        ),
+    "quantise_logits": (
+        "logits quantised",
+        "logits of {bits} bits a {per}",
+        (Number("bits", "Bits", 6, 2, 16, 1, True), Choice("per", "Largest of a", {"map": "map", "row": "row"})),
     ),
-    "difference": (
-        Kind("absolute_d", "|D|", "D → |D|"),
-        Kind("d_plus", "D⁺", "D → D⁺"),
-        Kind(
-            "normalise_d",
-            "normalised D",
-            "D divided by its row's {by}",
-            (Choice("by", "By the row's", {"sum": "sum", "absolute sum": "absolute"}),),
-        ),
+    "zero_a2": ("A₂ → zero", "A₂ → 0", ()),
+    "uniform_a2": ("A₂ → uniform", "A₂ → uniform", ()),
+    "share_a2": ("A₂ → mean over heads", "A₂ → mean over heads", ()),
+    "low_rank_a2": (
+        "A₂ → rank r",
+        "A₂ → rank {rank} (rows scaled: {normalise})",
+        (Number("rank", "Rank", 4, 1, 4096, 1, True), Choice("normalise", "Scale rows", SWITCH)),
     ),
-    "output": (Kind("ablate_heads", "heads ablated", "heads ablated"),),
+    "mean_a2": ("A₂ → mean over texts", "A₂ → mean over {prompts} texts", (COUNT,)),
+    "positional_a2": ("A₂ → positional mean", "A₂ → positional mean over {prompts} texts", (COUNT,)),
+    "top_k_a1": (
+        "top-k of A₁",
+        "A₁ → top {k} (rows scaled: {renormalise})",
+        (Number("k", "k", 8, 1, 4096, 1, True), Choice("renormalise", "Scale rows", {"yes": True, "no": False})),
+    ),
+    "absolute_d": ("|D|", "D → |D|", ()),
+    "d_plus": ("D⁺", "D → D⁺", ()),
+    "normalise_d": (
+        "normalised D",
+        "D divided by its row's {by}",
+        (Choice("by", "By the row's", {"sum": "sum", "absolute sum": "absolute"}),),
+    ),
+    "ablate_heads": ("heads ablated", "heads ablated", ()),
 }
-KINDS = {kind.name: kind for kinds in STAGES.values() for kind in kinds}
+#: where in the computation edits act, as it is said
+STAGE_WORDS = {
+    Stage.FIELD: "λ, pairing, norm",
+    Stage.SCORES: "scores",
+    Stage.MAPS: "maps",
+    Stage.DIFFERENCE: "difference",
+    Stage.OUTPUT: "output",
+}
+
+
+def plain(name: str, declared: Declared) -> tuple[str, str, tuple]:
+    """The words and controls of an edit by its declaration alone: numbers and flags as its example has them, else by default."""
+    first = {name: declared.example.get(name, parameter.default) for name, parameter in declared.takes.items()}
+    takes = [COUNT] if declared.of_captures else []
+    for key, value in first.items():
+        if isinstance(value, bool):
+            takes.append(Choice(key, key, dict(sorted(SWITCH.items(), key=lambda item: item[1] != value))))
+        elif isinstance(value, int | float):
+            whole = isinstance(value, int)
+            takes.append(Number(key, key, value, -MOST, MOST, 1 if whole else 0.1, whole))
+    title = name.replace("_", " ")
+    return title, ", ".join([title, *(f"{each.name} {{{each.name}}}" for each in takes)]), tuple(takes)
+
+
+KINDS = {
+    name: Kind(name, *(WORDED.get(name) or plain(name, declared)))
+    for name, declared in sorted(edits.EDITS.items(), key=lambda item: item[1].stage)
+}
 
 
 @dataclass(frozen=True)
@@ -313,15 +330,15 @@ class Written:
         return f"edits.{self.kind.name}({', '.join([*given, *where])})"
 
     @property
-    def stage(self) -> int:
+    def stage(self) -> Stage:
         """Where in the computation it acts."""
-        return next(number for number, kinds in enumerate(STAGES.values()) if self.kind in kinds)
+        return self.kind.declared.stage
 
     def make(self, scope, cap) -> edits.Edit:
         """The edit, for the prompt of a capture."""
         given = {takes.name: takes.argument(value, cap) for takes, value in zip(self.kind.takes, self.values)}
         where = {name: list(at) for name, at in self._places()}
-        function: Callable = getattr(edits, self.kind.name)
+        function = self.kind.declared.function
         if self.kind.of_texts:
             return function(map(scope.capture, plain_texts(scope, given["prompts"], text_length(scope, cap))), **where)
         return function(**given, **where)

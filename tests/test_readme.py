@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import diffscope
+from diffscope.edits import EDITS
 from diffscope.families import FAMILIES
 from diffscope.figures.base import KINDS
 from diffscope.hypotheses import Models, Settings
@@ -63,10 +64,12 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
         DECLARED.pop("concentration", None)
     scope, prompt = diffscope.load("mini-diff"), "The magic number: Paris 7421. The magic number: Paris"
     cap = scope.capture(prompt, spans={"answer": "7421"})
-    edit = names("def temper_a2", "diffscope.edits.edits")
-    edit["TemperA2"] = names("@dataclass", "diffscope.attention.changes")["TemperA2"]
-    with scope.edit(edit["temper_a2"](2.0)):
-        assert float(abs(scope.capture(prompt).map("A2", 0, 0) - cap.map("A2", 0, 0)).max()) > 0.01
+    try:
+        edit = names("def temper_a2", "diffscope.attention.changes", "diffscope.edits.edits")["temper_a2"]
+        with scope.edit(edit(**EDITS["temper_a2"].example)):
+            assert float(abs(scope.capture(prompt).map("A2", 0, 0) - cap.map("A2", 0, 0)).max()) > 0.01
+    finally:
+        EDITS.pop("temper_a2", None)
     try:
         names('"""Attention on the named spans')
         figure = names("def mass(", "diffscope.figures.api")["mass"](cap, venue="neurips")

@@ -1,13 +1,15 @@
-"""Write docs/definitions.md, every statistic in words, from the registry: ``python tools/definitions.py``."""
+"""Write docs/definitions.md and the table of docs/edits.md from the declarations: ``python tools/definitions.py``."""
 
 from pathlib import Path
 
+from diffscope.edits import EDITS
 from diffscope.instruments.definitions import INSTRUMENTS
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import LABELS
 from diffscope.stats.statistic import Definition
 
 FILE = Path(__file__).parents[1] / "docs" / "definitions.md"
+EDITS_FILE = FILE.with_name("edits.md")
 HEAD = """# Definitions
 
 Every statistic that `measure` knows, as the registry has it (`diffscope.stats.STATISTICS`; this page is written by
@@ -62,5 +64,17 @@ def section(name: str, words: Definition) -> str:
     return "\n".join([f"### {name}\n", f"{words.description}{units}\n", *(f"- {key}: {text}" for key, text in lines.items()), ""])
 
 
+def edits_page() -> str:
+    """Return docs/edits.md with its table of edits, the only one of the page, made anew."""
+    rows = ["| edit | what is computed instead |", "|---|---|"]
+    for name, edit in sorted(EDITS.items(), key=lambda item: item[1].stage):
+        computed = edit.computes.replace("|", "\\|")
+        rows.append(f"| `{name}({', '.join(edit.takes)})` | {computed} |")
+    lines = EDITS_FILE.read_text(encoding="utf-8").splitlines()
+    table = [number for number, line in enumerate(lines) if line.startswith("|")]
+    return "\n".join([*lines[: table[0]], *rows, *lines[table[-1] + 1 :], ""])
+
+
 if __name__ == "__main__":
     FILE.write_text(page(), encoding="utf-8")
+    EDITS_FILE.write_text(edits_page(), encoding="utf-8")

@@ -30,7 +30,8 @@ import torch
 import xarray as xr
 
 import diffscope
-from diffscope import edits, models
+from diffscope import models
+from diffscope.edits import EDITS
 from diffscope.hypotheses.study import open_study
 from diffscope.scope import Scope
 from diffscope.tasks import examples
@@ -44,39 +45,6 @@ LIKELIEST = 32  # tokens whose logits are compared on any machine
 EXAMPLES = 2  # prompts that are compared on any machine
 STUDY = "laptop"
 ESTIMATE = ("value", "low", "high", "null_low", "null_high", "p")
-EDITS = {
-    "set_lambda": (1.0,),
-    "scale_lambda": (0.5,),
-    "plus": (),
-    "zero_a2": (),
-    "uniform_a2": (),
-    "share_a2": (),
-    "a2_of_head": (0,),
-    "low_rank_a2": (4,),
-    "top_k_a1": (4,),
-    "absolute_d": (),
-    "d_plus": (),
-    "normalise_d": (),
-    "remove_norm": (),
-    "ablate_heads": {"layers": 1, "heads": 0},
-    "knock_out": ([3, 4], [90, 91, 92, 93, 94, 95]),
-    "drop_sink": (),
-    "quantise_logits": (6,),
-    "inject_noise": (0.5,),
-}
-OF_CAPTURES = ("mean_a2", "positional_a2", "scalar_norm")  # edits that are made of captures
-#: edits of λ, of the second map and of the norm after the subtraction
-DIFFERENTIAL = {
-    "set_lambda",
-    "scale_lambda",
-    "plus",
-    "zero_a2",
-    "uniform_a2",
-    "share_a2",
-    "a2_of_head",
-    "low_rank_a2",
-    "remove_norm",
-}
 Numbers = dict[str, np.ndarray]
 
 
@@ -97,19 +65,13 @@ def edited(model: dict, scope: Scope) -> Numbers:
     name = model["name"]
     prompts = [example.text for example in examples()]
     ids = torch.tensor([scope.tokenize(prompts[0])])
-    changes = {edit: _edit(edit, arguments) for edit, arguments in EDITS.items()}
-    if _differential(model):
-        changes |= {edit: getattr(edits, edit)(scope.capture(prompts[0])) for edit in OF_CAPTURES}
     arrays = {f"{name}, logits": scope.model(ids).logits[0, -1].numpy()}
-    for edit, change in changes.items():
-        if _differential(model) or edit not in DIFFERENTIAL:
-            with scope.edit(change):
+    for edit, declared in EDITS.items():
+        if _differential(model) or not declared.needs:
+            captures = [scope.capture(prompts[0])] if declared.of_captures else []
+            with scope.edit(declared.function(*captures, **declared.example)):
                 arrays[f"{name}, edit {edit}"] = scope.model(ids).logits[0, -1].numpy()
     return arrays
-
-
-def _edit(name: str, arguments: tuple | dict) -> edits.Edit:
-    return getattr(edits, name)(**arguments) if isinstance(arguments, dict) else getattr(edits, name)(*arguments)
 
 
 def _differential(model: dict) -> bool:

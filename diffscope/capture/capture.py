@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+import diffscope.edits  # noqa: F401  a file may hold changes of classes that edits define
 from diffscope.attention.blocks import Workers
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention

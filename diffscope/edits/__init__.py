@@ -12,51 +12,15 @@ Whatever the order in which edits are given, they act in the order of the comput
 first, then scores, maps, difference and output. Within one of these the order given counts.
 """
 
-from diffscope.edits.base import Edit, apply
-from diffscope.edits.edits import (
-    a2_of_head,
-    ablate_heads,
-    absolute_d,
-    d_plus,
-    drop_sink,
-    inject_noise,
-    knock_out,
-    low_rank_a2,
-    normalise_d,
-    plus,
-    quantise_logits,
-    remove_norm,
-    scale_lambda,
-    set_lambda,
-    share_a2,
-    top_k_a1,
-    uniform_a2,
-    zero_a2,
-)
-from diffscope.edits.from_captures import mean_a2, positional_a2, scalar_norm
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Edit",
-    "a2_of_head",
-    "ablate_heads",
-    "absolute_d",
-    "apply",
-    "d_plus",
-    "drop_sink",
-    "inject_noise",
-    "knock_out",
-    "low_rank_a2",
-    "mean_a2",
-    "normalise_d",
-    "plus",
-    "positional_a2",
-    "quantise_logits",
-    "remove_norm",
-    "scalar_norm",
-    "scale_lambda",
-    "set_lambda",
-    "share_a2",
-    "top_k_a1",
-    "uniform_a2",
-    "zero_a2",
-]
+from diffscope.edits import edits, from_captures  # they declare the edits
+from diffscope.edits.base import Edit, apply
+from diffscope.edits.declared import EDITS
+
+if TYPE_CHECKING:  # the names of the edits, for editors and type checkers
+    from diffscope.edits.edits import *
+    from diffscope.edits.from_captures import *
+
+__all__ = ["EDITS", "Edit", "apply", *EDITS]
+globals().update({name: edit.function for name, edit in EDITS.items()})

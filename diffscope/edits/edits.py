@@ -29,22 +29,30 @@ from diffscope.attention.changes import (
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.edits.base import Edit, Stage
+from diffscope.edits.declared import declare
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.prompts.selection import Indices, from_zero, whole_number
 
 # λ
 
 
+@declare("λ = value", stage=Stage.FIELD, needs="A2", example={"value": 1.0})
 def set_lambda(value: float, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Set λ to `value`, in place of what the model computed."""
     return _edit_of_lambda("λ = {:g}", value, torch.full_like, layers, heads)
 
 
+@declare("factor·λ, token by token if λ has a value a token", stage=Stage.FIELD, needs="A2", example={"factor": 0.5})
 def scale_lambda(factor: float, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Multiply λ with `factor`, token by token if it has a value a token."""
     return _edit_of_lambda("λ × {:g}", factor, torch.mul, layers, heads)
 
 
+@declare(
+    'A1 + λ·A2: λ changes its sign, so a model that adds its second map (`attention="plus"`) subtracts it under this edit',
+    stage=Stage.FIELD,
+    needs="A2",
+)
 def plus(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Change the sign of λ, A1 + λ·A2 in place of A1 − λ·A2; a model ``plus`` then subtracts what it adds."""
     return _edit_of_lambda("A1 + λ·A2", -1.0, torch.mul, layers, heads)
@@ -68,22 +76,34 @@ def _edit_of_lambda(
 
         return replace(layer, lam=changed(layer.lam), lam_fp32=changed(layer.lam_fp32))
 
-    return Edit(label, make, layers=layers, heads=heads, needs_a2=True)
+    return Edit(label, make, layers=layers, heads=heads)
 
 
 # A2
 
 
+@declare("A2 = 0: D = g·A1, rows sum to g", stage=Stage.MAPS, needs="A2")
 def zero_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Set A2 to zero: D = gain·A1."""
-    return _edit_of_a2("A2 = 0", lambda layer, heads: ScaleA2(heads, 0.0), layers, heads)
+    return Edit("A2 = 0", lambda layer, heads: ScaleA2(heads, 0.0), layers=layers, heads=heads)
 
 
+@declare(
+    "A2 = 1/n on each of the n keys a row sees, times what the row of A2 sums to if the model has sink logits",
+    stage=Stage.MAPS,
+    needs="A2",
+)
 def uniform_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Give A2 the same weight on every key that the query sees; with sink logits, its rows keep their sums."""
-    return _edit_of_a2("A2 uniform", lambda layer, heads: UniformA2(heads), layers, heads)
+    return Edit("A2 uniform", lambda layer, heads: UniformA2(heads), layers=layers, heads=heads)
 
 
+@declare(
+    "A2 = the second map of head `of` of that layer, from its queries and keys; λ and values stay the head's own",
+    stage=Stage.FIELD,
+    needs="A2",
+    example={"of": 0},
+)
 def a2_of_head(of: int, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Give heads the second map that head `of` of the same layer computes from its queries and keys."""
     label = f"A2 of head {of}"
@@ -94,17 +114,31 @@ def a2_of_head(of: int, *, layers: Indices = None, heads: Indices = None) -> Edi
         a2[list(heads)] = a2[of].clone()
         return replace(layer, pairing=replace(layer.pairing, a2=a2))
 
-    return Edit(label, make, layers=layers, heads=heads, needs_a2=True)
+    return Edit(label, make, layers=layers, heads=heads)
 
 
+@declare(
+    "A2 = the mean of the second maps of all heads of the layer, whichever heads it acts on; for the map of one head "
+    "in all of them, `a2_of_head`",
+    stage=Stage.MAPS,
+    needs="A2",
+)
 def share_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Give heads one second map: the mean of the second maps of all heads of the layer.
 
     To give them that of one head, use ``a2_of_head``.
     """
-    return _edit_of_a2("A2 = its mean over heads", lambda layer, heads: SharedA2(heads), layers, heads)
+    return Edit("A2 = its mean over heads", lambda layer, heads: SharedA2(heads), layers=layers, heads=heads)
 
 
+@declare(
+    "A2 = the visible part of its truncated SVD of that rank over the whole map of the prompt; rows sum to whatever "
+    "is left of them, with `normalise=True` to what the row of A2 sums to (1 without sink logits); a row of less than"
+    " 0.001 stays as it is",
+    stage=Stage.MAPS,
+    needs="A2",
+    example={"rank": 4},
+)
 def low_rank_a2(rank: int, *, normalise: bool = False, layers: Indices = None, heads: Indices = None) -> Edit:
     """Replace A2 by the visible part of its truncated SVD, a product of two matrices of `rank` columns.
 
@@ -138,38 +172,40 @@ def low_rank_a2(rank: int, *, normalise: bool = False, layers: Indices = None, h
         return LowRankA2(heads, left, right, normalise)
 
     label = f"A2 = visible part of rank {rank}{', rows of the same sums' if normalise else ''}"
-    return _edit_of_a2(label, change, layers, heads, needs_full_map=True)
-
-
-def _edit_of_a2(
-    label: str,
-    change: Callable[[LayerAttention, tuple[int, ...]], Change],
-    layers: Indices,
-    heads: Indices,
-    needs_full_map: bool = False,
-) -> Edit:
-    return Edit(label, change, Stage.MAPS, layers, heads, needs_a2=True, needs_full_map=needs_full_map)
+    return Edit(label, change, layers=layers, heads=heads, needs_full_map=True)
 
 
 # A1 and D
 
 
+@declare(
+    "the k largest entries of each row of A1, the others 0, scaled to the row's sum before (1 without sink logits: a "
+    "top-k softmax); with `renormalise=False` not scaled",
+    stage=Stage.MAPS,
+    example={"k": 4},
+)
 def top_k_a1(k: int, renormalise: bool = True, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Keep only the `k` largest weights of each row of A1; with `renormalise` scaled to the row's sum before, mostly 1."""
     k = whole_number(k, 1, math.inf, "top_k_a1 keeps a whole number of keys from 1; to silence heads use ablate_heads()")
-    return Edit(f"A1 top-{k}", lambda layer, heads: TopKA1(heads, k, renormalise), Stage.MAPS, layers, heads)
+    return Edit(f"A1 top-{k}", lambda layer, heads: TopKA1(heads, k, renormalise), layers=layers, heads=heads)
 
 
+@declare("|D|", stage=Stage.DIFFERENCE)
 def absolute_d(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Replace D by |D|."""
-    return _edit_of_d("|D|", "absolute", layers, heads)
+    return Edit("|D|", lambda layer, heads: Reshape(heads, "absolute"), layers=layers, heads=heads)
 
 
+@declare("max(D, 0): negative weights of D are 0; a row that is nowhere positive is zeros", stage=Stage.DIFFERENCE)
 def d_plus(*, layers: Indices = None, heads: Indices = None) -> Edit:
     """Replace D by D⁺, with its negative weights set to 0."""
-    return _edit_of_d("D⁺", "positive", layers, heads)
+    return Edit("D⁺", lambda layer, heads: Reshape(heads, "positive"), layers=layers, heads=heads)
 
 
+@declare(
+    'D/ΣD, or D/Σ|D| (`by="absolute"`), row by row; a row of zeros stays one; by its sum, a row of |ΣD| < 0.001 is refused',
+    stage=Stage.DIFFERENCE,
+)
 def normalise_d(by: str = "sum", *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Divide D by its row's sum (``by="sum"``), or by its row's absolute sum (``by="absolute"``).
 
@@ -177,16 +213,15 @@ def normalise_d(by: str = "sum", *, layers: Indices = None, heads: Indices = Non
     """
     if by not in ("sum", "absolute"):
         raise DiffscopeError(f"normalise_d(by={by!r}) is unknown; choose 'sum' or 'absolute'")
-    return _edit_of_d({"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], f"by {by}", layers, heads)
-
-
-def _edit_of_d(label: str, kind: str, layers: Indices, heads: Indices) -> Edit:
-    return Edit(label, lambda layer, heads: Reshape(heads, kind), Stage.DIFFERENCE, layers, heads)
+    return Edit(
+        {"sum": "D / ΣD", "absolute": "D / Σ|D|"}[by], lambda layer, heads: Reshape(heads, f"by {by}"), layers=layers, heads=heads
+    )
 
 
 # norm and heads; the norm as one number a head is scalar_norm in from_captures.py
 
 
+@declare("D·V without its norm; the factor after it (1 − λ_init in V1) stays", stage=Stage.FIELD, needs="norm")
 def remove_norm(*, layers: Indices = None) -> Edit:
     """Remove the norm of the heads' outputs; the factor after it, 1 − λ_init, stays.
 
@@ -201,6 +236,11 @@ def remove_norm(*, layers: Indices = None) -> Edit:
     return Edit("no norm", make, layers=layers)
 
 
+@declare(
+    "what a head gives to the output projection is zero, or `to[head]`, the same for every token",
+    stage=Stage.OUTPUT,
+    example={"layers": 1, "heads": 0},
+)
 def ablate_heads(to: Tensor | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Set the output of heads before the output projection to zero, or to `to`, (head, width) for all heads of the layers."""
     label = "heads ablated" if to is None else "heads replaced"
@@ -212,12 +252,18 @@ def ablate_heads(to: Tensor | None = None, *, layers: Indices = None, heads: Ind
         value = torch.zeros(shape) if to is None else to.detach()
         return ReplaceOutput(heads, value[None].to(layer.q.device, layer.dtype))
 
-    return Edit(label, change, Stage.OUTPUT, layers, heads)
+    return Edit(label, change, layers=layers, heads=heads)
 
 
 # scores
 
 
+@declare(
+    "scores of these pairs are −∞ before the softmax, so the rest of the row is normalised again, with its sink logit"
+    " if there is one; a row that sees nothing else is zeros",
+    stage=Stage.SCORES,
+    example={"keys": [3, 4], "queries": [90, 91, 92, 93, 94, 95]},
+)
 def knock_out(
     keys: Sequence[int], queries: Sequence[int], branch: int | None = None, *, layers: Indices = None, heads: Indices = None
 ) -> Edit:
@@ -235,6 +281,7 @@ def knock_out(
     return _hiding("knock-out", hidden, blind, branch, "nothing", layers, heads)
 
 
+@declare("the same for the first `count` keys and every query; a row that sees nothing else is left as it is", stage=Stage.SCORES)
 def drop_sink(count: int = 1, branch: int | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Hide the first `count` keys from all queries that see others; sink logits, which are no keys, stay.
 
@@ -265,9 +312,16 @@ def _hiding(
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         return DropKeys(heads, keys, queries, branches, if_nothing_left)
 
-    return Edit(label, change, Stage.SCORES, layers, heads, needs_a2=branch == 2, needs_positions=True)
+    return Edit(label, change, layers=layers, heads=heads, needs_a2=branch == 2, needs_positions=True)
 
 
+@declare(
+    "s + n on each of the keys (by default all), n ~ N(0, σ²), one value a key for all queries and heads of a layer; "
+    '`mode="common"`: +n for both maps; `"differential"`: +n for A1 and −n for A2; standard attention, which has one '
+    "map, gets +n in either; s are the scores as they enter the softmax (scaled, and capped if the model caps them)",
+    stage=Stage.SCORES,
+    example={"sigma": 0.5},
+)
 def inject_noise(
     sigma: float,
     mode: str = "common",
@@ -317,7 +371,7 @@ def inject_noise(
             noise = noise * torch.isin(torch.arange(layer.n_keys), torch.tensor(noisy, dtype=torch.int64))
         return AddNoise(heads, noise[:, None].to(layer.dtype).to(layer.q.device), mode == "differential")
 
-    return Edit(label, change, Stage.SCORES, layers, heads, needs_positions=True)
+    return Edit(label, change, layers=layers, heads=heads, needs_positions=True)
 
 
 def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> None:
@@ -332,6 +386,12 @@ def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> N
         )
 
 
+@declare(
+    "s → round(s·L/m)·m/L, L = 2^(bits−1) − 1, halves to even; s as of `inject_noise`, m the largest magnitude in one"
+    ' branch of one head, over the whole map (`per="map"`) or each row (`"row"`)',
+    stage=Stage.SCORES,
+    example={"bits": 6},
+)
 def quantise_logits(bits: int, per: str = "map", *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Quantise the scores to `bits` bits by their largest magnitude: round(s·L/m)·m/L with L = 2^(bits−1) − 1.
 
@@ -353,7 +413,7 @@ def quantise_logits(bits: int, per: str = "map", *, layers: Indices = None, head
         prompts = [layer.prompt(index) for index in range(len(layer.lengths))] if per == "map" else []
         return Quantise(heads, bits, torch.stack([_largest(prompt) for prompt in prompts]) if prompts else None)
 
-    return Edit(f"logits of {bits} bits a {per}", change, Stage.SCORES, layers, heads, needs_full_map=per == "map")
+    return Edit(f"logits of {bits} bits a {per}", change, layers=layers, heads=heads, needs_full_map=per == "map")
 
 
 def _largest(layer: LayerAttention) -> Tensor:

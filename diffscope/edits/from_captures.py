@@ -14,6 +14,7 @@ from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.edits.base import FULL_MAP_TOKENS, Edit, Stage, check_a2
+from diffscope.edits.declared import declare
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.prompts.selection import Indices, as_indices
 
@@ -31,6 +32,12 @@ class HasLayers(Protocol):
 Captures = HasLayers | Iterable[HasLayers]
 
 
+@declare(
+    "A2 = the mean of the head's A2 over prompts of one length, entry by entry; a shorter prompt uses the upper left "
+    "of it, a longer one is refused",
+    stage=Stage.MAPS,
+    needs="A2",
+)
 def mean_a2(captures: Captures, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Put the mean of the second map over prompts of one length in its place: what position alone says of it.
 
@@ -59,6 +66,13 @@ def mean_a2(captures: Captures, *, layers: Indices = None, heads: Indices = None
     return _in_place_of_a2(label, sums, FixA2, layers, heads)
 
 
+@declare(
+    "weight p(i − j) on key j > 0 of row i: the mean weight at that distance over all prompts and rows that see it; "
+    "key 0 gets its own mean mass over rows i > 0 that see it, the rest of the row is scaled to sum to 1; with sink "
+    "logits all this is of rows divided by their sums, and the row gets the sum of the row of A2 that it replaces",
+    stage=Stage.MAPS,
+    needs="A2",
+)
 def positional_a2(captures: Captures, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Put the mean of the second map over prompts and queries, by distance, in its place; the first key counts by itself.
 
@@ -93,6 +107,9 @@ def positional_a2(captures: Captures, *, layers: Indices = None, heads: Indices 
     return _in_place_of_a2(label, sums, PositionalA2, layers, heads)
 
 
+@declare(
+    "D·V · c_h · weight, c_h the mean of 1/rms(D·V) of head h over all tokens of the prompts", stage=Stage.FIELD, needs="norm"
+)
 def scalar_norm(captures: Captures, *, layers: Indices = None) -> Edit:
     """Replace the norm's division by a token's own size by one number a head: the mean of 1/rms over the prompts' tokens.
 
@@ -185,4 +202,4 @@ def _in_place_of_a2(label: str, sums: Sums, change: Callable[..., Change], layer
     def make(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         return change(heads, _mean(label, sums, layer)[None])
 
-    return Edit(label, make, Stage.MAPS, layers, heads, needs_a2=True, needs_positions=True)
+    return Edit(label, make, layers=layers, heads=heads, needs_positions=True)

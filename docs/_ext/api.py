@@ -57,6 +57,7 @@ MODULES: dict[str, Sequence[str] | None] = {
 }
 #: what is no function and no class
 DATA = {
+    "diffscope.edits.EDITS": "What every edit declares, by its name: what it computes instead, where it acts and what it needs.",
     "diffscope.families.FAMILIES": "Every family, the most particular first: the first that recognises a model opens it.",
     "diffscope.figures.FIGURES": "The function of every figure, by its name.",
     "diffscope.hypotheses.TESTS": "Every declared test, by its name.",

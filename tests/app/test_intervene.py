@@ -88,9 +88,15 @@ def undo(test, number=0):
 # the table
 
 
-def test_the_table_has_every_edit_of_the_library(modules):
+def test_an_edit_without_words_of_its_own_gets_controls_from_its_declaration(modules):
     table, *_ = modules
-    assert set(table.KINDS) == set(edits.__all__) - {"Edit", "apply"}
+    title, words, (rank, scaled) = table.plain("low_rank_a2", edits.EDITS["low_rank_a2"])
+    assert title == "low rank a2" and words == "low rank a2, rank {rank}, normalise {normalise}"
+    assert (rank.first, rank.whole, scaled.first, scaled.options["yes"]) == (4, True, "no", True)
+    *_, (value,) = table.plain("set_lambda", edits.EDITS["set_lambda"])
+    assert (value.first, value.whole, value.typed) == (1.0, False, True)
+    assert table.plain("mean_a2", edits.EDITS["mean_a2"])[-1] == (table.COUNT,)
+    assert list(table.KINDS) == sorted(edits.EDITS, key=lambda name: edits.EDITS[name].stage)
 
 
 def digest(capture):
