@@ -112,11 +112,6 @@ class Pairing:
             raise ValueError("standard attention has no second map")
         return maps
 
-    def same_as(self, other: Pairing) -> bool:
-        """Return whether all indices are the same."""
-        pairs = zip(vars(self).values(), vars(other).values())
-        return all(mine is its or (mine is not None and its is not None and torch.equal(mine, its)) for mine, its in pairs)
-
     @classmethod
     def plain(cls, heads: int, groups: int | None = None, device: Device = None) -> Pairing:
         """Pair one map with a head and no second one: standard attention.
@@ -226,27 +221,25 @@ class Norm:
     eps: float
     weight: Tensor | None = None
 
-    def _weight(self, x: Tensor) -> Tensor | None:
-        """Return the weight, broadcastable to x (..., head, query, width)."""
-        if self.weight is None:
-            return None
-        weight = self.weight.to(x.dtype)
-        return weight if weight.dim() == 1 else weight[:, None, :]
-
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise x (..., head, query, width)."""
-        weight = self._weight(x)
         if self.kind == "rms":
             x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         elif self.kind != "scalar":
             raise ValueError(f"norm kind {self.kind!r} is unknown; 'rms' and 'scalar' are known")
-        return x if weight is None else x * weight
+        return x if self.weight is None else x * self.weight.to(x.dtype)[..., None, :]
 
     def factor(self, x: Tensor) -> Tensor:
         """Return the factor by which each row of x (..., head, query, width) is scaled, (..., head, query)."""
         size = torch.rsqrt(x.pow(2).mean(-1) + self.eps) if self.kind == "rms" else x.new_ones(x.shape[:-1])
-        weight = self._weight(x)
-        return size if weight is None else size * weight.pow(2).mean(-1).sqrt()
+        return size if self.weight is None else size * self.weight.to(x.dtype).pow(2).mean(-1).sqrt()[..., None]
+
+    def derivative(self, x: Tensor, direction: Tensor) -> Tensor:
+        """Return how fast the normalised x moves as x moves in a direction, all (..., head, query, width)."""
+        if self.kind == "rms":
+            factor = torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps)
+            direction = factor * (direction - x * factor.square() * (x * direction).mean(-1, keepdim=True))
+        return direction if self.weight is None else direction * self.weight.to(x.dtype)[..., None, :]
 
 
 @dataclass(frozen=True)

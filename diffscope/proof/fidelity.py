@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,36 +16,26 @@ from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
 from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.memory import Workspace, pooled_workspace
+from diffscope.attention.memory import pooled_workspace
 from diffscope.attention.precision import without_autocast
-from diffscope.attention.stacking import can_stack, stack, stack_pairings
+from diffscope.attention.scores import products
+from diffscope.attention.stacking import can_stack, repeat_heads, stack, stack_pairing
 from diffscope.errors import FidelityError
-from diffscope.proof.tolerance import rms, rounding, rows_to_check, tolerated, tolerated_at_most
+from diffscope.proof.tolerance import rms, rounding, rows_to_check, tolerated
 
 STACKED = 2**25  # bytes of queries, keys and values: prompts are rebuilt together up to that
 ROWS_TO_DECIDE = 128
 ROWS_TO_TRY = 16  # before those that decide: one of them is mostly enough
 
 
-def deviation(layer: LayerAttention, checked: Tensor, target: Tensor) -> float:
-    """Return the largest :func:`rebuild_errors` of one layer as it is."""
-    return float(rebuild_errors(layer, [([layer.pairing], 1)], checked, target)[0][0].max())
-
-
 @torch.no_grad()
-def rebuild_errors(
-    layer: LayerAttention, tried: Sequence[tuple[Sequence[Pairing], int]], checked: Tensor, target: Tensor
-) -> tuple[list[Tensor], Tensor]:
-    """Return how far rebuilt outputs are off under several pairings of a layer's maps, in the units of :class:`Fidelity`.
-
-    Every map is computed once, whatever the number of pairings; under changes of rows, once a pairing.
+def rebuild_errors(layer: LayerAttention, checked: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return how far the rebuilt output of each head is off, in the units of :class:`Fidelity`, and how far λ moves it.
 
     Parameters
     ----------
     layer : LayerAttention
         Of one prompt.
-    tried : sequence of (pairings, step)
-        Pairings that differ in ``a1`` and ``a2`` alone, and which rows to try them on: every `step`-th of those checked.
     checked : int64 Tensor, (query,)
         Ascending.
     target : Tensor, (head, query, width)
@@ -54,178 +43,50 @@ def rebuild_errors(
 
     Returns
     -------
-    errors : list of Tensor, (pairing, head), one for each of `tried`
-        The largest deviation over the rows.
+    errors : Tensor, (head,)
+        The largest deviation over the rows; NaN if any is.
     sensitivity : Tensor, (head,)
-        By how much each head's output moves, at most, as λ changes by 1 under the first pairing; 0 for a layer with changes.
+        By how much the output moves, at most, as λ changes by 1; 0 without a second map and for a layer with changes.
     """
-    if layer.changes:
-        errors = [
-            torch.stack([_errors_of_changed(replace(layer, pairing=each), checked, target, step) for each in pairings])
-            for pairings, step in tried
-        ]
-        return errors, target.new_zeros(layer.n_heads)
-    products = [_Products.of(layer, pairings) for pairings, _ in tried]
-    maps = torch.cat([each.of_map for each in products]).unique()
-    every = _maps_alone(layer, maps)
+    of_head = layer.pairing.value_of_head
     values = layer.v[0].to(layer.dtype)  # (value head, key, width)
-    square = values.square().mean(-1)
-    errors = [values.new_zeros(len(pairings), layer.n_heads) for pairings, _ in tried]
-    sensitivity = values.new_zeros(layer.n_heads)
+    square = values.square().mean(-1)[of_head]  # (head, key)
+    linear = layer if layer.norm is None else replace(layer, norm=None)
+    errors, sensitivity = values.new_zeros(2, layer.n_heads)
     with pooled_workspace() as workspace:
-        for block in blocks_of(every, checked, all_heads=True):
-            rows = every.visible_rows(block.queries, workspace=workspace)
-            expected = target[:, block.at]
-            before = int(torch.arange(len(checked))[block.at][0])  # rows checked before this block
+        for block in blocks_of(layer, checked, all_heads=True):
+            rows = layer.visible_rows(block.queries, workspace=workspace)
             keys = slice(rows.start, rows.start + rows.a1.shape[-1])
-            for i, (_, step) in enumerate(tried):
-                some = slice(-(before + 1) % step, None, step)
-                queries = block.queries[some]
-                if not len(queries):  # a short block may have none of them
-                    continue
-                terms = products[i].terms(layer, maps, rows.a1[:, some], values[:, keys], square[:, keys], queries, workspace)
-                size = terms.size * _factor(layer, terms.out, queries)  # (pairing, head, query)
-                off = _off(layer, terms.out, size, queries, expected[:, some])
-                errors[i] = torch.maximum(errors[i], off.amax(-1))  # a NaN stays a NaN
-                if i == 0 and terms.second is not None:
-                    moved = _derivative(layer, terms.out[0], terms.second[0], queries).abs().amax(-1)
-                    sensitivity = torch.maximum(sensitivity, (moved / size[0].clamp_min(1e-30)).amax(-1))
+            by_width = values[:, keys].transpose(1, 2)
+            count = rows.n.clamp_min(1)
+            sums, size = [], torch.zeros_like(rows.gain)
+            for factor, weights in ((rows.gain, rows.a1), (rows.lam, rows.a2)):
+                if weights is not None:
+                    sums.append(products(weights, by_width, of_head, None))  # (head, query, width)
+                    magnitude = weights.abs() if layer.changes else weights  # changed weights may be negative
+                    unit = rounding(magnitude, sums[-1], square[:, keys], count, layer.q.dtype, workspace)
+                    size = size + factor.abs() * unit
+            if layer.changes:
+                out = products(rows.d, by_width, of_head, None)
+            else:
+                out = rows.gain[..., None] * sums[0]
+                out = out if rows.a2 is None else out - rows.lam[..., None] * sums[1]
+            size = size * _row_factor(layer, out, block.queries)
+            rebuilt = layer.head_postprocess(out, block.queries)
+            if layer.changes:  # an edit's output is rounded once more, by its own size
+                size = torch.maximum(size, rms(rebuilt))
+            size = size.clamp_min(1e-30)
+            off = (rebuilt - target[:, block.at]).abs().amax(-1) / size  # (head, query)
+            errors = torch.maximum(errors, off.amax(-1))  # a NaN stays a NaN
+            if rows.a2 is not None and not layer.changes:
+                moved = sums[1] if layer.norm is None else layer.norm.derivative(out, sums[1])
+                moved = linear.head_postprocess(moved, block.queries).abs().amax(-1)
+                sensitivity = torch.maximum(sensitivity, (moved / size).amax(-1))
     return errors, sensitivity
 
 
-def _errors_of_changed(layer: LayerAttention, checked: Tensor, target: Tensor, step: int) -> Tensor:
-    """Return the largest deviation of each head, (head,), of a layer with changes, on every `step`-th row."""
-    checked = checked[step - 1 :: step]
-    target = target[:, step - 1 :: step]
-    values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
-    square = values.square().mean(-1)
-    worst = values.new_zeros(layer.n_heads)
-    for block in blocks_of(layer, checked, all_heads=True):
-        rows = layer.rows(block.queries)
-        count = rows.n.clamp_min(1)
-        # Edited maps may have negative weights, which are rounded by their magnitude.
-        size = rows.gain.abs() * rounding(rows.a1.abs(), rows.a1 @ values, square, count, layer.q.dtype)
-        if rows.a2 is not None:
-            size = size + rows.lam.abs() * rounding(rows.a2.abs(), rows.a2 @ values, square, count, layer.q.dtype)
-        out = torch.matmul(rows.d, values)
-        size = size * _factor(layer, out, rows.queries)
-        off = _off(layer, out, size, rows.queries, target[:, block.at])  # (head, query)
-        worst = torch.maximum(worst, off.amax(-1))
-    return worst
-
-
-def _derivative(layer: LayerAttention, out: Tensor, direction: Tensor, queries: Tensor) -> Tensor:
-    """Return how fast what enters the output projection moves as D·V moves in a direction; all (head, query, width)."""
-    norm = layer.norm
-    if norm is not None and norm.kind == "rms":
-        factor = torch.rsqrt(out.square().mean(-1, keepdim=True) + norm.eps)
-        direction = factor * (direction - out * factor.square() * (out * direction).mean(-1, keepdim=True))
-        layer = replace(layer, norm=replace(norm, kind="scalar"))
-    return layer.head_postprocess(direction, queries)
-
-
-class _Terms(NamedTuple):
-    """Hold D·V of some rows under several pairings, and what it is made of."""
-
-    out: Tensor  # gain·A1·V − λ·A2·V, (pairing, head, query, width)
-    second: Tensor | None  # A2·V
-    size: Tensor  # what rounding acts on, (pairing, head, query)
-
-
-class _Products(NamedTuple):
-    """Hold which maps are multiplied with which values for some pairings, each product once, sorted by map."""
-
-    of_map: Tensor  # (product,)
-    of_value: Tensor  # (product,), value heads
-    first: Tensor  # (pairing, head), which of the products is A1·V
-    second: Tensor | None  # the same of A2·V
-
-    @classmethod
-    def of(cls, layer: LayerAttention, pairings: Sequence[Pairing]) -> _Products:
-        values = layer.v.shape[1]
-        maps = [pairing.a1 for pairing in pairings] + [pairing.a2 for pairing in pairings if pairing.a2 is not None]
-        keys = torch.stack(maps) * values + layer.pairing.value_of_head  # (pairing of A1, then pairing of A2; head)
-        products, index = keys.unique(return_inverse=True)
-        second = index[len(pairings) :] if layer.differential else None
-        return cls(products // values, products % values, index[: len(pairings)], second)
-
-    def terms(
-        self,
-        layer: LayerAttention,
-        maps: Tensor,
-        weights: Tensor,
-        values: Tensor,
-        square: Tensor,
-        queries: Tensor,
-        workspace: Workspace,
-    ) -> _Terms:
-        """Return D·V under each pairing.
-
-        Parameters
-        ----------
-        layer : LayerAttention
-        maps : int64 Tensor, (map,)
-            The numbers of the maps, ascending.
-        weights : Tensor, (map, query, key)
-        values : Tensor, (value head, key, width)
-        square : Tensor, (value head, key)
-            The mean square of the values over the width.
-        queries : int64 Tensor, (query,)
-        workspace : Workspace
-        """
-        every_map_once = torch.equal(self.of_map, maps)
-        of_map = torch.searchsorted(maps, self.of_map)
-        if every_map_once and values.shape[-1] <= weights.shape[1]:  # a copy of the values is small beside the maps
-            products = torch.bmm(weights, values[self.of_value])
-        elif weights.device.type == "cpu":  # copies of maps would take as long as the products
-            pairs = zip(of_map.tolist(), self.of_value.tolist())
-            products = torch.stack([weights[index] @ values[value] for index, value in pairs])  # (product, query, width)
-        else:
-            products = torch.matmul(weights[of_map], values[self.of_value])
-        count = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)
-        of_products = weights if every_map_once else weights[of_map]
-        units = rounding(of_products, products, square[self.of_value], count, layer.q.dtype, workspace)
-        gain = _at(layer.gain, queries, layer.dtype)
-        out, size = products[self.first] * gain, units[self.first] * gain[..., 0].abs()
-        if self.second is None:
-            return _Terms(out, None, size)
-        lam = _at(layer.lam, queries, layer.dtype)
-        second = products[self.second]
-        return _Terms(out - lam * second, second, size + units[self.second] * lam[..., 0].abs())
-
-
-def _maps_alone(layer: LayerAttention, maps: Tensor) -> LayerAttention:
-    """Return a layer whose head h has the h-th of some maps and nothing else."""
-    zero = layer.lam.new_zeros(1, 1, 1)
-    pairing = replace(layer.pairing, a1=maps, a2=None, value_of_head=torch.zeros_like(maps))
-    return replace(layer, pairing=pairing, lam=zero, lam_fp32=zero, gain=zero + 1, correction=None, gate=None)
-
-
-def _at(x: Tensor, queries: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return λ or gain, (1, head or 1, query or 1), at some queries, (head or 1, query or 1, 1)."""
-    return (x[0][:, queries] if x.shape[2] > 1 else x[0])[..., None].to(dtype)
-
-
-def _off(layer: LayerAttention, out: Tensor, size: Tensor, queries: Tensor, target: Tensor) -> Tensor:
-    """Return how far every row is off, (..., head, query).
-
-    Parameters
-    ----------
-    out : Tensor, (..., head, query, width)
-        D·V.
-    size : Tensor, (..., head, query)
-        What rounding acts on in what enters the output projection.
-    target : Tensor, (head, query, width)
-        What the model produced.
-    """
-    out = layer.head_postprocess(out, queries)
-    if layer.changes:  # an edit's output is rounded once more, by its own size
-        size = torch.maximum(size, rms(out))
-    return (out - target).abs().amax(-1) / size.clamp_min(1e-30)
-
-
-def _factor(layer: LayerAttention, out: Tensor, queries: Tensor) -> Tensor:
-    """Return the factor (..., head, query) of each row of D·V, (..., head, query, width), up to the output projection."""
+def _row_factor(layer: LayerAttention, out: Tensor, queries: Tensor) -> Tensor:
+    """Return the factor (head, query) of each row of D·V, (head, query, width), up to the output projection."""
     factor = out.new_full(out.shape[:-1], abs(layer.post_scale))
     if layer.norm is not None:
         factor = factor * layer.norm.factor(out)
@@ -237,8 +98,26 @@ def _factor(layer: LayerAttention, out: Tensor, queries: Tensor) -> Tensor:
     return factor
 
 
-def compared(layer: LayerAttention, observed: Tensor, index: int, at_most: int | None = None) -> tuple[Tensor, Tensor]:
+def deviation(layer: LayerAttention, checked: Tensor, target: Tensor) -> float:
+    """Return the largest of the :func:`rebuild_errors` of a layer."""
+    return float(rebuild_errors(layer, checked, target)[0].max())
+
+
+def compared(
+    layer: LayerAttention, observed: Tensor, index: int, at_most: int | None = None, queries: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the query rows to compare for one prompt, and what the model produced there, (head, query, width).
+
+    Parameters
+    ----------
+    layer : LayerAttention
+    observed : Tensor, (batch, query, head·width) or (batch, query, head, width)
+    index : int
+        Of the prompt.
+    at_most : int, optional
+        How many rows to compare at most.
+    queries : int64 Tensor, (query,), optional
+        The rows to choose from, ascending; by default :func:`rows_to_check`. Rows that see no key are left out.
 
     Raises
     ------
@@ -252,20 +131,11 @@ def compared(layer: LayerAttention, observed: Tensor, index: int, at_most: int |
             f"layer {layer.layer}: family {layer.family!r} reads {layer.n_heads} heads of width {width}, but {entering} elements "
             "of each token enter the output projection; the pairing of values is wrong"
         )
-    checked = compared_rows(layer, index)
+    queries = rows_to_check(layer.lengths[index], layer.q.device) if queries is None else queries
+    checked = layer.mask.seeing(queries, index)
     if at_most and len(checked) > at_most:
         checked = checked[torch.linspace(0, len(checked) - 1, at_most, device=checked.device).round().long()]
-    return checked, produced(layer, observed, index, checked)
-
-
-def compared_rows(layer: LayerAttention, index: int) -> Tensor:
-    """Return the query rows of one prompt that are compared, int64 (query,)."""
-    return layer.mask.seeing(rows_to_check(layer.lengths[index], layer.q.device), index)
-
-
-def produced(layer: LayerAttention, observed: Tensor, index: int, queries: Tensor) -> Tensor:
-    """Return what the model produced for some queries of one prompt, (head, query, width)."""
-    return observed[index, queries].to(layer.dtype).reshape(len(queries), layer.n_heads, layer.v.shape[-1]).transpose(0, 1)
+    return checked, observed[index, checked].to(layer.dtype).reshape(len(checked), layer.n_heads, width).transpose(0, 1)
 
 
 @without_autocast()
@@ -295,29 +165,55 @@ def fidelities(
     """
     lengths = layers[0].lengths
     longest = int(np.argmax(lengths))
-    readings = [[other for _, other in other_pairings(layer.prompt(longest))] for layer in layers if decide]
-    others = list(zip(*readings))  # (candidate, layer): other readings of the longest prompt
-    deviating = [
-        _errors(layers, observed, indices, others if indices == [longest] else (), rows) for indices in _together(layers)
-    ]
-    errors = torch.cat([of_prompts.errors for of_prompts in deviating])  # (prompt, layer)
-    sensitivity = torch.cat([of_prompts.sensitivity for of_prompts in deviating]).amax(0)  # (layer, head)
-    errors_of_others = next((each.of_others for each in deviating if len(each.of_others)), errors[:0])  # (candidate, layer)
-    if others and not len(errors_of_others):
-        errors_of_others = _errors(layers, observed, [longest], others, rows).of_others
-    counts = (len(compared_rows(layers[0], index)) for index in range(len(lengths)))
-    count = sum(counts if rows is None else (min(rows, each) for each in counts))
-    worst = errors.amax(0)  # (layer,), where a NaN stays a NaN
+    held = sum(x.nbytes for layer in layers for x in (layer.q, layer.k, layer.v))
+    together = len(set(lengths)) == 1 and held <= STACKED and (len(layers) > 1 or can_stack(layers))
+    errors: list[Tensor] = []  # of each group of prompts, (prompt, layer, head)
+    sensitivities: list[Tensor] = []
+    count = 0
+    for indices in [[*range(len(lengths))]] if together else [[index] for index in range(len(lengths))]:
+        stacked = _stacked(layers, observed, indices, rows)
+        count += len(indices) * len(stacked[1])
+        for found, results in zip(rebuild_errors(*stacked), (errors, sensitivities)):
+            results.append(found.view(len(indices), len(layers), -1))
+    worst = torch.cat(errors).amax((0, 2)).tolist()  # of each layer, where a NaN stays a NaN
+    sensitivity = torch.cat(sensitivities).amax(0)  # (layer, head)
+    others = [other.pairing for _, other in other_pairings(layers[0])] if decide else []
+    off = torch.zeros(0, len(layers))  # of other readings of the longest prompt, (candidate, layer)
+    if others:
+        one = stacked if indices == [longest] else _stacked(layers, observed, [longest], rows)
+        off = _errors_of_others(*one, [stack_pairing(pairing, layers[0], len(layers)) for pairing in others])
+        off = off.view(len(others), len(layers), -1).amax(-1)
     results = []
     for i, (layer, tensor) in enumerate(zip(layers, observed)):
-        tolerance = tolerated(layer, tensor.dtype, float(worst[i]))
+        tolerance = tolerated(layer, tensor.dtype, worst[i])
         # One row that refuses a reading is enough.
-        left = [of_layers[i] for of_layers, off in zip(others, errors_of_others[:, i].tolist()) if not off > tolerance]
-        decided = decide and _decided(layer, tensor, tolerance, left)
+        left = [replace(layer, pairing=pairing) for pairing, error in zip(others, off[:, i].tolist()) if not error > tolerance]
+        decided = decide and all(
+            deviation(other.prompt(longest), *compared(layer, tensor, longest, ROWS_TO_DECIDE)) > tolerance for other in left
+        )
         reason = UNDECIDED if decide and not decided else ""
-        within = _pinned(layer, sensitivity[i], float(worst[i]) + tolerated_at_most(layer, tensor.dtype))
-        results.append(Fidelity(float(worst[i]), tolerance, count, decided, reason, lam_within=within))
+        within = _pinned(layer, sensitivity[i], worst[i] + tolerated(layer, tensor.dtype, exact=False))
+        results.append(Fidelity(worst[i], tolerance, count, decided, reason, lam_within=within))
     return results
+
+
+def _stacked(
+    layers: Sequence[LayerAttention], observed: Sequence[Tensor], indices: Sequence[int], rows: int | None
+) -> tuple[LayerAttention, Tensor, Tensor]:
+    """Return some prompts of some layers as one layer, the rows to compare, and what the models produced there."""
+    prompts = [layer.prompt(index) for index in indices for layer in layers]
+    parts = [compared(layer, tensor, index, rows) for index in indices for layer, tensor in zip(layers, observed)]
+    return stack(prompts), parts[0][0], torch.cat([target for _, target in parts])  # the same rows in all
+
+
+def _errors_of_others(layer: LayerAttention, checked: Tensor, target: Tensor, pairings: Sequence[Pairing]) -> Tensor:
+    """Return the :func:`rebuild_errors` under other pairings on some of the rows, (pairing, head)."""
+    step = max(1, len(checked) // ROWS_TO_TRY)
+    few, of_few = checked[step - 1 :: step], target[:, step - 1 :: step]
+    if layer.changes:  # of heads by their numbers
+        return torch.stack([rebuild_errors(replace(layer, pairing=pairing), few, of_few)[0] for pairing in pairings])
+    errors, _ = rebuild_errors(repeat_heads(layer, pairings), few, of_few.repeat(len(pairings), 1, 1))
+    return errors.view(len(pairings), -1)
 
 
 def _pinned(layer: LayerAttention, sensitivity: Tensor, error: float) -> float:
@@ -326,55 +222,6 @@ def _pinned(layer: LayerAttention, sensitivity: Tensor, error: float) -> float:
         return np.nan
     least = sensitivity.amin() if layer.lam.shape[1] > 1 else sensitivity.amax()  # heads that share their λ pin it together
     return error / float(least) if least > 0 else np.inf
-
-
-def _together(layers: Sequence[LayerAttention]) -> list[list[int]]:
-    """Return the prompts of some layers in groups, each rebuilt in one stack."""
-    lengths = layers[0].lengths
-    held = sum(x.nbytes for layer in layers for x in (layer.q, layer.k, layer.v))
-    if len(set(lengths)) > 1 or held > STACKED or not can_stack(layers):
-        return [[index] for index in range(len(lengths))]
-    return [list(range(len(lengths)))]
-
-
-class _Errors(NamedTuple):
-    """Hold how well layers are rebuilt on some prompts."""
-
-    errors: Tensor  # their deviations, (prompt, layer)
-    sensitivity: Tensor  # by how much each head's output moves, at most, as λ changes by 1, (prompt, layer, head)
-    of_others: Tensor  # deviations of other readings of a single prompt, (candidate, layer)
-
-
-def _errors(
-    layers: Sequence[LayerAttention],
-    observed: Sequence[Tensor],
-    indices: Sequence[int],
-    others: Sequence[Sequence[LayerAttention]],
-    rows: int | None,
-) -> _Errors:
-    """Return how well layers, and other readings of them, are rebuilt on some prompts."""
-    prompts = [layer.prompt(index) for index in indices for layer in layers]
-    parts = [compared(layer, tensor, index, rows) for index in indices for layer, tensor in zip(layers, observed)]
-    checked = parts[0][0]  # the same in all
-    stacked = prompts[0] if len(prompts) == 1 else stack(prompts)
-    tried: list[tuple[Sequence[Pairing], int]] = [([stacked.pairing], 1)]
-    if others:  # a single head of standard attention has none
-        tried.append(([stack_pairings(of_layers) for of_layers in others], max(1, len(checked) // ROWS_TO_TRY)))
-    target = torch.cat([target for _, target in parts])
-    by_head, sensitivity = rebuild_errors(
-        stacked, tried, checked, target
-    )  # each (pairing, prompt·layer·head), and without pairing
-    error, *of_others = (off.unflatten(-1, (len(prompts), -1)).amax(-1) for off in by_head)
-    shape = (len(indices), len(layers))
-    return _Errors(error.view(shape), sensitivity.view(*shape, -1), of_others[0] if others else error[:0])
-
-
-def _decided(layer: LayerAttention, observed: Tensor, tolerance: float, others: Sequence[LayerAttention]) -> bool:
-    """Return whether other readings of the longest prompt fail, on some of its rows."""
-    if not others:
-        return True
-    checked, target = compared(layer, observed, int(np.argmax(layer.lengths)), ROWS_TO_DECIDE)
-    return all(deviation(other, checked, target) > tolerance for other in others)
 
 
 def other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]]:
@@ -391,8 +238,9 @@ def other_pairings(layer: LayerAttention) -> Iterator[tuple[str, LayerAttention]
             "the two maps are paired wrongly: head h owns maps 2h and 2h + 1": (2 * head, 2 * head + 1),
             "the second maps belong to other heads": (pairing.a1, pairing.a2.roll(1)),
         }
-    for meaning, (a1, a2) in candidates.items():
-        highest = max(int(maps.max()) for maps in (a1, a2) if maps is not None)
-        candidate = replace(pairing, a1=a1, a2=a2)
-        if highest < layer.q.shape[1] and not candidate.same_as(pairing):  # grouped pairings have less than two maps a head
-            yield meaning, replace(layer, pairing=candidate)
+    own = [pairing.a1, pairing.a2]
+    for meaning, maps in candidates.items():
+        given = [(mine, its) for mine, its in zip(own, maps) if mine is not None and its is not None]
+        same = all(torch.equal(mine, its) for mine, its in given)
+        if not same and max(int(its.max()) for _, its in given) < layer.q.shape[1]:  # grouped ones have less than two maps a head
+            yield meaning, replace(layer, pairing=replace(pairing, a1=maps[0], a2=maps[1]))

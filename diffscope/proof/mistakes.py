@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
-from diffscope.proof.fidelity import deviation, other_pairings, produced
+from diffscope.proof.fidelity import compared, deviation, other_pairings
 from diffscope.proof.tolerance import rows_to_check
 
 NEAR = 64  # widths tried below the one at which the first row is wrong: a few keys more or less may weigh next to nothing
@@ -58,8 +58,7 @@ class Misread:
 
     def deviation(self, layer: LayerAttention, rows: Tensor | None = None) -> float:
         """Return how far a layer is off on some rows, by default :attr:`rows`, of which it sees any key."""
-        seeing = layer.mask.seeing(self.rows if rows is None else rows)
-        return deviation(layer, seeing, produced(layer, self.observed, 0, seeing))
+        return deviation(layer, *compared(layer, self.observed, 0, queries=self.rows if rows is None else rows))
 
     def with_fields(self, **fields: object) -> LayerAttention:
         """Return the layer with other values of some fields."""
@@ -285,7 +284,7 @@ def _sinks_of_standard(misread: Misread) -> Tensor:
     the sink logit, the better the further its share is from 0 and 1.
     """
     plain = misread.with_fields(sink_logit=None)
-    target = produced(plain, misread.observed, 0, misread.rows)
+    _, target = compared(plain, misread.observed, 0, queries=misread.rows)
     out = plain.head_outputs(misread.rows)  # (head, query, width)
     share = (out * target).sum(-1) / out.square().sum(-1)  # (head, query)
     lse = plain.logits(misread.rows, plain.pairing.a1).logsumexp(-1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import NO_REUSE, Workspace
@@ -72,46 +71,46 @@ def rounding(
     workspace : Workspace
         Where temporaries as large as the weights are put.
     """
-    square = square[..., None]
+    # Products with one vector are several times as fast with the vector in front.
+    square = square[..., None, :]  # (map, 1, key)
     unit = torch.finfo(weights.dtype).eps / 2
     room = workspace.take("rounding", weights.shape, weights.dtype, weights.device)
-    each = (torch.square(weights, out=room) @ square)[..., 0].sqrt()
-    added = (weights @ square)[..., 0].sqrt() * count.sqrt() * unit
+    each = (square @ torch.square(weights, out=room).mT)[..., 0, :].sqrt()
+    added = (square @ weights.mT)[..., 0, :].sqrt() * count.sqrt() * unit
     # Weights below u are what is left without those from u on, which takes a fifth of the time of `where`.
-    from_unit_on = threshold(room.copy_(weights), unit * (1 - unit), 0.0, inplace=True)
-    lost = (torch.sub(weights, from_unit_on, out=room) @ square.sqrt())[..., 0]
+    from_unit_on = torch.threshold(weights, unit * (1 - unit), 0.0, out=room)
+    lost = (square.sqrt() @ torch.sub(weights, from_unit_on, out=room).mT)[..., 0, :]
     info = torch.finfo(dtype)
     absolute = OF_SUMS * added + OF_LOST * lost + info.tiny * info.eps
     return rms(products) + OF_EACH_WEIGHT * each + absolute / TOLERANCE[dtype]
 
 
-def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf) -> float:
+def tolerated(layer: LayerAttention, dtype: torch.dtype, error: float = np.inf, exact: bool = True) -> float:
     """Return the error that rounding explains.
 
     It grows with the size of the scores, which is looked up only where `error` is beyond what small scores explain.
+
+    Parameters
+    ----------
+    layer : LayerAttention
+    dtype : torch.dtype
+        Of what the model produced.
+    error : float
+    exact : bool
+        Whether to look up the largest score; otherwise the norms of queries and keys give a bound on it, which takes less time.
     """
     least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])  # under autocast the one is wider than the other
-    per_score = _per_score(layer, least)
+    if layer.score_dtype is not None:  # the model may round a score s the other way, by up to s·eps: of two keys of weight ½ and
+        per_score = 1.5 * torch.finfo(layer.score_dtype).eps  # values that cancel, that moves the output by √2·s·eps of the unit
+    else:  # half precision rounds weights by more
+        per_score = TOLERANCE_PER_SCORE if least <= TOLERANCE[torch.float32] else 0.0
     if not error > least or not per_score:
         return least
-    return max(least, per_score * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
-
-
-def _per_score(layer: LayerAttention, least: float) -> float:
-    """Return what is tolerated for each unit of the largest score."""
-    if layer.score_dtype is not None:  # the model may round a score s the other way, by up to s·eps: of two keys of weight ½ and
-        return 1.5 * torch.finfo(layer.score_dtype).eps  # values that cancel, that moves the output by √2·s·eps of the unit
-    return TOLERANCE_PER_SCORE if least <= TOLERANCE[torch.float32] else 0.0  # half precision rounds weights by more
-
-
-def tolerated_at_most(layer: LayerAttention, dtype: torch.dtype) -> float:
-    """Return what :func:`tolerated` does not exceed, by the norms of queries and keys in place of their products."""
+    if exact:
+        return max(least, per_score * max(_largest_score(layer.prompt(i)) for i in range(len(layer.lengths))))
     longest = [torch.linalg.vector_norm(x, dim=-1, dtype=layer.dtype).max() for x in (layer.q, layer.k)]
     largest = abs(layer.scale) * float(longest[0] * longest[1])
-    if layer.soft_cap is not None:
-        largest = min(largest, layer.soft_cap)
-    least = max(TOLERANCE[dtype], TOLERANCE[layer.q.dtype])
-    return max(least, _per_score(layer, least) * largest)
+    return max(least, per_score * (largest if layer.soft_cap is None else min(largest, layer.soft_cap)))
 
 
 def _largest_score(layer: LayerAttention) -> float:

@@ -15,6 +15,7 @@ from diffscope import FidelityError, InsufficientMemory, PromptError, Unsupporte
 from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.stacking import repeat_heads
 from diffscope.attention.stored import to_tensors
 from diffscope.families.bundled import Bundled
 from diffscope.proof.fidelity import deviation, fidelities, other_pairings, rebuild_errors
@@ -487,16 +488,14 @@ def test_a_wrong_lambda_is_refused_near_one_too(lam):
 
 @pytest.mark.parametrize("attention, heads", [("v1", 4), ("v2", 4), ("standard", 8)])
 def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
-    """In several blocks of rows, whose lengths the step does not divide."""
     model = tiny.own(attention, heads, kv_heads=heads // 2, max_position_embeddings=512)
     layer = diffscope.load(model).capture(tiny.ids(420)).layers[1]
     seen = torch.randn(layer.n_heads, 420, layer.v.shape[-1], generator=torch.Generator().manual_seed(0))
     checked, others = torch.arange(420), [other for _, other in other_pairings(layer)]
-    alone = replace(layer, pairing=replace(layer.pairing, a1=torch.arange(layer.q.shape[1]), a2=None))
-    assert len(list(blocks_of(alone, checked, all_heads=True))) > 1
-    tried = [([layer.pairing], 1), ([other.pairing for other in others], 11)]
-    (of_model, few), _ = rebuild_errors(layer, tried, checked, seen)
-    assert float(of_model.max()) == pytest.approx(deviation(layer, checked, seen), rel=1e-5)
+    assert len(list(blocks_of(layer, checked, all_heads=True))) > 1
+    few = slice(10, None, 11)
+    together = repeat_heads(layer, [other.pairing for other in others])
+    of_others = rebuild_errors(together, checked[few], seen[:, few].repeat(len(others), 1, 1))[0].view(len(others), -1).amax(-1)
     expected = []
     for reading in (layer, *others):
         rows = reading.rows(checked)
@@ -509,8 +508,8 @@ def test_pairings_tried_together_deviate_as_they_do_alone(attention, heads):
         )
         size = torch.from_numpy(size) * factor * layer.post_scale
         off = (reading.output() - seen).abs().amax(-1) / size  # (head, query)
-        expected.append(float((off if reading is layer else off[:, 10::11]).max()))
-    assert np.allclose([float(of_model.max()), *few.amax(-1).tolist()], expected, rtol=1e-3)
+        expected.append(float((off if reading is layer else off[:, few]).max()))
+    assert np.allclose([deviation(layer, checked, seen), *of_others.tolist()], expected, rtol=1e-3)
 
 
 def test_an_undecided_pairing_is_said_to_be():
