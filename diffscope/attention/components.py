@@ -123,7 +123,8 @@ class Pairing:
             How many key and value heads serve them, neighbouring heads the same one; by default one each.
         device : torch.device or str, optional
         """
-        head, group, _ = _grouped_heads(heads, groups, device)
+        head = torch.arange(heads, device=device)
+        group = head * _divides(groups, heads) // heads
         return cls(head, None, group, group)
 
     @classmethod
@@ -135,7 +136,9 @@ class Pairing:
         heads, groups, device
             As of :meth:`plain`; there are `groups` value heads.
         """
-        head, group, groups = _grouped_heads(heads, groups, device)
+        groups = _divides(groups, heads)
+        head = torch.arange(heads, device=device)
+        group = head * groups // heads
         return cls(head, head + heads, torch.cat([group, group + groups]), group)
 
     @classmethod
@@ -147,7 +150,9 @@ class Pairing:
         heads, groups, device
             As of :meth:`plain`; there are `groups` value heads.
         """
-        head, group, groups = _grouped_heads(heads, groups, device)
+        groups = _divides(groups, heads)
+        head = torch.arange(heads, device=device)
+        group = head * groups // heads
         return cls(head, torch.full_like(head, heads), torch.cat([group, group.new_tensor([groups])]), group)
 
     @classmethod
@@ -188,13 +193,6 @@ class Pairing:
         key_of_map[a1] = 2 * group
         key_of_map[a2] = 2 * group + 1
         return cls(a1, a2, key_of_map, group)
-
-
-def _grouped_heads(heads: int, groups: int | None, device: Device) -> tuple[Tensor, Tensor, int]:
-    """Return the heads, the group of each, both (head,), and the number of groups, by default one a head."""
-    groups = _divides(groups, heads)
-    head = torch.arange(heads, device=device)
-    return head, head * groups // heads, groups
 
 
 def _divides(part: int | None, whole: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -160,29 +160,17 @@ class LayerAttention:
 
     def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
         """Cut one prompt to its first n queries, without the keys before `start`."""
-        visible = self.mask.visible
-        keys = n + self.n_keys - self.n_queries  # with a cache there are keys before the first query
-
-        def of_batch(x: Tensor) -> Tensor:  # (batch or 1, ...) → (1, ...)
-            return x[index : index + 1] if len(x) > 1 else x
-
-        def per_query(x: Tensor) -> Tensor:  # (batch or 1, head or 1, query or 1, ...)
-            return of_batch(x)[:, :, :n]
-
-        return replace(
-            self,
-            q=of_batch(self.q)[:, :, :n],
-            k=of_batch(self.k)[:, :, start:keys],
-            v=of_batch(self.v)[:, :, start:keys],
-            lam=per_query(self.lam),
-            gain=per_query(self.gain),
-            lam_fp32=per_query(self.lam_fp32),
-            sink_logit=None if self.sink_logit is None else per_query(self.sink_logit),
-            gate=None if self.gate is None else per_query(self.gate),
-            mask=self.mask if visible is None else replace(self.mask, visible=of_batch(visible)[:, :n, start:keys]),
-            changes=tuple(change.prompt(index) for change in self.changes),
-            lengths=(n,),
-        )
+        keys = slice(start, n + self.n_keys - self.n_queries)  # with a cache there are keys before the first query
+        cut: dict[str, Any] = {}
+        for name in ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit", "gate"):  # (batch or 1, head or 1, token or 1, ...)
+            if (x := getattr(self, name)) is not None:
+                cut[name] = (x[index : index + 1] if len(x) > 1 else x)[:, :, keys if name in ("k", "v") else slice(n)]
+        if (visible := self.mask.visible) is not None:
+            of_prompt = visible[index : index + 1] if len(visible) > 1 else visible
+            cut["mask"] = replace(self.mask, visible=of_prompt[:, :n, keys])
+        if self.changes:
+            cut["changes"] = tuple(change.prompt(index) for change in self.changes)
+        return replace(self, **cut, lengths=(n,))
 
     def query_positions(self, queries: Queries = None) -> Tensor:
         """Return positions of queries, by default of all, int64 (query,)."""
@@ -207,32 +195,26 @@ class LayerAttention:
         self._one_prompt()
         return self.mask.rows(self.query_positions(queries), self.n_keys, self.n_keys - self.n_queries)
 
-    def logits(self, queries: Queries = None, maps: Tensor | None = None) -> Tensor:
+    def logits(self, queries: Queries = None, maps: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Return scaled (and capped) scores of some query maps, −∞ at keys that are not visible.
 
         Parameters
         ----------
         queries : slice, sequence of int or int64 Tensor, optional
         maps : int64 Tensor, optional
+        out : Tensor, optional, (map, query, key)
+            Memory for the products, which the scores may lie in; not if a gradient is to flow.
 
         Returns
         -------
         Tensor, (map, query, key)
         """
-        return self._logits(self.query_positions(queries), maps, NO_REUSE)
-
-    def scores(self, queries: Tensor, maps: Tensor, workspace: Workspace = NO_REUSE) -> Tensor:
-        """Return scaled (and capped) scores of some query maps with all keys, visible or not, (map, query, key)."""
         self._one_prompt()
-        q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
-        shape = (len(maps), len(queries), self.n_keys)
-        room = None if self._needs_grad else workspace.take("scores", shape, self.dtype, self.q.device)
-        scores = products(q, self.k[0], self.pairing.key_of_map[maps], room)
-        return scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._needs_grad)
-
-    def _logits(self, queries: Tensor, maps: Tensor | None, workspace: Workspace) -> Tensor:
+        queries = self.query_positions(queries)
         maps = torch.arange(self.q.shape[1], device=self.q.device) if maps is None else maps
-        scores = self.scores(queries, maps, workspace)
+        q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
+        scores = products(q, self.k[0], self.pairing.key_of_map[maps], out)
+        scores = scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._needs_grad)
         offset = self.n_keys - self.n_queries
         first, last = self.mask.certain(queries, self.n_keys, offset)
         for keys in (slice(0, first), slice(last, self.n_keys)):  # all see what is in between
@@ -265,12 +247,13 @@ class LayerAttention:
         if self.changes:
             return self._normalised(self.changed_logits(branch, context), of_heads, context.queries, None)
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
-        if len(set(of_heads.tolist())) == len(of_heads):
-            return self._normalised(self._logits(context.queries, of_heads, workspace), of_heads, context.queries, out)
-        distinct, of_head = of_heads.unique(return_inverse=True)
-        logits = self._logits(context.queries, distinct, workspace)
-        weights = self._normalised(logits, distinct, context.queries, None if out is None else logits)
-        return torch.index_select(weights, 0, of_head, out=out)
+        shared = len(set(of_heads.tolist())) < len(of_heads)
+        maps, of_head = of_heads.unique(return_inverse=True) if shared else (of_heads, of_heads)
+        room = out
+        if shared and out is not None:
+            room = workspace.take("scores", (len(maps), *out.shape[1:]), self.dtype, self.q.device)
+        weights = self._normalised(self.logits(context.queries, maps, room), maps, context.queries, room)
+        return torch.index_select(weights, 0, of_head, out=out) if shared else weights
 
     def _normalised(self, logits: Tensor, maps: Tensor, queries: Tensor, out: Tensor | None) -> Tensor:
         """Take the softmax of some rows of some maps, (map, query, key)."""
@@ -298,12 +281,8 @@ class LayerAttention:
         if heads is not None and any(change.of_all_heads for change in self.changes):
             return self.rows(queries, None, workspace).of_heads(self.head_numbers(heads))
         context = RowContext(self, self.head_numbers(heads), self.query_positions(queries))
-
-        def per_row(x: Tensor) -> Tensor:
-            return x[0].expand(self.n_heads, self.n_queries)[context.heads[:, None], context.queries].to(self.dtype)
-
-        lam = per_row(self.lam)
-        gain = per_row(self.gain)
+        at = context.heads[:, None], context.queries
+        lam, gain = (x[0].expand(self.n_heads, self.n_queries)[at].to(self.dtype) for x in (self.lam, self.gain))
         room: Sequence[Tensor | None] = [None] * 4
         buffer = None
         if not self.changes and not self._needs_grad:
@@ -317,7 +296,7 @@ class LayerAttention:
             a1, a2 = change.maps(context, a1, a2)
         amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=room[-1])
         d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
-        d = self.changed_difference(context, d)
+        d = self.changed_difference(context, d) if self.changes else d
         n = self.mask.counts(context.queries, self.n_keys, self.n_keys - self.n_queries)
         return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
@@ -329,20 +308,12 @@ class LayerAttention:
         """
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
-        layer, start = self.crop_to_visible(queries, width)
-        return replace(layer.rows(queries, heads, workspace), start=start)
-
-    def crop_to_visible(self, queries: Tensor, width: int = 1) -> tuple[LayerAttention, int]:
-        """Return the layer without the keys before the first and after the last that any query sees, and that first key.
-
-        Only under a causal mask or a window. The first key is a multiple of `width`.
-        """
         self._one_prompt()
         offset = self.n_keys - self.n_queries
         start = 0
         if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
-        return self._cut(0, int(queries.max()) + 1, start), start
+        return replace(self._cut(0, int(queries.max()) + 1, start).rows(queries, heads, workspace), start=start)
 
     @without_autocast()
     def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:

@@ -20,26 +20,16 @@ class Workspace:
     """
 
     def __init__(self) -> None:
-        self._buffers: dict[tuple, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all buffers."""
-        return sum(buffer.nbytes for buffer in self._buffers.values())
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether any buffer is on a GPU."""
-        return any(buffer.device.type != "cpu" for buffer in self._buffers.values())
+        self.buffers: dict[tuple, Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
         """Return a contiguous tensor of that shape, with arbitrary values."""
         size = math.prod(shape)
         # A tensor from inference mode cannot be written to outside of it.
         key = (name, dtype, torch.device(device), torch.is_inference_mode_enabled())
-        buffer = self._buffers.get(key)
+        buffer = self.buffers.get(key)
         if buffer is None or buffer.numel() < size:
-            buffer = self._buffers[key] = torch.empty(size, dtype=dtype, device=device)
+            buffer = self.buffers[key] = torch.empty(size, dtype=dtype, device=device)
         return buffer[:size].view(shape)
 
 
@@ -71,7 +61,9 @@ def pooled_workspace() -> Iterator[Workspace]:
     try:
         yield workspace
     finally:
-        if workspace.nbytes <= MAX_POOLED_BYTES and len(_pool) < POOL_SIZE and not workspace.on_gpu:
+        buffers = workspace.buffers.values()
+        small = sum(buffer.nbytes for buffer in buffers) <= MAX_POOLED_BYTES
+        if small and len(_pool) < POOL_SIZE and all(buffer.device.type == "cpu" for buffer in buffers):
             _pool.append(workspace)
 
 

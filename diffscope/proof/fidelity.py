@@ -173,8 +173,8 @@ def fidelities(
     for indices in [[*range(len(lengths))]] if together else [[index] for index in range(len(lengths))]:
         stacked = _stacked(layers, observed, indices, rows)
         count += len(indices) * len(stacked[1])
-        for found, results in zip(rebuild_errors(*stacked), (errors, sensitivities)):
-            results.append(found.view(len(indices), len(layers), -1))
+        for found, every in zip(rebuild_errors(*stacked), (errors, sensitivities)):
+            every.append(found.view(len(indices), len(layers), -1))
     worst = torch.cat(errors).amax((0, 2)).tolist()  # of each layer, where a NaN stays a NaN
     sensitivity = torch.cat(sensitivities).amax(0)  # (layer, head)
     others = [other.pairing for _, other in other_pairings(layers[0])] if decide else []

@@ -93,20 +93,17 @@ class Float32Mode(TorchDispatchMode):
 def in_half(module: nn.Module, inputs: Any) -> bool:
     """Return whether a module or its inputs hold anything in half precision, or autocast computes in it."""
     devices = set()
-    for tensor in chain(_weights(module), tensors_in(inputs)):
+    for tensor in chain(weights_of(module), tensors_in(inputs)):
         if tensor.dtype in HALF:
             return True
         devices.add(tensor.device.type)
     return any(map(torch.is_autocast_enabled, devices - {"meta"}))  # offloaded weights are on the meta device
 
 
-def _weights(module: nn.Module) -> Iterator[Tensor]:
-    return chain.from_iterable(map(tensors_of, module.modules()))
-
-
-def tensors_of(part: ForeignModule) -> list[Tensor]:
-    """Return the parameters and buffers of a module itself, without those of its submodules."""
-    return [tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None]
+def weights_of(module: ForeignModule) -> Iterator[Tensor]:
+    """Yield the parameters and buffers of a module and of its submodules."""
+    for part in module.modules():
+        yield from (tensor for tensor in (*part._parameters.values(), *part._buffers.values()) if tensor is not None)
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -141,7 +138,7 @@ def float32_copy(module: nn.Module) -> nn.Module:
                 copied[id(value)] = value
             elif isinstance(value, Tensor):
                 copied[id(value)] = widened(value)
-    for tensor in _weights(module):
+    for tensor in weights_of(module):
         copied[id(tensor)] = _wide_weight(tensor)
     return copy.deepcopy(module, copied).eval()
 

@@ -6,8 +6,8 @@ A reading is one translation of a passage into :class:`LayerAttention`; a family
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,15 +17,12 @@ from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import HALF
 from diffscope.attention.stacking import can_stack
-from diffscope.attention.stored import to_tensors
 from diffscope.errors import DiffscopeError, FidelityError, PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.interface import own_implementation
 from diffscope.proof.fidelity import fidelities
 from diffscope.proof.float32 import matching_readings
 from diffscope.proof.readings import layer_of_sequences, observe_sequences, readings, unshared
-
-OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 
 
 @dataclass
@@ -72,7 +69,8 @@ def read_passage(family: Family, passage: AttentionPass) -> Reading:
         matching = matching_readings(passage.float32, every)
         matches = bool(matching)
         found = iter(matching or every)
-    layers = (_own_layer(passage, layer) for layer in found)
+    checked = _with_keys_of_tokens(passage, found)
+    layers = (unshared(layer_of_sequences(layer, passage), passage) for layer in checked)
     first = next(layers, None)
     if first is None:
         raise UnsupportedModel(
@@ -82,36 +80,24 @@ def read_passage(family: Family, passage: AttentionPass) -> Reading:
     return Reading(family, passage, first, layers, matches)
 
 
-def _own_layer(passage: AttentionPass, layer: LayerAttention) -> LayerAttention:
-    """Return a layer that shares no memory with the model, whose keys are those of its tokens; of a pack, a batch of sequences.
-
-    On a CPU the keys of each head lie side by side. A model's keys mostly lie token by token, each with all heads; products with
-    the keys of one head are a fifth slower then.
-    """
-    _check_keys(passage, layer)
-    layer = unshared(layer_of_sequences(layer, passage), passage)
-    if any(tensor.is_meta for tensor in to_tensors(layer)[0].values()):
-        raise UnsupportedModel(OFFLOADED)
-    return layer if layer.q.device.type != "cpu" else replace(layer, q=layer.q.contiguous(), k=layer.k.contiguous())
-
-
-def _check_keys(passage: AttentionPass, layer: LayerAttention) -> None:
-    """Raise UnsupportedModel if a layer's keys are others than those of the prompt's tokens and of the cache before them.
+def _with_keys_of_tokens(passage: AttentionPass, layers: Iterable[LayerAttention]) -> Iterator[LayerAttention]:
+    """Yield layers; raise UnsupportedModel at one whose keys are not those of the prompt's tokens and of the cache before them.
 
     A cache of a window holds fewer; one that several rounds of a module share holds those of every round.
     """
     alone = 0 if passage.cache is None else None  # a part of the model that was called by itself
     before = passage.call.cached if passage.call else alone
-    if before is None or (passage.repeat and passage.cache is not None):
-        return
-    tokens = before + layer.n_queries
-    if layer.n_keys > tokens or (layer.n_keys < tokens and not before):
-        kind = type(passage.module).__name__
-        raise UnsupportedModel(
-            f"layer {layer.layer}: {kind} attends to {layer.n_keys} keys where there are {tokens} tokens, so that keys are not "
-            "those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); open the model without what adds or "
-            "merges keys"
-        )
+    unknown = before is None or (passage.repeat and passage.cache is not None)
+    for layer in layers:
+        tokens = layer.n_queries + (before or 0)
+        if not unknown and (layer.n_keys > tokens or (layer.n_keys < tokens and not before)):
+            kind = type(passage.module).__name__
+            raise UnsupportedModel(
+                f"layer {layer.layer}: {kind} attends to {layer.n_keys} keys where there are {tokens} tokens, so that keys are "
+                "not those of the tokens (a learned prefix, a cartridge, meta tokens, merged keys); open the model without what "
+                "adds or merges keys"
+            )
+        yield layer
 
 
 def prove_passage(family: Family, passage: AttentionPass) -> tuple[LayerAttention, Fidelity]:

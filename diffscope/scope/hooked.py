@@ -19,7 +19,7 @@ from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_pa
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.inputs import Spans, broadcast
-from diffscope.proof.prove import OFFLOADED
+from diffscope.proof.readings import OFFLOADED
 from diffscope.scope.model_state import state_of
 from diffscope.scope.runners import Inputs, runner_of
 from diffscope.scope.unwrap import unwrapped
