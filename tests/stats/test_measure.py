@@ -204,7 +204,7 @@ class _Spy:
 
     def __init__(self, monkeypatch):
         self.maps, self.sizes = 0, []
-        logits, rows = LayerAttention._logits, LayerAttention.rows
+        logits, rows = LayerAttention.logits, LayerAttention.rows
 
         def counted(layer, *args, **kwargs):
             values = logits(layer, *args, **kwargs)
@@ -216,7 +216,7 @@ class _Spy:
             self.sizes.append(values.a1.numel())
             return values
 
-        monkeypatch.setattr(LayerAttention, "_logits", counted)
+        monkeypatch.setattr(LayerAttention, "logits", counted)
         monkeypatch.setattr(LayerAttention, "rows", sized)
 
 
