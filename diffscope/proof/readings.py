@@ -20,6 +20,7 @@ from diffscope.families.packs import apart, unpacked
 from diffscope.proof.float32_copy import tensors_in, weights_of
 
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))  # fields without tensors but weights
 _NUMBERS = ("scale", "post_scale", "lam_init", "soft_cap")
 _SMALL = ("lam", "gain", "lam_fp32", "sink_logit", "correction")  # always copied
 _LARGE = ("q", "k", "v", "gate")  # copied if they share memory
@@ -97,8 +98,9 @@ def _tensors_held(passage: AttentionPass) -> Iterator[Tensor]:
     """Yield the tensors that the module holds, and those that it was given."""
     yield from weights_of(passage.module)
     for part in passage.module.modules():
-        for value in vars(part).values():
-            yield from tensors_in(value) if isinstance(value, (Tensor, Cache)) else ()
+        for name, value in vars(part).items():
+            if name not in _OF_EVERY_MODULE and isinstance(value, (Tensor, Cache)):
+                yield from tensors_in(value)
     yield from tensors_in(passage.arguments)
     yield from passage.cached or ()
 
