@@ -243,25 +243,23 @@ class LayerAttention:
 
     def _softmax(self, branch: int, context: RowContext, workspace: Workspace, out: Tensor | None) -> Tensor:
         """Compute A1 or A2 of some heads and queries, (head, query, key), in `out` if that is possible."""
-        of_heads = self.pairing.of_branch(branch)[context.heads]
-        if self.changes:
-            return self._normalised(self.changed_logits(branch, context), of_heads, context.queries, None)
+        maps = of_head = self.pairing.of_branch(branch)[context.heads]
         # Heads may share a map (grouped differential attention): each distinct one is computed once.
-        shared = len(set(of_heads.tolist())) < len(of_heads)
-        maps, of_head = of_heads.unique(return_inverse=True) if shared else (of_heads, of_heads)
+        shared = not self.changes and len(set(maps.tolist())) < len(maps)
         room = out
-        if shared and out is not None:
-            room = workspace.take("scores", (len(maps), *out.shape[1:]), self.dtype, self.q.device)
-        weights = self._normalised(self.logits(context.queries, maps, room), maps, context.queries, room)
-        return torch.index_select(weights, 0, of_head, out=out) if shared else weights
-
-    def _normalised(self, logits: Tensor, maps: Tensor, queries: Tensor, out: Tensor | None) -> Tensor:
-        """Take the softmax of some rows of some maps, (map, query, key)."""
-        if self.sink_logit is not None:
-            sink = self.sink_logit[0].expand(self.q.shape[1], self.n_queries)[maps[:, None], queries, None].to(self.dtype)
+        if shared:
+            maps, of_head = maps.unique(return_inverse=True)
+            if out is not None:
+                room = workspace.take("scores", (len(maps), *out.shape[1:]), self.dtype, self.q.device)
+        logits = self.changed_logits(branch, context) if self.changes else self.logits(context.queries, maps, room)
+        if self.sink_logit is None:
+            weights = softmax(logits, room, may_be_blind=bool(self.changes) or self.mask.kind == "given")
+        else:
+            at = maps[:, None], context.queries, None
+            sink = self.sink_logit[0].expand(self.q.shape[1], self.n_queries)[at].to(self.dtype)
             rounded = self.score_dtype and torch.promote_types(self.score_dtype, self.sink_logit.dtype)
-            return softmax_with_sink(logits, sink, rounded, out)
-        return softmax(logits, out, may_be_blind=bool(self.changes) or self.mask.kind == "given")
+            weights = softmax_with_sink(logits, sink, rounded, room)
+        return torch.index_select(weights, 0, of_head, out=out) if shared else weights
 
     def rows(self, queries: Queries = None, heads: Heads = None, workspace: Workspace = NO_REUSE) -> Rows:
         """Compute A1, A2 and D of some queries and heads of one prompt.
