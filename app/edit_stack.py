@@ -86,7 +86,7 @@ def _control(takes, value, cap, key: str, changed) -> None:
     """What an edit is given, as a widget."""
     options = {"key": key, "on_change": changed}
     if isinstance(takes, Tokens):
-        names = list(dict.fromkeys([*cap.spans, LAST, *([ALL] if takes.may_be_all else []), value]))
+        names = list(dict.fromkeys([*cap.key_sets, LAST, *([ALL] if takes.may_be_all else []), value]))
         words = "A span of the prompt; or write tokens, such as 12-15."
         st.selectbox(takes.label, names, names.index(value), accept_new_options=True, help=words, width=150, **options)
     elif isinstance(takes, Choice):

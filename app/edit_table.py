@@ -140,7 +140,7 @@ class Tokens:
         if place := RANGE.fullmatch(value):
             first, stop = _range(place)
             return f"range({first}, {stop})"
-        return f"before.spans[{value!r}]"
+        return f"before.key_sets[{value!r}]"
 
     def argument(self, value: str, cap) -> object:
         """The positions in the prompt of a capture; None for all."""
@@ -153,9 +153,9 @@ class Tokens:
             if not positions or positions[-1] >= cap.n_tokens:
                 raise SpanError(f"{self.label}: the prompt has tokens 0 to {cap.n_tokens - 1}, and not {value}")
             return list(positions)
-        if value not in cap.spans:
-            raise SpanError(f"{self.label}: the prompt has no span {value!r}; give one of {', '.join(cap.spans)}, or 12-15")
-        return cap.spans[value]
+        if value not in cap.key_sets:
+            raise SpanError(f"{self.label}: the prompt has no span {value!r}; give one of {', '.join(cap.key_sets)}, or 12-15")
+        return cap.key_sets[value]
 
 
 def _range(place: re.Match) -> tuple[int, int]:

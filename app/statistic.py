@@ -108,7 +108,7 @@ def _label(cap, statistic: str, dim: str) -> str:
 
 def _key_set(cap) -> str:
     """The span whose keys count: the one that was asked for, wherever the prompt has it; else the answer."""
-    names = sorted(cap.spans, key=lambda name: (name != "answer", name))
+    names = sorted(cap.key_sets, key=lambda name: (name != "answer", name))
     wish = state.setdefault("_span", st.query_params.get("span"))
     state["span"] = wish if wish in names else names[0]
     return st.selectbox("Key set", names, **kept("span"), width=130, on_change=lambda: state.update(_span=state["span"]))

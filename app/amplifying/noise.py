@@ -62,7 +62,7 @@ def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tup
 
 def choose_noise(cap, layer: int, head: int) -> Noise:
     """The controls of the section."""
-    spans = sorted((name for name, keys in cap.spans.items() if keys), key=lambda name: name != "irrelevant")
+    spans = sorted((name for name, keys in cap.key_sets.items() if keys), key=lambda name: name != "irrelevant")
     strengths = [f"{sigma:g}" for sigma in SIGMAS]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         span = st.selectbox("Noise on the keys of", spans, **kept_option("amplifier-keys", spans), width=170)
@@ -128,7 +128,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
 def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
     """The maps of the chosen head without and with the chosen noise."""
     scope = subject.scope()
-    edit = inject_noise(noise.sigma, noise.mode, cap.spans[noise.span], noise.draw, layers=noise.layers, heads=noise.heads)
+    edit = inject_noise(noise.sigma, noise.mode, cap.key_sets[noise.span], noise.draw, layers=noise.layers, heads=noise.heads)
 
     spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}
 

@@ -194,7 +194,15 @@ class Capture:
 
     @property
     def spans(self) -> Any:
-        """Token positions by name, a dict: the spans given, ``sink``, and ``context`` and ``irrelevant``, which follow from them.
+        """Token positions of the spans given, by name, and of ``sink``, the first token unless it was given; a dict.
+
+        Of a batch a list of such dicts.
+        """
+        return self._each(lambda prompt: {name: list(at) for name, at in prompt.spans.items()})
+
+    @property
+    def key_sets(self) -> Any:
+        """Token positions of every set that statistics know: the spans, and ``context`` and ``irrelevant``, made of them; a dict.
 
         Of a batch a list of such dicts.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from diffscope import render
-from diffscope.prompts.encoded import DERIVED_SETS, Encoded
+from diffscope.prompts.encoded import Encoded
 
 if TYPE_CHECKING:
     from diffscope.capture.capture import Capture
@@ -68,8 +68,7 @@ def likely(following: list[tuple[str, float]]) -> str:
 
 def spans_marked(prompt: Encoded) -> str:
     """Return the text of a prompt as HTML, with the spans that the user named marked."""
-    named = {name: at for name, at in prompt.spans.items() if name not in DERIVED_SETS}
-    return render.marked(prompt.pieces(), named)
+    return render.marked(prompt.pieces(), prompt.spans)
 
 
 def _shape(capture: Capture) -> str:

@@ -45,7 +45,7 @@ def command(
                 "model": capture.model_name,
                 "family": capture.family,
                 "tokens": capture.tokens,
-                "spans": capture.spans,
+                "spans": capture.key_sets,
                 "fidelity": {name: fidelity[name].values for name in fidelity.data_vars},
                 "lambda": lam.values,
                 "next": [{"token": token, "probability": probability} for token, probability in capture.next],

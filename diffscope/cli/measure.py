@@ -137,7 +137,7 @@ def _of_capture(capture, layer, head, backend):
 
     check_index("layer", layer, capture.layer_numbers)
     check_index("head", head, range(capture.n_heads))
-    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.spans)
+    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.key_sets)
 
 
 def _of_model(scope, content, spans, layer, head, backend):

@@ -346,7 +346,7 @@ def inject_noise(
         Standard deviation of the noise in nats: scores are logarithms of weights.
     mode : {"common", "differential"}
     keys : sequence of int, optional
-        Token positions, for example ``capture.spans["irrelevant"]``; by default all.
+        Token positions, for example ``capture.key_sets["irrelevant"]``; by default all.
     seed : int, or sequence of int
         The draw of a key depends on seed, layer and position alone: it is the same in either mode, at any σ and whatever other
         keys there are. Several are one for each prompt of the batch that runs, so that copies of a prompt get several draws.

@@ -63,7 +63,7 @@ def injection(
 
 def injection_of(cap: Capture, sigmas: Sequence[float] = SIGMAS, draws: int = DRAWS, seed: int = 0) -> xr.Dataset:
     """Return the table of :func:`injection` of one prompt that was captured with its spans, (layer, head, sigma, span)."""
-    spans = [name for name in SPANS if name in cap.spans]
+    spans = [name for name in SPANS if name in cap.key_sets]
     own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
     squares = []
     for by in range(1, cap.n_heads if cap.differential else 1):

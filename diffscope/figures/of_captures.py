@@ -290,7 +290,8 @@ def _of_captures(captures: Mapping[str, Capture], span: str | None, query: int |
     """In which heads of each model |D| on a span is negative."""
     from diffscope.readings.signs import of_span
 
-    return _of_models({name: of_span(cap, span or usual_label([*cap[0].spans], "span"), query) for name, cap in captures.items()})
+    chosen = {name: span or usual_label([*cap[0].key_sets], "span") for name, cap in captures.items()}
+    return _of_models({name: of_span(cap, chosen[name], query) for name, cap in captures.items()})
 
 
 def _of_bars(estimates: Mapping[str, xr.Dataset], head: int | None) -> str:

@@ -97,9 +97,9 @@ def edges(data: xr.Dataset, dim: str) -> tuple[float, float]:
 
 
 def marked_spans(data: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
-    """Spans worth a mark: named key sets, without the first token's and what is left over."""
+    """Spans worth a mark: all but the first token's."""
     spans = data.attrs.get("spans", {})
-    return {name: pieces for name, pieces in spans.items() if name not in ("sink", "context", "irrelevant") and pieces}
+    return {name: pieces for name, pieces in spans.items() if name != "sink" and pieces}
 
 
 def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:

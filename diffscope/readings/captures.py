@@ -45,7 +45,7 @@ def query_positions(cap: Capture, queries: Queries) -> list[int]:
     DiffscopeError
         There is no such token or span.
     """
-    rows = token_positions(queries, cap.spans, cap.n_tokens).tolist()
+    rows = token_positions(queries, cap.key_sets, cap.n_tokens).tolist()
     if not rows:
         raise DiffscopeError("no query was chosen; give at least one position")
     return rows

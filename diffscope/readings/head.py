@@ -10,7 +10,6 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
-from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
 from diffscope.readings.pairing import beside_controls
@@ -80,13 +79,13 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
 
 def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:
     """All that may be said of a head, from a capture of its layer alone."""
-    sets = {name: positions for name, positions in cap.spans.items() if name not in DERIVED_SETS} | {ITSELF: [query]}
+    sets = cap.spans | {ITSELF: [query]}
     if query:
         sets[BEFORE] = [query - 1]
     placed = relabelled(cap, sets)
     row = placed.measure(ROW, queries=[query]).isel(layer=0, head=head, query=0)
-    counts = _counts(layer, query, placed.spans)
-    keys = torch.tensor(cap.spans["irrelevant"], dtype=torch.int64, device=layer.q.device)
+    counts = _counts(layer, query, placed.key_sets)
+    keys = torch.tensor(cap.key_sets["irrelevant"], dtype=torch.int64, device=layer.q.device)
     pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
     variables = {
         "mass": row["span_mass"].rename(span="place"),

@@ -75,8 +75,8 @@ def of_pair(cap: Capture, statistic: str, span: str, query: int | str = -1) -> x
     if statistic not in pairs:
         raise DiffscopeError(f"{statistic!r} is none of the statistics that compare A1 and A2 on a span: {', '.join(pairs)}")
     cap = one_prompt(cap)
-    if span not in cap.spans:
-        raise DiffscopeError(f"there is no span {span!r}; spans are {', '.join(cap.spans)}")
+    if span not in cap.key_sets:
+        raise DiffscopeError(f"there is no span {span!r}; spans are {', '.join(cap.key_sets)}")
     at = query_position(cap, query)
 
     def measure(moved: Capture) -> xr.Dataset:

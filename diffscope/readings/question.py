@@ -12,7 +12,6 @@ import numpy as np
 from diffscope import tasks
 from diffscope.capture.capture import Capture
 from diffscope.errors import PromptError
-from diffscope.prompts.encoded import DERIVED_SETS
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.predictions import asked
 from diffscope.scope import Scope
@@ -86,7 +85,7 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
     if not candidates:
         raise PromptError("every other answer begins with the same token as the answer; give others")
     last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
-    kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items() if name not in DERIVED_SETS}
+    kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items()}
     spans = {name: keys for name, keys in kept.items() if keys}
     return Question(prompt.ids, spans, prompt.answer[0], candidates, [text for text in others if text not in candidates])
 

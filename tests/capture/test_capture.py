@@ -814,7 +814,8 @@ def test_a_capture_keeps_spans_that_are_made_of_others(tmp_path):
     capture = scope.capture(tiny.ids(9), spans={"answer": slice(3, 5), "ahead": diffscope.SpanExpr("before(answer) - sink")})
     capture.save(tmp_path / "a.dscope")
     again = diffscope.open(tmp_path / "a.dscope")
-    assert again.spans == capture.spans and again.spans["ahead"] == [1, 2]
+    assert again.spans == capture.spans == {"sink": [0], "answer": [3, 4], "ahead": [1, 2]}
+    assert again.key_sets == capture.key_sets and [*again.key_sets] == [*again.spans, "context", "irrelevant"]
     assert again.measure("span_mass")["span"].values.tolist() == ["sink", "answer", "ahead", "context", "irrelevant"]
 
 

@@ -103,7 +103,7 @@ def test_real_models_give_what_noise_by_hand_gives(name):
     measured = diffscope.instruments.cmrr_by_injection(cap, queries=[-2], sigmas=[0.7], draws=3).squeeze("sigma")
     for layer in cap.layers:
         of_layer = measured.sel(layer=layer.layer, span="irrelevant")
-        common, opposite = (by_hand(layer, 18, cap.spans["irrelevant"], 0.7, 3, mode) for mode in (False, True))
+        common, opposite = (by_hand(layer, 18, cap.key_sets["irrelevant"], 0.7, 3, mode) for mode in (False, True))
         assert np.allclose(of_layer["change_common"], common, rtol=1e-8)
         if layer.differential:
             assert np.allclose(of_layer["change_differential"], opposite, rtol=1e-8)
@@ -122,7 +122,7 @@ def test_a_draw_is_that_of_the_edit():
         diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.7], draws=1, seed=5).isel(layer=0).squeeze()
     )
     for mode in ("common", "differential"):
-        with scope.edit(edits.inject_noise(0.7, mode, cap.spans["irrelevant"], seed=5)):
+        with scope.edit(edits.inject_noise(0.7, mode, cap.key_sets["irrelevant"], seed=5)):
             noisy = scope.capture(IDS).layers[0].prompt(0).head_outputs([19])
         assert np.allclose(measured[f"change_{mode}"], (noisy - plain).norm(dim=-1)[:, 0], rtol=1e-8)
 
@@ -141,7 +141,7 @@ def test_the_ceiling_is_of_a_second_map_with_the_first_ones_shape_and_its_own_ma
     layer = layer_of(scores(3, 4, size=1.5), lam=0.7)
     cap = capture_of(layer, spans={"answer": [5, 6]})
     measured = diffscope.instruments.cmrr_by_injection(cap, spans=["irrelevant"], sigmas=[0.6], draws=3).squeeze()
-    keys = cap.spans["irrelevant"]
+    keys = cap.key_sets["irrelevant"]
     rows = layer.rows([23])
     shaped = rows.a2.clone()
     shaped[..., keys] = rows.a1[..., keys] * rows.a2[..., keys].sum() / rows.a1[..., keys].sum()

@@ -146,7 +146,7 @@ def test_what_a_sink_logit_takes_is_told():
 
 def by_hand(cap, layer, head, other):
     """Overlap, noise gain and what λ·A2 takes away on irrelevant tokens at the last query, with another head's second map."""
-    keys = cap.spans["irrelevant"]
+    keys = cap.key_sets["irrelevant"]
     a1 = cap.map("A1", layer, head).values[-1, keys].astype(float)
     a2 = cap.map("A2", layer, other).values[-1, keys].astype(float)
     lam = float(cap.lam.sel(layer=layer, head=head) if "query" not in cap.lam.dims else cap.lam.sel(layer=layer, head=head)[-1])
