@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from diffscope.attention.memory import trim_heap
-from diffscope.errors import MissingExtra
+from diffscope.errors import MissingExtra, first_line
 
 OK, WRONG, REFUSED, MEMORY, TIME, ABSENT = "ok", "wrong", "refused", "out of memory", "over time", "not installed"
 POLL = 0.02  # seconds between two looks at a running process
@@ -172,7 +172,7 @@ def _serve(connection: Connection, job: Job, device: str) -> None:
     except EOFError:
         return
     except Exception as problem:
-        connection.send(Answer(_state_of(problem), f"{type(problem).__name__}: {problem}".splitlines()[0]))
+        connection.send(Answer(_state_of(problem), f"{type(problem).__name__}: {first_line(problem)}"))
 
 
 def _state_of(problem: Exception) -> str:

@@ -23,7 +23,7 @@ from benchmarks import results
 from benchmarks.results import Section, table
 from diffscope.attention.fidelity import Fidelity
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError, FidelityError
+from diffscope.errors import DiffscopeError, FidelityError, first_line
 from diffscope.families import AttentionPass
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.proof.fidelity import fidelities
@@ -75,9 +75,9 @@ def worst(model: nn.Module, length: int) -> tuple[str, bool]:
         wider = float(proof.tolerance.max()) > TOLERANCE[model.dtype]
         return f"{float(proof.error.max()):.1e}" + (f" of {float(proof.tolerance.max()):.2g}" if wider else ""), False
     except FidelityError as error:
-        return str(error).partition("\n")[0][:60], True
+        return first_line(error)[:60], True
     except (DiffscopeError, ValueError, ImportError, torch.OutOfMemoryError) as error:
-        return str(error).partition("\n")[0][:60], False
+        return first_line(error)[:60], False
 
 
 def fidelity(options: Namespace) -> Section:
@@ -98,7 +98,7 @@ def fidelity(options: Namespace) -> Section:
                 try:
                     model.set_attn_implementation(implementation)
                 except (ImportError, ValueError) as error:
-                    rows.append([name, dtype, implementation, *[str(error).partition("\n")[0][:60]] * len(lengths)])
+                    rows.append([name, dtype, implementation, *[first_line(error)[:60]] * len(lengths)])
                     continue
                 add(name, dtype, implementation, model)
     for name, make in {} if options.quick or max(lengths) > 4096 else layouts().items():  # these hold whole maps

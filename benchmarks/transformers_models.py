@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 import diffscope
 from benchmarks.results import table
+from diffscope.errors import first_line
 from diffscope.tables.table import Table
 from tests import tiny
 from tests.shrunken import VOCABULARY, shrunken
@@ -103,7 +104,7 @@ def outcome(model_class: type[PreTrainedModel], dtype: torch.dtype) -> Outcome:
     try:
         model = tiny.awake(shrunken(model_class)).to(dtype)
     except Exception as error:
-        return Outcome("not tried", f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:120]}")
+        return Outcome("not tried", f"{type(error).__name__}: {first_line(error)[:120]}")
     given = {name: out for name in ("eager", "sdpa") if (out := logits(model, name)) is not None}
     if not given:
         return Outcome("not tried", "does not run on token ids alone")

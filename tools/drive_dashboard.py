@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from playwright.sync_api import TimeoutError as TookTooLong
 
+from diffscope.errors import first_line
 from tools.browser import PAGES, chromium, dashboard, faults, settle
 
 OPTIONS = 8  # of a select box that are tried
@@ -60,7 +61,7 @@ class Driver:
         try:
             settle(self.page, 180)
         except Exception as error:
-            self.wrong.append(f"{self.where}: {step}: the page does not come to rest ({str(error).splitlines()[0]})")
+            self.wrong.append(f"{self.where}: {step}: the page does not come to rest ({first_line(error)})")
             self.open()
             return
         problems = faults(self.page)
@@ -252,7 +253,7 @@ class Driver:
             try:
                 use()
             except Exception as error:
-                self.wrong.append(f"{self.where}: {use.__name__}: {str(error).splitlines()[0]}")
+                self.wrong.append(f"{self.where}: {use.__name__}: {first_line(error)}")
                 self.open()
         self.permalink(new_page)
 
