@@ -159,7 +159,9 @@ class LayerAttention:
         return self._cut(0, n)
 
     def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
-        """Cut one prompt to its first n queries, without the keys before `start`."""
+        """Cut one prompt to its first n queries, without the keys before `start`; the layer itself if that is all of it."""
+        if self.lengths == (n,) and n == self.n_queries and not start:
+            return self
         keys = slice(start, n + self.n_keys - self.n_queries)  # with a cache there are keys before the first query
         cut: dict[str, Any] = {}
         for name in ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit", "gate"):  # (batch or 1, head or 1, token or 1, ...)
@@ -311,7 +313,8 @@ class LayerAttention:
         start = 0
         if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
-        return replace(self._cut(0, int(queries.max()) + 1, start).rows(queries, heads, workspace), start=start)
+        rows = self._cut(0, int(queries.max()) + 1, start).rows(queries, heads, workspace)
+        return replace(rows, start=start) if start else rows
 
     @without_autocast()
     def head_outputs(self, queries: Queries = None, heads: Heads = None) -> Tensor:
