@@ -8,9 +8,11 @@ import warnings
 
 import pytest
 import torch
+import transformers.integrations.flex_attention
 
 import diffscope
 from diffscope import DiffscopeWarning, MeasurementInterrupted, UnsupportedModel, edits
+from diffscope.families import flex
 from diffscope.families.compilation import as_compiled, as_written
 from diffscope.families.threads import Hook
 from tests import tiny
@@ -121,22 +123,53 @@ def test_a_look_from_compiled_code_is_refused_in_a_line_that_says_how():
     assert looking(torch.compiler.disable(scope.capture)) == 2 and torch_compiles()
 
 
-@pytest.mark.slow
-@needs_compiler
+class Noting:
+    """A backend that runs graphs as they are and notes which of those with FlexAttention ran."""
+
+    def __init__(self):
+        self.graphs, self.ran = 0, []
+
+    def __call__(self, graph, inputs):
+        if not any("flex_attention" in str(node.target) for node in graph.graph.nodes):
+            return graph
+        number, self.graphs = self.graphs, self.graphs + 1
+        return lambda *args: self.ran.append(number) or graph(*args)
+
+
+@pytest.fixture
+def flex_compiles(monkeypatch):
+    """Compile FlexAttention, a model's and that of captures, with another backend than torch's, which takes a minute."""
+    singleton = transformers.integrations.flex_attention.WrappedFlexAttention
+
+    def with_backend(backend):
+        monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+        monkeypatch.setattr(singleton, "_instance", None)
+        monkeypatch.setattr(singleton, "_is_flex_compiled", False)
+        flex._forward.cache_clear()
+
+    yield with_backend
+    flex._forward.cache_clear()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called")
-def test_flex_attention_is_read_in_half_precision_and_left_as_it_was():
-    model = tiny.standard("llama").to(torch.bfloat16)
+@pytest.mark.parametrize("backend", [Noting, pytest.param(lambda: "inductor", marks=[pytest.mark.full, needs_compiler])])
+def test_flex_attention_is_read_in_half_precision_and_left_as_it_was(backend, flex_compiles):
+    model, backend = tiny.standard("llama").to(torch.bfloat16), backend()
+    flex_compiles(backend)
     model.set_attn_implementation("flex_attention")
-    plain = logits_of(model)
+    plain, own = logits_of(model), getattr(backend, "ran", [])[:]
     scope = diffscope.load(model)
     capture = scope.capture(IDS)
     assert capture.fidelity.decided.all() and float(capture.fidelity.error_float32.max()) < 1e-5
     assert capture.facts["attention"] == "flex_attention"
-    scope.capture(IDS[:30])
+    scope.capture(IDS[:30])  # of which torch makes other code, for any length
     model.model.layers[1].self_attn.scaling *= 1.02
     scope.capture(IDS)  # which is read
     model.model.layers[1].self_attn.scaling /= 1.02
-    assert torch.equal(logits_of(model), plain)
+    if own:
+        assert backend.graphs > len({*own})  # captures ran others
+        backend.ran.clear()
+    assert torch.equal(logits_of(model), plain) and getattr(backend, "ran", []) == own
 
 
 # what fails

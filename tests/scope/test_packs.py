@@ -1,6 +1,5 @@
 """Packs and embeddings: the captures of a pack are those of its sequences, a prompt of embeddings is that of its tokens."""
 
-import shutil
 
 import numpy as np
 import pytest
@@ -97,12 +96,11 @@ def test_in_half_precision_the_formula_of_a_pack_is_proved():
     assert proofs.decided.all() and float(proofs.error_float32.max()) < 2e-5
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles for a CPU with g++")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:flex_attention called")
 def test_in_half_precision_the_mask_of_a_pack_may_be_a_rule_that_is_not_held():
-    """Flex attention keeps sequences apart by its block mask, of which only the rule within each is read."""
-    proofs = opened("llama", "flex_attention", "bfloat16").capture(PACK).fidelity
+    """Flex attention keeps sequences apart by its block mask, of which only the rule within each is read; here uncompiled."""
+    with torch.compiler.set_stance("force_eager"):
+        proofs = opened("llama", "flex_attention", "bfloat16").capture(PACK).fidelity
     assert proofs.decided.all() and float(proofs.error_float32.max()) < 2e-5
 
 
