@@ -170,7 +170,7 @@ def test_a_long_prompts_maps_are_small_files_whose_text_is_text(tmp_path):
 def test_a_figure_is_the_same_bytes_whatever_fonts_a_machine_has(cap, monkeypatch, suffix):
     from matplotlib import font_manager
 
-    drawn = figures.maps(cap, venue="icml", title="λ·A₂ → D")
+    drawn = figures.maps(cap, width=2.0, names=["D"], title="λ·A₂ → D")
     expected = drawn.to_bytes(suffix)
     wide = next(entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans")
     impostors = [replace(wide, name=name) for name in ("Arimo", "Arial", "Helvetica", "Liberation Sans", "Noto Sans CJK JP")]
