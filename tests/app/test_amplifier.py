@@ -107,19 +107,16 @@ def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
         np.testing.assert_allclose(numbers(trace["y"]), by_head(table["answer"].sel(branch=branch)), rtol=1e-5)
     answer = sum(numbers(trace["y"]).sum() for trace in account["data"] if trace["xaxis"] == "x")
     assert answer == pytest.approx(float(table["logit"][0]), abs=1e-4)
-
-
-def test_what_noise_costs_the_answer_is_what_the_library_measures(amplifier, scope, cap):
-    import diffscope
-    from diffscope.readings.question import question
-
-    asked = question(scope, cap, "7421")
-    table = diffscope.instruments.log_odds_under_noise(
+    lost = diffscope.instruments.log_odds_under_noise(
         scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=SIGMAS
     )
-    drawn = chart(amplifier(), "log-odds lost, nats")
+    drawn = chart(test, "log-odds lost, nats")
     for name, mode in {"common noise": "common", "opposite noise": "differential"}.items():
-        np.testing.assert_allclose(drawn[name][0], table["log_odds_lost"].sel(mode=mode))
+        np.testing.assert_allclose(drawn[name][0], lost["log_odds_lost"].sel(mode=mode))
+    fine(test.selectbox(key="amplifier-definition").set_value("r90").run())
+    ranks = cap.measure("effective_rank")["effective_rank"].sel(definition="r90", ranked_map="D", control="map")
+    np.testing.assert_allclose(chart(test, "r90")["the map"][2], by_head(ranks))
+    assert "r90 by head" in words(test)
 
 
 def test_of_standard_attention_it_says_what_cannot_be_asked_and_shows_what_can(amplifier, folders):
@@ -166,14 +163,6 @@ def test_noise_is_what_the_reader_chooses_and_the_address_says(amplifier, cap, s
     fine(test.selectbox(key="amplifier-in").set_value("this head").run())
     assert maps(test, "with") != again and "heads" in words(test)
     assert test.query_params["amplifier-sigma"] == "0.1"
-
-
-def test_definitions_are_chosen(amplifier, cap):
-    test = amplifier()
-    fine(test.selectbox(key="amplifier-definition").set_value("r90").run())
-    measured = cap.measure("effective_rank")["effective_rank"].sel(definition="r90", ranked_map="D", control="map")
-    np.testing.assert_allclose(chart(test, "r90")["the map"][2], by_head(measured))
-    assert "r90 by head" in words(test)
 
 
 def test_without_an_answer_only_what_needs_one_is_left_out(amplifier):

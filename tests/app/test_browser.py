@@ -5,7 +5,7 @@ from urllib.parse import quote, urlencode
 import pytest
 from small_models import HOSTILE, PROMPT
 
-from tools.browser import concurrent_views, dashboard, faults, foreign_requests, settle
+from tools.browser import faults, foreign_requests, settle
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
@@ -132,7 +132,7 @@ def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
     assert page.locator("[data-testid=stException]").count() == 0
 
 
-# Intervene: a slider, heads ablated in the grid, and readers at once
+# Intervene: a slider, and heads ablated in the grid
 
 
 @pytest.fixture
@@ -202,14 +202,6 @@ def test_heads_are_ablated_in_the_grid(new_page, intervene):
     settle(page)
     assert edits(page) == ["heads ablated · layers 1 · heads 1"]
     fine(page)
-
-
-def test_readers_at_once_see_their_own_edits(new_page, home):
-    """Two edit the same model at the same time in their own ways; ``benchmarks.dashboard`` does the same with ten readers."""
-    with dashboard() as (other, _):
-        stacks = ["zero_a2", "set_lambda:0.9:layers=1"]
-        seen, alone = concurrent_views(new_page, home, other, "intervene?tour=off", stacks)
-    assert seen == alone and len({text for text, _ in seen}) == 2
 
 
 # Training

@@ -361,3 +361,14 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
     for number, texts, own, before, fresh in seen:
         assert own == expected[number, texts]
         assert before == fresh == expected[number, ()][0]
+
+
+def test_two_readers_in_turns_see_their_own_edits_alone(page):
+    """``benchmarks.dashboard`` does the same with ten readers at once, in a browser."""
+    stacks = ("zero_a2", "set_lambda:0.9:layers=1")
+    alone = [(listed(test), tokens(test)) for test in (page(edit=stack) for stack in stacks)]
+    one, other = (page(edit=stack) for stack in stacks)
+    change(other, λ=0.2)
+    assert (listed(one.run()), tokens(one)) == alone[0] and alone[0][1] != tokens(other)
+    change(other, λ=0.9)
+    assert (listed(other), tokens(other)) == alone[1] and alone[0] != alone[1]

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 from urllib.error import HTTPError
+from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
@@ -240,8 +241,9 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
             page = new_page(1300, 900)
             asked = foreign_requests(page, home)
+            shown = urlencode({"model": "shelf/team/mine", "example": OWN, "prompt": PROMPT, "answer": "7421", "tour": "off"})
             for name in ("", "intervene"):
-                page.goto(f"{home}/{name}?{query}&tour=off")
+                page.goto(f"{home}/{name}?{query}&{shown}")
                 settle(page)
                 assert not [fault for fault in faults(page) if "red box" in fault]
                 assert query in page.url

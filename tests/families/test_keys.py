@@ -86,8 +86,8 @@ def test_edits_act_in_a_static_cache_as_without_a_cache(kind, implementation):
     scope = diffscope.load(make())
     scope.model.set_attn_implementation(implementation)
 
-    def logits(**cache):  # of ten tokens more than the prompt's five, which is longer than the windows
-        options = dict(min_new_tokens=10, max_new_tokens=10, do_sample=False, output_logits=True, return_dict_in_generate=True)
+    def logits(**cache):  # of five tokens more than the prompt's five, which is longer than the windows
+        options = dict(min_new_tokens=5, max_new_tokens=5, do_sample=False, output_logits=True, return_dict_in_generate=True)
         return torch.cat(scope.model.generate(torch.tensor([IDS[:5]]), **options, **cache).logits)
 
     plain = logits(cache_implementation="static")

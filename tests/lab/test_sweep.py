@@ -347,7 +347,7 @@ def ownfile(folder):
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     mounted = 'mount -t tmpfs -o size=100k none full && "$@"; status=$?; ls -A full/out/shards > listed; exit $status'
-    sweeping = "sweep --model mini-diff --stats row,span_mass --prompts retrieval:count=40,length=96 --per-shard 4 --out full/out"
+    sweeping = "sweep --model mini-diff --stats row,span_mass --prompts retrieval:count=10,length=96 --per-shard 1 --out full/out"
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-m", "diffscope", *sweeping.split()],
         cwd=tmp_path,
