@@ -23,12 +23,15 @@ def save_model(folder, attention, layers):
     from transformers import PreTrainedTokenizerFast
 
     from diffscope.models import DiffConfig, DiffForCausalLM
+    from diffscope.tasks.text import standard_library_text
 
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator([PROMPT] * 2, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False))
+    # Texts of the library too, as of any tokenizer many words begin with a token: filler is drawn from one such place to another.
+    texts = [PROMPT] * 1000 + list(standard_library_text(True)[:300])
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
     tokenizer.save_pretrained(folder)
     torch.manual_seed(0)

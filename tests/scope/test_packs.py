@@ -1,6 +1,5 @@
 """Packs and embeddings: the captures of a pack are those of its sequences, a prompt of embeddings is that of its tokens."""
 
-
 import numpy as np
 import pytest
 import torch
