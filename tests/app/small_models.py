@@ -4,6 +4,7 @@ from pathlib import Path
 
 from diffscope.prompts.encoded import Chars
 from diffscope.tasks import TextPrompt
+from tests import tiny
 
 APP = Path(__file__).parents[2] / "app"
 PROMPT = "The magic number of Paris is 7421. The magic number of Rome is 1983. The magic number of Paris is"
@@ -46,7 +47,7 @@ def save_model(folder, attention, layers):
         head_dim=8,
         max_position_embeddings=2048,
     )
-    DiffForCausalLM(config).save_pretrained(folder)
+    tiny.awake(DiffForCausalLM(config)).save_pretrained(folder)
     return folder
 
 
