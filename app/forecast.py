@@ -17,7 +17,7 @@ from diffscope.evidence.take import FEW, FEWER
 from diffscope.hypotheses.settings import Settings
 from diffscope.render import size_in_words
 from diffscope.scope import Scope
-from diffscope.scope.runners import ImageModel
+from diffscope.scope.images import ImageModel
 
 SHORTEST = 16  # tokens of the first capture that is timed
 LONGEST = 1024

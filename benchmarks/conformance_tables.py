@@ -29,7 +29,7 @@ from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.attention.layer import LayerAttention
 from diffscope.models import load_model
-from diffscope.scope.runners import ImageModel
+from diffscope.scope.images import ImageModel
 from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 from tests import tiny

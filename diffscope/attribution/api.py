@@ -16,7 +16,7 @@ from diffscope.attribution.runs import record_modules
 from diffscope.attribution.stream import UNSUPPORTED, read_stream
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
-from diffscope.scope.runners import ImageModel
+from diffscope.scope.images import ImageModel
 from diffscope.stats.ragged import stack_layers
 
 BATCH = 10  # prompts that run together
@@ -108,11 +108,11 @@ def branch_attribution(
     """
     if isinstance(scope.runner, ImageModel):
         raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {UNSUPPORTED}")
-    encoded, _, several = scope.prepare(prompts)
-    prompt_ids = [list(prompt.ids) for prompt in encoded]
-    if not several:
+    inputs = scope.prepare(prompts)
+    prompt_ids = [list(prompt.ids) for prompt in inputs.prompts]
+    if not inputs.batch:
         answers, distractors, places = [answers], [distractors], None if places is None else [places]
-    candidates = _candidates(scope, len(encoded), answers, distractors)
+    candidates = _candidates(scope, len(prompt_ids), answers, distractors)
     queries = [Query(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
     batches = _batches(list(map(len, prompt_ids)), control)
     parts: dict[int, xr.Dataset] = {}

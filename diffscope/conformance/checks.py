@@ -18,7 +18,8 @@ from diffscope.conformance.run import CheckRun, Progress, count_runs
 from diffscope.families import Family
 from diffscope.families.coverage import unread_layers
 from diffscope.scope import Scope, load
-from diffscope.scope.runners import ImageModel, LanguageModel
+from diffscope.scope.images import ImageModel
+from diffscope.scope.runners import LanguageModel
 
 
 def check(

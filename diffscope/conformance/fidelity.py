@@ -19,7 +19,7 @@ from diffscope.families import AttentionPass
 from diffscope.proof.prove import prove_passage
 from diffscope.proof.tolerance import tolerated
 from diffscope.scope import Scope
-from diffscope.scope.runners import ImageModel
+from diffscope.scope.images import ImageModel
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope
-from diffscope.scope.runners import ImageModel
+from diffscope.scope.images import ImageModel
 
 LONGEST = 4096
 LENGTH = 48  # tokens of the long prompt, if no other length is asked for

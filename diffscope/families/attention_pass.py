@@ -43,6 +43,18 @@ class Call:
         return not self.mask.all() if isinstance(self.mask, Tensor) else len(self.query) > 1
 
 
+class Outputs(dict[str, Tensor]):
+    """Outputs of watched submodules, by their names in ``Family.watch``."""
+
+    def __missing__(self, name: str) -> Tensor:
+        """Raise UnsupportedModel: `Family.read` asks for an output that there is not."""
+        called = ", ".join(self) or "none"
+        raise UnsupportedModel(
+            f"the family reads outputs[{name!r}], and the module called no such submodule (it called {called}); correct the path "
+            "in the family's `watch`"
+        )
+
+
 @dataclass
 class AttentionPass:
     """One pass of a batch through one attention module.
@@ -84,7 +96,7 @@ class AttentionPass:
     number: int
     lengths: tuple[int, ...]
     arguments: dict = field(default_factory=dict)
-    outputs: dict[str, Tensor] = field(default_factory=dict)
+    outputs: Outputs = field(default_factory=Outputs)
     calls: list[Call] = field(default_factory=list)
     observed: Tensor = field(init=False, repr=False)
     repeat: int = 0
@@ -156,7 +168,8 @@ class AttentionPass:
             fields.setdefault("post_scale", 1 - fields["lam_init"])
         for name, value in (("lam", lam), ("lam_fp32", fields.pop("lam_fp32", None))):
             if value is not None:
-                fields[name] = _by_head(value)
+                value = value.detach().clone() if isinstance(value, nn.Parameter) else value  # which training may change
+                fields[name] = value.reshape(1, -1, 1) if value.dim() < 2 else value  # (batch, head, query)
         return LayerAttention(
             layer=self.number, family=self.family, q=q, k=k, v=v, pairing=pairing, lengths=self.lengths, norm=norm, **fields
         )
@@ -185,12 +198,6 @@ class AttentionPass:
         if layers is None or index is None or index >= len(layers) or getattr(layers[index], "keys", None) is None:
             return None
         return layers[index]
-
-
-def _by_head(lam: Tensor) -> Tensor:
-    """Return λ with the dimensions (batch, head, query). A parameter is copied, because training may change it."""
-    lam = lam.detach().clone() if isinstance(lam, nn.Parameter) else lam
-    return lam.reshape(1, -1, 1) if lam.dim() < 2 else lam
 
 
 def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None:

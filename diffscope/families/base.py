@@ -116,7 +116,8 @@ class Family(ABC):
         modules = self.modules(model)
         depths = self.depths(model, modules)
         numbers = [depth for depth in depths if depth is not None]
-        if len(set(numbers)) < len(modules) and not (self.interface and _layer_indices(modules)):
+        indices = [getattr(module, "layer_idx", None) for module in modules]
+        if len(set(numbers)) < len(modules) and not (self.interface and numbers == indices):
             numbers = list(range(len(modules)))
         return dict(zip(modules, numbers))
 
@@ -146,8 +147,9 @@ class Family(ABC):
 
     def depths(self, model: nn.Module, modules: Sequence[ForeignModule]) -> list[int | None]:
         """Return the blocks that modules are in: ``layer_idx`` if all have one, else the last number in ``layers.3.attn``."""
-        if indices := _layer_indices(modules):
-            return [*indices]
+        indices: list[Any] = [getattr(module, "layer_idx", None) for module in modules]
+        if all(isinstance(index, int) and index >= 0 for index in indices):
+            return indices
         names = {module: name for name, module in model.named_modules()}
         digits = [[int(part) for part in names[module].split(".") if part.isdigit()] for module in modules]
         return [numbers[-1] if numbers else None for numbers in digits]
@@ -171,9 +173,3 @@ class Family(ABC):
     def warnings(self, layer: LayerAttention) -> list[str]:
         """Return what a user of this model should know, in one line each."""
         return []
-
-
-def _layer_indices(modules: Sequence[ForeignModule]) -> list[int] | None:
-    """Return the ``layer_idx`` of modules; None if any has none."""
-    indices: list[Any] = [getattr(module, "layer_idx", None) for module in modules]
-    return indices if all(isinstance(index, int) and index >= 0 for index in indices) else None

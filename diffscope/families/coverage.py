@@ -21,22 +21,18 @@ def unread_layers(model: nn.Module, numbers: dict[nn.Module, int]) -> str | None
     numbers : dict of nn.Module to int
         The attention modules that are read with their layers' numbers, as ``Family.layers`` gives them.
     """
-    lists = [layers for layers in _lists_of_layers(model, numbers) if not all(_holds(layer, numbers) for _, layer in layers)]
+    holders = {module for module in model.modules() if not numbers.keys().isdisjoint(module.modules())}
+    lists = [layers for layers in _lists_of_layers(model, holders) if not all(layer in holders for _, layer in layers)]
     return "; ".join(_unread_of(layers, numbers) for layers in lists) or None
 
 
-def _holds(layer: nn.Module, read: Collection[nn.Module]) -> bool:
-    """Return whether a layer holds attention that is read."""
-    return any(part in read for part in layer.modules())
-
-
-def _lists_of_layers(model: nn.Module, read: Collection[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
-    """Yield the outermost lists of modules of a model that hold attention, each member with its place."""
+def _lists_of_layers(model: nn.Module, holders: Collection[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
+    """Yield the outermost lists of modules of a model that have members among `holders`, each member with its place."""
     for module in model.children():
         members = list(enumerate(module)) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-        places = [place for place, member in members if _holds(member, read)]
+        places = [place for place, member in members if member in holders]
         if len(members) < 2 or not places:
-            yield from _lists_of_layers(module, read)
+            yield from _lists_of_layers(module, holders)
         elif isinstance(module, nn.Sequential):  # which may begin with an embedding and end with a head
             yield members[places[0] : places[-1] + 1]
         else:

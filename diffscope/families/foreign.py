@@ -14,6 +14,8 @@ from diffscope.errors import UnsupportedModel
 #: A module of another library's class: its attributes are not in the type of ``torch.nn.Module``.
 ForeignModule = Any
 
+COMPILED = "_orig_mod"  # the name of what ``torch.compile`` wraps in its wrapper
+
 REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # ends a refusal
 
 
@@ -60,12 +62,7 @@ def number_of(module: ForeignModule, name: str) -> float:
 
 def parts_of(model: nn.Module) -> Iterator[nn.Module]:
     """Iterate over the modules of a model but the wrappers of ``torch.compile``, which seem to have the wrapped attributes."""
-    return (module for module in model.modules() if not compiles_another(module))
-
-
-def compiles_another(module: nn.Module) -> bool:
-    """Return whether a module is the wrapper that ``torch.compile`` puts around another."""
-    return "_orig_mod" in module._modules
+    return (module for module in model.modules() if COMPILED not in module._modules)
 
 
 def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | None:

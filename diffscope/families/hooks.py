@@ -6,7 +6,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass, Call
 from diffscope.families.base import Family
 from diffscope.families.foreign import filled
-from diffscope.families.interface import copied, observed
+from diffscope.families.interface import observed
 from diffscope.families.model_call import ModelCall, signature_of
 from diffscope.families.offloaded import weights_loaded
 from diffscope.families.threads import Hook, within_checkpoint
@@ -35,6 +35,13 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
         kind = bound.signature.parameters[name].kind
         named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return named
+
+
+def _copied(output: Any) -> Any:
+    """Copy a tensor, or the tensors of a tuple: a module may change its output in place, or use the memory again."""
+    if isinstance(output, tuple):
+        return tuple(map(_copied, output))
+    return output.clone(memory_format=torch.contiguous_format) if isinstance(output, Tensor) else output
 
 
 AfterForward = Callable[[], None]
@@ -66,18 +73,18 @@ class _Enough(BaseException):
     """Stop the run of a module in place of another once its attention was recorded; no module catches it."""
 
 
+@dataclass
 class _Watch:
     """The passes through attention of this thread that are under way, and the hooks that record them."""
 
-    def __init__(self, family: Family, lengths: tuple[int, ...] | None, layers: int) -> None:
-        self.family = family
-        self.lengths = lengths
-        self.layers = layers  # the numbers of one round of the modules: each further round is numbered on by so many
-        self.runs: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
-        self.call: ModelCall | None = None  # the call of the model; None while it is not running
-        self.learning = True  # whether the model was called with gradients; true if only a part of it is run
-        self.open: dict[nn.Module, AttentionPass] = {}
-        self.after_forward: dict[nn.Module, AfterForward | None] = {}
+    family: Family
+    lengths: tuple[int, ...] | None
+    layers: int  # the numbers of one round of the modules: each further round is numbered on by so many
+    runs: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
+    call: ModelCall | None = None  # the call of the model; None while it is not running
+    learning: bool = True  # whether the model was called with gradients; true if only a part of it is run
+    open: dict[nn.Module, AttentionPass] = field(default_factory=dict)
+    after_forward: dict[nn.Module, AfterForward | None] = field(default_factory=dict)
 
     def start_run(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
         """Begin to count the runs of each module: a forward of the model begins."""
@@ -175,7 +182,7 @@ class _Watch:
     def _after_watched(self, owner: nn.Module, name: str, module: nn.Module, args: tuple, output: Any) -> None:
         """Record the output of a watched submodule under the name that the family knows it by."""
         if owner in self.open:
-            self.open[owner].outputs[name] = copied(output)
+            self.open[owner].outputs[name] = _copied(output)
 
     def _before_output(
         self,

@@ -20,7 +20,7 @@ from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import Call
 from diffscope.families.flex import FLEX, compiled, compiled_apart
 from diffscope.families.foreign import ForeignModule
-from diffscope.families.threads import others_run_modules, this_thread
+from diffscope.families.threads import CURRENT, others_run_modules
 
 _OBSERVED = "diffscope_of_"  # before the name of an implementation whose calls are observed
 See = Callable[[Call, nn.Module], None]
@@ -53,7 +53,7 @@ def record_call(
     implementation : str
         The model's own.
     query, key, value, mask
-        As the interface has them.
+        As the interface has them; the call has copies of the first three.
     keywords : dict
         Everything else.
     """
@@ -70,7 +70,10 @@ def record_call(
         without.append("sink logits")
         sinks = None
     advice = "load it with attn_implementation='eager'"
-    q, k, v = (_as_multiplied(x) for x in (query, key, value))
+    # The module may change them in place, or use their memory again.
+    q, k, v = (x.clone(memory_format=torch.contiguous_format) for x in (query, key, value))
+    if torch.is_autocast_enabled(device := query.device.type):  # which multiplies in half precision
+        q, k, v = (x if x.dtype == torch.float64 else x.to(torch.get_autocast_dtype(device)) for x in (q, k, v))
     return Call(
         q,
         k,
@@ -87,12 +90,6 @@ def record_call(
         unread=_unread(module, eager, keywords),
         given_dtype=query.dtype,
     )
-
-
-def _as_multiplied(x: Tensor) -> Tensor:
-    """Return a query, key or value in the dtype in which it is multiplied: under autocast, half precision."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) and x.dtype != torch.float64 else x
 
 
 def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | None:
@@ -155,13 +152,6 @@ def _original(module: nn.Module, implementation: str) -> Callable:
     return eager
 
 
-def copied(value: Any) -> Any:
-    """Copy a tensor, or the tensors of a tuple: a module may change its output in place, or use the memory again."""
-    if isinstance(value, tuple):
-        return tuple(map(copied, value))
-    return value.clone(memory_format=torch.contiguous_format) if isinstance(value, Tensor) else value
-
-
 class _ObservedName(str):
     """The name of an implementation whose calls are observed; a copy or pickle of it is the plain name, without the prefix."""
 
@@ -182,23 +172,38 @@ class _Observers:
         self.renamed: dict[int, tuple[Any, int]] = {}  # by identity, a configuration and how many observe its models
         self.unobserved: set[str] = set()  # implementations no longer observed, whose name another thread may be about to look up
 
-    def add(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
-        """Show `see` every call of an implementation that a thread makes with the models of some configurations."""
+    @contextmanager
+    def observed(self, model: ForeignModule, see: See) -> Iterator[None]:
+        """Run the model's own attention implementation, and show `see` every call of it that this thread makes.
+
+        Calls of other models may be among them. On leaving, the model is set back, and the registered name is gone as soon as
+        nobody observes it and no other thread can be about to look it up.
+        """
+        implementation, configs = attention_configs(model)
+        if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
+            raise UnsupportedModel(
+                f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
+            )
+        observer = CURRENT.thread, see
         with self.lock:
             name = _ObservedName(_OBSERVED + implementation)
             mask = ALL_MASK_ATTENTION_FUNCTIONS[implementation]
-            self.seeing.setdefault(implementation, []).append((thread, see))
+            self.seeing.setdefault(implementation, []).append(observer)
             AttentionInterface.register(name, partial(self._attend, implementation))
             AttentionMaskInterface.register(name, compiled(mask) if implementation == FLEX else mask)
             for config in configs:
                 _, count = self.renamed.get(id(config), (config, 0))
                 self.renamed[id(config)] = config, count + 1
                 config._attn_implementation = name
+        try:
+            yield
+        finally:
+            self._remove(implementation, configs, observer)
 
-    def remove(self, implementation: str, configs: list[Any], thread: object, see: See) -> None:
-        """Undo :meth:`add`; with the last, configurations are set back, and the name goes as soon as no thread can need it."""
+    def _remove(self, implementation: str, configs: list[Any], observer: tuple[object, See]) -> None:
+        """Forget an observer; with the last, configurations are set back, and the name goes as soon as no thread can need it."""
         with self.lock:
-            self.seeing[implementation].remove((thread, see))
+            self.seeing[implementation].remove(observer)
             for config in configs:
                 _, count = self.renamed.pop(id(config))
                 if count > 1:
@@ -223,10 +228,10 @@ class _Observers:
     def _attend(
         self, own: str, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> Any:
-        thread = this_thread()
+        thread = CURRENT.thread
         looking = [see for of, see in tuple(self.seeing.get(own, ())) if of is thread]
         if looking:
-            call = record_call(module, own, copied(query), copied(key), copied(value), attention_mask, kwargs)
+            call = record_call(module, own, query, key, value, attention_mask, kwargs)
             for see in looking:
                 see(call, module)
         function = _original(module, own)
@@ -235,24 +240,4 @@ class _Observers:
         return function(module, query, key, value, attention_mask, **kwargs)
 
 
-_OBSERVERS = _Observers()
-
-
-@contextmanager
-def observed(model: ForeignModule, see: See) -> Iterator[None]:
-    """Run the model's own attention implementation, and show `see` every call of it that this thread makes.
-
-    Calls of other models may be among them. On leaving, the model is set back, and the registered name is gone as soon as nobody
-    observes it and no other thread can be about to look it up.
-    """
-    implementation, configs = attention_configs(model)
-    if implementation not in ALL_MASK_ATTENTION_FUNCTIONS:
-        raise UnsupportedModel(
-            f"attention implementation {implementation!r} has no mask function registered; use 'sdpa' or 'eager'"
-        )
-    thread = this_thread()
-    _OBSERVERS.add(implementation, configs, thread, see)
-    try:
-        yield
-    finally:
-        _OBSERVERS.remove(implementation, configs, thread, see)
+observed = _Observers().observed

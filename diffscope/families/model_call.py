@@ -51,13 +51,11 @@ class ModelCall:
         positions = given.get("position_ids")
         cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
         plain = isinstance(positions, Tensor) and positions.dim() == 2
-        return cls(prompts, count, positions if plain else None, _tokens_in(cache))
+        return cls(prompts, count, positions if plain else None, 0 if cache is None else _tokens_in(cache))
 
 
 def _tokens_in(cache: Any) -> int | None:
     """Return how many tokens a Hugging Face cache holds; None for another kind of cache."""
-    if cache is None:
-        return 0
     layers = getattr(cache, "layers", None)
     if layers is None:
         return None

@@ -6,7 +6,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable
-from types import CodeType, FrameType
+from traceback import walk_stack
 from typing import Any
 
 from torch import nn
@@ -14,33 +14,27 @@ from torch.utils import checkpoint
 
 from diffscope.errors import DiffscopeWarning
 
-_LOCAL = threading.local()
+
+class _Current(threading.local):
+    """Hold, as `thread`, an object of the current thread alone: Python gives the number of a thread that ended to another one."""
+
+    def __init__(self) -> None:
+        self.thread = object()
 
 
-def this_thread() -> object:
-    """Return an object that is the current thread's own: Python gives the number of a thread that ended to another one."""
-    if not hasattr(_LOCAL, "thread"):
-        _LOCAL.thread = object()
-    return _LOCAL.thread
+CURRENT = _Current()
 
 
 def others_run_modules() -> bool:
     """Return whether another thread is within a module, and may have read which implementation to use and not yet used it."""
-    own = threading.get_ident()
-    call = nn.Module._call_impl.__code__
-    return any(_within(frame, call.co_filename, call) for thread, frame in sys._current_frames().items() if thread != own)
+    own, call = threading.get_ident(), nn.Module._call_impl.__code__
+    tops = [frame for thread, frame in sys._current_frames().items() if thread != own]
+    return any(frame.f_code is call for top in tops for frame, _ in walk_stack(top))
 
 
 def within_checkpoint() -> bool:
     """Return whether what runs is run by torch.utils.checkpoint, for the first time or again."""
-    return _within(sys._getframe(), checkpoint.__file__)
-
-
-def _within(frame: FrameType | None, file: str, code: CodeType | None = None) -> bool:
-    """Return whether a frame was called, however far up, from a file, or from one function of it."""
-    while frame is not None and (frame.f_code is not code if code else frame.f_code.co_filename != file):
-        frame = frame.f_back
-    return frame is not None
+    return any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in walk_stack(sys._getframe()))
 
 
 class Hook:
@@ -51,10 +45,10 @@ class Hook:
 
     def __init__(self, act: Callable[..., Any]) -> None:
         self._act = act
-        self._thread = this_thread()
+        self._thread = CURRENT.thread
 
     def __call__(self, *given: Any) -> Any:
-        return self._act(*given) if this_thread() is self._thread else None
+        return self._act(*given) if CURRENT.thread is self._thread else None
 
     def __reduce__(self) -> tuple:
         return Hook, (_nothing,)
@@ -72,7 +66,7 @@ class WarnsOtherThreads(Hook):
         self._warned = False
 
     def __call__(self, module: nn.Module, args: tuple) -> None:
-        if self._warned or this_thread() is self._thread:
+        if self._warned or CURRENT.thread is self._thread:
             return
         self._warned = True
         words = (

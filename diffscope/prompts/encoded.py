@@ -158,7 +158,16 @@ def encode(
         A span is not there, or can be read in more than one way.
     """
     if isinstance(prompt, str):
-        parts = _encode_text(tokenizer, prompt)
+        if tokenizer is None:
+            raise PromptError("this model came without a tokenizer; give the prompt as token ids")
+        if not prompt.strip():
+            raise PromptError("the prompt is empty; give it at least one token of text")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            half = ascii(prompt[error.start])
+            raise PromptError(f"the prompt has half a character, {half}, at {error.start}; give it whole ones") from None
+        parts = _tokenised(tokenizer, str(prompt), not isinstance(prompt, ChatText))
         check_ids(parts[1], vocabulary)
     else:
         ids = _token_ids(prompt)
@@ -194,32 +203,18 @@ def _token_ids(prompt: Any) -> list[int]:
         raise PromptError(f"token ids are whole numbers in one row: {error}") from None
 
 
-def _encode_text(tokenizer: PreTrainedTokenizerBase | None, text: str) -> Parts:
-    if tokenizer is None:
-        raise PromptError("this model came without a tokenizer; give the prompt as token ids")
-    if not text.strip():
-        raise PromptError("the prompt is empty; give it at least one token of text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = ascii(text[error.start])
-        raise PromptError(f"the prompt has half a character, {half}, at {error.start}; give it whole ones") from None
-    special = not isinstance(text, ChatText)
-    if not tokenizer.is_fast:
-        ids = tokenizer(str(text), add_special_tokens=special)["input_ids"]
-        return _spelled_out(tokenizer, ids)
-    ids, offsets = _with_offsets(tokenizer, str(text), special)
-    return str(text), ids, _token_texts(tokenizer, ids), offsets
-
-
-def _with_offsets(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> tuple[list[int], list[tuple[int, int]]]:
+def _tokenised(tokenizer: PreTrainedTokenizerBase, text: str, special: bool) -> Parts:
+    """Tokenise a text, with or without special tokens added to it."""
+    if not tokenizer.is_fast:  # it does not say which characters a token covers
+        return _spelled_out(tokenizer, tokenizer(text, add_special_tokens=special)["input_ids"])
     try:
         encoded = tokenizer(text, add_special_tokens=special, return_offsets_mapping=True, verbose=False)
     except BaseException as error:  # the tokenizers library raises Exception itself, and panics where a pattern takes too long
         if isinstance(error, MemoryError) or not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
         raise PromptError(f"the tokenizer cannot split this text ({first_line(error)}); give the prompt as token ids") from None
-    return encoded["input_ids"], [tuple(pair) for pair in encoded["offset_mapping"]]
+    ids = encoded["input_ids"]
+    return text, ids, _token_texts(tokenizer, ids), [tuple(pair) for pair in encoded["offset_mapping"]]
 
 
 #: By tokenizer, and whether it cleans up spaces, the texts of tokens.
@@ -239,12 +234,11 @@ def _decode_ids(tokenizer: PreTrainedTokenizerBase | None, ids: list[int]) -> Pa
     """Find the text that is tokenised to these ids, with special tokens added or written in it; else the tokens' own texts."""
     if tokenizer is None:
         return None, ids, [str(token) for token in ids], [(0, 0)] * len(ids)
-    if tokenizer.is_fast:
-        for added in (True, False):
-            text = str(tokenizer.decode(ids, skip_special_tokens=added, clean_up_tokenization_spaces=False))
-            again, offsets = _with_offsets(tokenizer, text, added)
-            if again == ids:
-                return text, ids, _token_texts(tokenizer, ids), offsets
+    for added in (True, False) if tokenizer.is_fast else ():
+        text = str(tokenizer.decode(ids, skip_special_tokens=added, clean_up_tokenization_spaces=False))
+        parts = _tokenised(tokenizer, text, added)
+        if parts[1] == ids:
+            return parts
     return _spelled_out(tokenizer, ids)
 
 
@@ -269,7 +263,19 @@ def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
         message shows both readings.
     """
     if isinstance(span, str):
-        return _by_text(prompt, name, span)
+        if prompt.text is None:
+            raise SpanError(f"span {name!r} is a text, but the prompt is token ids without a tokenizer; give slice(start, stop)")
+        if not span.strip():
+            raise SpanError(f"span {name!r} is empty; give the text it covers")
+        starts = [at for at in range(len(prompt.text)) if prompt.text.startswith(span, at)]
+        if not starts:
+            raise SpanError(f"span {name!r}: {span!r} is not in the prompt; check its spelling, or give a slice of tokens")
+        if len(starts) > 1:
+            readings = "; ".join(_reading(prompt, at, at + len(span)) for at in starts[:2])
+            raise SpanError(
+                f"span {name!r}: {span!r} stands {len(starts)} times in the prompt: {readings}; say which by its slice of tokens"
+            )
+        return _by_characters(prompt, name, starts[0], starts[0] + len(span))
     if isinstance(span, Chars):
         return _by_characters(prompt, name, *span)
     if isinstance(span, list) and span and all(isinstance(piece, Chars) for piece in span):
@@ -295,22 +301,6 @@ def _of_slice(tokens: slice, n: int) -> range:
     if any(end is not None and not -n <= end <= n for end in (tokens.start, tokens.stop)):
         raise ValueError(f"the prompt has tokens 0 to {n - 1}")
     return positions
-
-
-def _by_text(prompt: Encoded, name: str, text: str) -> tuple[int, ...]:
-    if prompt.text is None:
-        raise SpanError(f"span {name!r} is a text, but the prompt is token ids without a tokenizer; give slice(start, stop)")
-    if not text.strip():
-        raise SpanError(f"span {name!r} is empty; give the text it covers")
-    starts = [at for at in range(len(prompt.text)) if prompt.text.startswith(text, at)]
-    if not starts:
-        raise SpanError(f"span {name!r}: {text!r} is not in the prompt; check its spelling, or give a slice of tokens")
-    if len(starts) > 1:
-        readings = "; ".join(_reading(prompt, at, at + len(text)) for at in starts[:2])
-        raise SpanError(
-            f"span {name!r}: {text!r} stands {len(starts)} times in the prompt: {readings}; say which by its slice of tokens"
-        )
-    return _by_characters(prompt, name, starts[0], starts[0] + len(text))
 
 
 def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[int, ...]:

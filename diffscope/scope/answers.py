@@ -13,6 +13,7 @@ from diffscope.errors import PromptError, SpanError, UnsupportedModel
 from diffscope.prompts.encoded import Chars, Encoded, encode
 from diffscope.prompts.inputs import broadcast
 from diffscope.scope.hooked import HookedModel
+from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
 from diffscope.tasks.encoding import encode_prompt
 from diffscope.tasks.log_odds import log_odds
@@ -64,15 +65,16 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
     return question
 
 
-def encode_questions(scope: HookedModel, prompts: Sequence[Encoded], answer: Any, distractors: Any, batch: bool) -> list[Prompt]:
+def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractors: Any) -> list[Prompt]:
     """Encode every prompt with its answer and distractors, which are given for all or one by one; errors name the prompt."""
-    each = zip(prompts, broadcast(answer, len(prompts), "answers"), distractors_of_each(distractors, len(prompts)))
+    count = len(inputs.prompts)
+    each = zip(inputs.prompts, broadcast(answer, count, "answers"), distractors_of_each(distractors, count))
     questions = []
     for number, (encoded, text, rivals) in enumerate(each):
         try:
             questions.append(encode_question(scope, encoded, text, rivals))
         except (PromptError, SpanError) as error:
-            raise type(error)(f"prompt {number} of the batch: {error}" if batch else str(error)) from None
+            raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None
     return questions
 
 

@@ -21,7 +21,7 @@ from diffscope.families import AttentionPass
 from diffscope.families.compilation import as_written
 from diffscope.families.hooks import Replay, attention_passes
 from diffscope.families.packs import hides_others, together
-from diffscope.families.threads import WarnsOtherThreads, this_thread
+from diffscope.families.threads import CURRENT, WarnsOtherThreads
 from diffscope.prompts.tokenizer_output import sequences_in
 from diffscope.proof.prove import EditedLayer, prove
 from diffscope.scope.hooked import HookedModel
@@ -63,12 +63,12 @@ class EditBlock(ContextDecorator, AbstractContextManager[Edited], Generic[Edited
             if self.edits:
                 entered.callback(self._scope.model.register_forward_pre_hook(WarnsOtherThreads()).remove)
             self._open = entered.pop_all()
-        self._thread = this_thread()
+        self._thread = CURRENT.thread
         _OPEN.add(self)
         return self._scope
 
     def __exit__(self, *raised: Any) -> None:
-        if self._thread is not this_thread():
+        if self._thread is not CURRENT.thread:
             how = "is not open" if self._thread is None else "was opened by another thread, which alone can close it"
             raise DiffscopeError(f"this block of edits {how}; open and close it in one thread, best by `with scope.edit(...):`")
         self._thread = None
@@ -78,7 +78,7 @@ class EditBlock(ContextDecorator, AbstractContextManager[Edited], Generic[Edited
     def __del__(self) -> None:
         if self._thread is None:
             return
-        if self._thread is this_thread():
+        if self._thread is CURRENT.thread:
             self.__exit__()
             end = "which closed it"
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from diffscope import families
 from diffscope.edits import Edit
@@ -16,13 +17,16 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
 from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_passes
+from diffscope.families.interface import attention_configs
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.inputs import Spans, broadcast
+from diffscope.prompts.tokenizer_output import Pack
 from diffscope.proof.readings import OFFLOADED
+from diffscope.scope.images import ImageModel, patches_of
 from diffscope.scope.model_state import state_of
-from diffscope.scope.runners import Inputs, runner_of
-from diffscope.scope.unwrap import unwrapped
+from diffscope.scope.runners import Inputs, LanguageModel, TokenModel
+from diffscope.scope.unwrap import part_to_pass, unwrapped
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,24 +93,26 @@ class HookedModel:
             As of ``Scope.capture``; a prompt is longer than the model has positions, or is embeddings, which have to be allowed.
         """
         originals, batch = self.runner.split(prompt, self.tokenizer)
+        longest = self.runner.max_length
         encoded = []
         for each, named in zip(originals, broadcast(spans or {}, len(originals), "sets of spans")):
             if isinstance(each, Embedded) and not embedded:
                 raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
             one = self.runner.encode(self.tokenizer, each, named or {})
-            if self.max_length is not None and len(one.ids) > self.max_length:
+            if longest is not None and len(one.ids) > longest:
                 raise PromptError(
-                    f"the prompt has {len(one.ids)} tokens, but {self.name} has positions for {self.max_length}; shorten it"
+                    f"the prompt has {len(one.ids)} tokens, but {self.name} has positions for {longest}; shorten it"
                 )
             encoded.append(one)
-        return Inputs(encoded, originals, batch)
+        return Inputs(encoded, originals, batch, tuple(len(one.ids) for one in encoded), isinstance(originals, Pack))
 
     def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
         """Encode one prompt, in any form that ``Scope.capture`` takes, as tokens with its spans; errors are the same."""
-        prompts, _, batch = self.prepare(prompt, spans)
-        if batch:
-            raise PromptError(f"one prompt is needed here, and this is a batch of {len(prompts)}; give its prompts one by one")
-        return prompts[0]
+        inputs = self.prepare(prompt, spans)
+        if inputs.batch:
+            count = len(inputs.prompts)
+            raise PromptError(f"one prompt is needed here, and this is a batch of {count}; give its prompts one by one")
+        return inputs.prompts[0]
 
     @contextmanager
     def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
@@ -151,7 +157,7 @@ class HookedModel:
             Prompts are padded on the right. A pack is one row; a model of images has one token, with its classes.
         """
         with self.exclusively(inputs.lengths, inputs.packed), torch.no_grad():
-            return self.runner.logits(**self.runner.inputs(*inputs[:2]), columns=columns)
+            return self.runner.logits(**self.runner.inputs(inputs), columns=columns)
 
     def logits(self, ids: Tensor, width: int | None = None, *, gradients: bool = False) -> Tensor:
         """Run the model on token ids of one length, under the edits that are on, and return its logits.
@@ -175,10 +181,9 @@ class HookedModel:
             The model has not as many positions, or a token is outside its vocabulary.
         """
         count, length = ids.shape
-        if self.max_length is not None and length > self.max_length:
-            raise PromptError(
-                f"{length} tokens cannot be run together: {self.name} has positions for {self.max_length}; give fewer"
-            )
+        longest = self.runner.max_length
+        if longest is not None and length > longest:
+            raise PromptError(f"{length} tokens cannot be run together: {self.name} has positions for {longest}; give fewer")
         largest, vocabulary = int(ids.max()), self.runner.vocabulary
         if vocabulary is not None and largest >= vocabulary:
             raise PromptError(f"token id {largest} is outside the vocabulary of {self.name}, {vocabulary}; use its tokenizer")
@@ -237,3 +242,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
+    """Return the runner of a model.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its family needs the attention interface of Hugging Face, and it is no Hugging Face model.
+    """
+    if isinstance(model, PreTrainedModel):
+        return LanguageModel(model, name)
+    if family.interface:
+        if part := part_to_pass(model):
+            raise UnsupportedModel(f"{type(model).__name__} is not a Hugging Face model itself; {part}")
+        attention_configs(model)  # raises
+    return TokenModel(model, name) if patches_of(model) is None else ImageModel(model, name)

@@ -15,7 +15,7 @@ from torch import nn
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
 from diffscope.families import Family
-from diffscope.families.threads import this_thread
+from diffscope.families.threads import CURRENT
 from diffscope.proof.float32 import Float32Proofs
 from diffscope.proof.prove import EditedLayer
 
@@ -120,7 +120,7 @@ class ModelState:
 
     def close_dropped(self) -> None:
         """Close the blocks of this thread that another thread let go of, and could not close itself."""
-        for entry in [entry for entry in self.dropped if entry[0] is this_thread()]:
+        for entry in [entry for entry in self.dropped if entry[0] is CURRENT.thread]:
             self.dropped.remove(entry)
             entry[1].close()
 

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from torch import Tensor, nn
 
+from diffscope.families.foreign import COMPILED
 from diffscope.families.packs import apart
 from diffscope.families.threads import Hook
 from diffscope.stats.outliers import LABELS, outliers
 
 
+@dataclass
 class OutputOutliers:
     """Outliers of the outputs of decoder layers, (prompt, outlier) for each attention module and each run of the layer around it.
 
     The decoder layer is the module that holds the attention module. A module that holds the attention of all layers counts as
     none, and has no outliers.
+
+    Attributes
+    ----------
+    lengths : tuple of int
+        Tokens of each prompt.
+    packed : bool
+        Whether the prompts are run in one row.
     """
 
-    def __init__(self, lengths: tuple[int, ...], packed: bool) -> None:
-        self._lengths = lengths
-        self._packed = packed
-        self._of_module: list[list[np.ndarray]] = []
+    lengths: tuple[int, ...]
+    packed: bool
+    _of_module: list[list[np.ndarray]] = field(default_factory=list, init=False)
 
     @contextmanager
     def watching(self, model: nn.Module, modules: Sequence[nn.Module]) -> Iterator[None]:
@@ -44,13 +53,13 @@ class OutputOutliers:
     def _collect(self, values: list[np.ndarray], module: nn.Module, args: tuple, output: object) -> None:
         """Add the outliers of a decoder layer's output to the values of its attention module."""
         hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
-        if self._packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self._lengths):
-            hidden = apart(hidden, self._lengths, 1)
-        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self._lengths):
-            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self._lengths)]
+        if self.packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self.lengths):
+            hidden = apart(hidden, self.lengths, 1)
+        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self.lengths):
+            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self.lengths)]
             values.append(np.stack(of_prompts))
         else:
-            values.append(np.full((len(self._lengths), len(LABELS)), np.nan))
+            values.append(np.full((len(self.lengths), len(LABELS)), np.nan))
 
     def at(self, runs: Sequence[tuple[int, int]]) -> np.ndarray | None:
         """Return the outliers at runs of attention modules, (run, prompt, outlier), with NaN where none were collected.
@@ -68,14 +77,14 @@ class OutputOutliers:
         """
         if not self._of_module:
             return None
-        nothing = [np.full((len(self._lengths), len(LABELS)), np.nan)]
+        nothing = [np.full((len(self.lengths), len(LABELS)), np.nan)]
         values = [(self._of_module[index] or nothing, turn) for index, turn in runs]
         return np.stack([of_module[min(turn, len(of_module) - 1)] for of_module, turn in values])
 
 
 def _layer_around(model: nn.Module, name: str) -> nn.Module:
     """Return the decoder layer of a module: the module that holds it, or itself if it is one of a sequence of layers."""
-    above, _, last = name.removesuffix("._orig_mod").rpartition(".")  # which torch.compile puts between
+    above, _, last = name.removesuffix(f".{COMPILED}").rpartition(".")  # which torch.compile puts between
     holder = model.get_submodule(above)
     if isinstance(holder, nn.Sequential) and last.isdigit():
         return holder.get_submodule(last)

@@ -34,12 +34,18 @@ NEXT_TOKENS = 10
 
 
 @dataclass
-class RunRecord:
-    """Facts of a run besides the layers themselves; while it runs, of the layers so far.
+class Run:
+    """Run a model once, hand over every layer when it is proved, and hold what else is known of the run.
+
+    While it runs, the facts are those of the layers so far.
 
     Attributes
     ----------
-    model : str
+    scope : HookedModel
+    receive : callable
+        Gets each layer; small ones wait for a few that follow.
+    held : int, optional
+        How many of the layers handed over stay in memory at once; by default all.
     dtype : torch.dtype, optional
         In which the model attended; under autocast this is not the dtype of the weights.
     numbers : list of int
@@ -47,6 +53,7 @@ class RunRecord:
     passes : list of (int, int)
         Of each layer the index of its module, and how often that had been run before.
     proofs : list of Fidelity
+        How well the model's own output was rebuilt, before edits changed it.
     warned : dict of str to None
         Warnings, in order.
     next : list of list of (str, float)
@@ -56,9 +63,15 @@ class RunRecord:
         Edits under which the model was run.
     attention : str
         The attention implementation.
+    waiting : list of Reading
+        Layers that are read, and not yet proved.
+    expected : set of int
+        Numbers of the model's layers, without those of rounds in which its modules were never run.
     """
 
-    model: str
+    scope: HookedModel
+    receive: Callable[[LayerAttention], object]
+    held: int | None = None
     dtype: torch.dtype | None = None
     numbers: list[int] = field(default_factory=list)
     passes: list[tuple[int, int]] = field(default_factory=list)
@@ -68,118 +81,88 @@ class RunRecord:
     outliers: np.ndarray | None = None
     edits: tuple[str, ...] = ()
     attention: str = ""
+    waiting: list[Reading] = field(default_factory=list)
+    expected: set[int] = field(default_factory=set)
 
-    def add(self, passage: AttentionPass, layer: LayerAttention, proof: Fidelity, warned: Iterable[str]) -> None:
-        """Add one more layer.
+    @torch.no_grad()
+    def make(self, inputs: Inputs, outliers: bool = True) -> None:
+        """Run the model, which :meth:`HookedModel.exclusively` holds for these inputs.
 
         Parameters
         ----------
-        passage : AttentionPass
-        layer : LayerAttention
-        proof : Fidelity
-            How well the model's own output was rebuilt, before edits changed it.
-        warned : iterable of str
-
-        Raises
-        ------
-        UnsupportedModel
-            There is a layer of this number.
+        inputs : Inputs
+        outliers : bool
+            Whether to collect the outliers of the layers' outputs.
         """
-        if layer.layer in self.numbers:
-            raise UnsupportedModel(
-                f"{self.model} attends more than once in layer {layer.layer} (an encoder beside a decoder, or cross-attention), "
-                f"where diffscope reads one self-attention a layer; open the part to look at by itself, or {REGISTER}"
-            )
-        self.dtype = self.dtype or layer.q.dtype
-        self.numbers.append(layer.layer)
-        self.passes.append((passage.index, passage.repeat))
-        self.proofs.append(proof)
-        self.warned.update(dict.fromkeys(warned))
+        scope, family, state = self.scope, self.scope.family, self.scope._state
+        layers = family.layers(scope.model)
+        state.check_family(scope.model, family)
+        state.edited = {}
+        self.expected = {*layers.values()}
+        self.edits = tuple(map(str, state.edits))
+        self.attention = scope.runner.implementation(family)
+        if unread := unread_layers(scope.model, layers):
+            self.warned[unread] = None
+        outputs = OutputOutliers(inputs.lengths, inputs.packed)
+        with (
+            scope.hooked(self._take, lengths=state.lengths),
+            outputs.watching(scope.model, list(layers) if outliers else []),
+        ):
+            logits = _last_logits(scope, inputs)
+            self._hand_over([reading.passage for reading in self.waiting], prove(self.waiting))
+        if not self.numbers:
+            raise UnsupportedModel(f"{scope.name} ran without calling any of its attention modules")
+        self.outliers = outputs.at(self.passes)
+        self.next = [_most_probable(row, scope.tokenizer) if scope.runner.predicts else [] for row in logits]
+        for line in self.warned:
+            warnings.warn(f"{scope.name}: {line}", DiffscopeWarning, stacklevel=4)
 
-    def facts(self, scope: HookedModel) -> dict[str, Any]:
+    def _take(self, passage: AttentionPass) -> Callable[[], None] | None:
+        """Read a pass, or take what edits made of it; return what hands over layers when the module is done, if any are to be."""
+        state, family = self.scope._state, self.scope.family
+        assert state.edited is not None
+        if changed := state.edited.pop((family.name, passage.number), None):
+            changed.check(passage)
+            return partial(self._hand_over, [passage], [(changed.layer, changed.fidelity)])
+        self.waiting.append(read_of_prompts(self.scope, passage))
+        at_once = state.edits_of(family) or type(family).readings is not Family.readings  # a second reading would come too late
+        if not at_once and sum(reading.passage.observed.nbytes for reading in self.waiting) < WAIT_FOR:
+            return None
+        readings, self.waiting = self.waiting, []
+        return partial(self._hand_over, [reading.passage for reading in readings], prove(readings))
+
+    def _hand_over(self, passages: Iterable[AttentionPass], proved: Iterable[tuple[LayerAttention, Fidelity]]) -> None:
+        """Hand over layers with their proofs; refuse those of a number that was there, and those for which there is no memory."""
+        scope = self.scope
+        for passage, (layer, fidelity) in zip(passages, proved):
+            if not self.numbers:
+                known = scope._state.layers_run[scope.family.name]
+                refuse_beyond_memory(layer, self.held or len(known | self.expected))
+            if layer.layer in self.numbers:
+                raise UnsupportedModel(
+                    f"{scope.name} attends more than once in layer {layer.layer} (an encoder beside a decoder, or "
+                    "cross-attention), where diffscope reads one self-attention a layer; open the part to look at by itself, or "
+                    f"{REGISTER}"
+                )
+            self.dtype = self.dtype or layer.q.dtype
+            self.numbers.append(layer.layer)
+            self.passes.append((passage.index, passage.repeat))
+            self.proofs.append(fidelity)
+            self.warned.update(dict.fromkeys([*passage.warnings, *scope.family.warnings(layer)]))
+            self.receive(layer)
+
+    def facts(self) -> dict[str, Any]:
         """Return where a result comes from, as its attributes."""
+        scope = self.scope
         dtypes = [scope.runner.dtype] if self.dtype is None else [scope.runner.dtype, self.dtype]
         facts = {
-            "model": self.model,
+            "model": scope.name,
             "family": scope.family.name,
             "attention": self.attention,
             "dtype": str(min(dtypes, key=attrgetter("itemsize"))).removeprefix("torch."),
         }
         remarks = {"edits": list(self.edits), "warnings": list(self.warned)}
         return facts | {name: "; ".join(lines) for name, lines in remarks.items() if lines}
-
-
-@torch.no_grad()
-def run_recorded(
-    scope: HookedModel,
-    inputs: Inputs,
-    receive: Callable[[LayerAttention], object],
-    held: int | None = None,
-    record: RunRecord | None = None,
-    outliers: bool = True,
-) -> RunRecord:
-    """Run the model once and hand over every layer when it is proved, small ones with a few that follow.
-
-    Parameters
-    ----------
-    scope : HookedModel
-        Held by :meth:`HookedModel.exclusively` for these inputs.
-    inputs : Inputs
-    receive : callable
-        Gets each layer.
-    held : int, optional
-        How many of the layers handed over stay in memory at once; by default all.
-    record : RunRecord, optional
-        Filled in as the model runs; by default a new one.
-    outliers : bool
-        Whether to collect the outliers of the layers' outputs.
-    """
-    family, state = scope.family, scope._state
-    layers = family.layers(scope.model)
-    record = record or RunRecord(scope.name)
-    state.check_family(scope.model, family)
-    record.edits = tuple(map(str, state.edits))
-    record.attention = scope.runner.implementation(family)
-    waiting: list[Reading] = []
-    at_once = state.edits_of(family) or type(family).readings is not Family.readings  # a second reading would come too late
-
-    edited = state.edited = {}
-
-    def take(passage: AttentionPass) -> Callable[[], None] | None:
-        if changed := edited.pop((family.name, passage.number), None):
-            changed.check(passage)
-            return partial(hand_over, passage, changed.layer, changed.fidelity)
-        waiting.append(read_of_prompts(scope, passage))
-        full = sum(reading.passage.observed.nbytes for reading in waiting) >= WAIT_FOR
-        return prove_waiting if at_once or full else None
-
-    def prove_waiting() -> None:
-        for reading, (layer, fidelity) in zip(waiting, prove(waiting)):
-            hand_over(reading.passage, layer, fidelity)
-        waiting.clear()
-
-    def hand_over(passage: AttentionPass, layer: LayerAttention, fidelity: Fidelity) -> None:
-        if not record.numbers:
-            refuse_beyond_memory(layer, held or len(state.layers_run[family.name].union(layers.values())))
-        record.add(passage, layer, fidelity, [*passage.warnings, *family.warnings(layer)])
-        receive(layer)
-
-    if unread := unread_layers(scope.model, layers):
-        record.warned[unread] = None
-    outputs = OutputOutliers(inputs.lengths, inputs.packed)
-    with (
-        scope.hooked(take, lengths=state.lengths),
-        outputs.watching(scope.model, list(layers) if outliers else []),
-    ):
-        logits = _last_logits(scope, inputs)
-        prove_waiting()
-    if not record.numbers:
-        raise UnsupportedModel(f"{scope.name} ran without calling any of its attention modules")
-    record.outliers = outputs.at(record.passes)
-    record.next = [_most_probable(row, scope.tokenizer) if scope.runner.predicts else [] for row in logits]
-    for line in record.warned:
-        warnings.warn(f"{scope.name}: {line}", DiffscopeWarning, stacklevel=4)
-    return record
 
 
 def read_of_prompts(scope: HookedModel, passage: AttentionPass) -> Reading:
@@ -195,7 +178,7 @@ def _last_logits(scope: HookedModel, inputs: Inputs) -> list[Tensor]:
     """Run the model and return the logits (vocabulary,) of each prompt's last token."""
     ends = list(accumulate(inputs.lengths)) if inputs.packed else inputs.lengths  # where each prompt ends in its row
     columns = sorted({end - 1 for end in ends})
-    logits = scope.runner.logits(**scope.runner.inputs(*inputs[:2]), columns=columns)
+    logits = scope.runner.logits(**scope.runner.inputs(inputs), columns=columns)
     rows = [0] * len(ends) if inputs.packed else range(len(ends))
     return [logits[row, min(columns.index(end - 1), logits.shape[1] - 1)] for row, end in zip(rows, ends)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -26,7 +27,7 @@ from diffscope.prompts.inputs import OnePrompt, PromptBatch, Spans
 from diffscope.scope import answers
 from diffscope.scope.editing import EditBlock
 from diffscope.scope.hooked import HookedModel
-from diffscope.scope.run import RunRecord, run_recorded
+from diffscope.scope.run import Run
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.backends import Backend
 from diffscope.stats.measure import MeasurementRun
@@ -187,12 +188,12 @@ class Scope(HookedModel):
         str, or of a batch list of str
             The new tokens as text; without a tokenizer their ids, separated by spaces.
         """
-        prompts, _, batch = self.prepare(prompt)
+        inputs = self.prepare(prompt)
         with self.exclusively(), torch.no_grad():
             # A cached step sees one row of a map, and the cache of a window forgets where its keys stood.
             cache = not any(edit.needs_full_map or edit.needs_positions for edit in self.edits)
-            texts = [self.runner.continuation(self.tokenizer, encoded, max_new_tokens, cache) for encoded in prompts]
-        return texts if batch else texts[0]
+            texts = [self.runner.continuation(self.tokenizer, encoded, max_new_tokens, cache) for encoded in inputs.prompts]
+        return texts if inputs.batch else texts[0]
 
     def loss(self, prompt: Any) -> float:
         """Return the mean next-token cross-entropy over all predicted tokens, in nats.
@@ -260,10 +261,10 @@ class Scope(HookedModel):
         UnsupportedModel
             The model predicts no next tokens.
         """
-        prompts, _, batch = self.prepare(prompt, spans)
-        scores = answers.score_answers(self, answers.encode_questions(self, prompts, answer, distractors, batch))
+        inputs = self.prepare(prompt, spans)
+        scores = answers.score_answers(self, answers.encode_questions(self, inputs, answer, distractors))
         scores = scores.assign_attrs(model=self.name, edits="; ".join(map(str, self.edits)))
-        return scores if batch else scores.isel(prompt=0)
+        return scores if inputs.batch else scores.isel(prompt=0)
 
     def edit(self, *edits: Edit) -> AbstractContextManager[Scope]:
         """Change what the model computes within a ``with`` block: captures, generation, losses and bare calls of the model.
@@ -320,10 +321,11 @@ class Scope(HookedModel):
         """
         inputs = self.prepare(prompt, spans, embedded=True)
         layers: list[LayerAttention] = []
+        run = Run(self, layers.append)
         with self.exclusively(inputs.lengths, inputs.packed):
-            record = run_recorded(self, inputs, layers.append)
-        assert record.outliers is not None
-        return Capture(inputs.prompts, layers, record.proofs, record.next, record.outliers, record.facts(self), inputs.batch)
+            run.make(inputs)
+        assert run.outliers is not None
+        return Capture(inputs.prompts, layers, run.proofs, run.next, run.outliers, run.facts(), inputs.batch)
 
     def measure(
         self,
@@ -360,15 +362,16 @@ class Scope(HookedModel):
         """
         inputs = self.prepare(prompt, spans, embedded=True)
         measuring = MeasurementRun(inputs.prompts, statistics, queries, self.n_layers, progress, backend)
-        record = RunRecord(self.name)
+        workers = Workers()
+        run = Run(self, partial(measuring.add, workers=workers), held=1)
 
         def result(**facts: str) -> xr.Dataset:
-            worst = max(proof.error for proof in record.proofs[: len(measuring.layers)])
-            return measuring.dataset(record.outliers, {**record.facts(self), "fidelity_worst": worst, **facts}, inputs.batch)
+            worst = max(proof.error for proof in run.proofs[: len(measuring.layers)])
+            return measuring.dataset(run.outliers, {**run.facts(), "fidelity_worst": worst, **facts}, inputs.batch)
 
         try:
-            with self.exclusively(inputs.lengths, inputs.packed), torch.no_grad(), Workers() as workers:
-                run_recorded(self, inputs, lambda layer: measuring.add(layer, workers), 1, record, measuring.outliers)
+            with self.exclusively(inputs.lengths, inputs.packed), torch.no_grad(), workers:
+                run.make(inputs, measuring.outliers)
                 measuring.finish(workers)
             return result()
         except KeyboardInterrupt as interrupt:

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from diffscope.errors import UnsupportedModel
-from diffscope.families.foreign import ForeignModule, compiles_another
+from diffscope.families.foreign import COMPILED, ForeignModule
 
 NAMED_PARTS = 3  # of those that could be passed instead
 
@@ -33,8 +33,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _inside(model: ForeignModule) -> nn.Module:
     """Return the model inside a wrapper; any other model as it is."""
-    if compiles_another(model):
-        return model._orig_mod
+    if COMPILED in model._modules:
+        return model._modules[COMPILED]
     if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return model.module
     if isinstance(model, _classes("peft", "PeftModel", "PeftMixedModel")):

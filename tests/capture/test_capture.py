@@ -18,7 +18,7 @@ from diffscope.attention.stacking import repeat_heads
 from diffscope.attention.stored import to_tensors
 from diffscope.families.bundled import Bundled
 from diffscope.proof.fidelity import deviation, fidelities, other_pairings, rebuild_errors
-from diffscope.scope.run import RunRecord
+from diffscope.scope.run import Run
 from tests import tiny
 from tests.proof.test_fidelity import unit_in_numpy
 
@@ -764,13 +764,13 @@ def test_models_that_share_a_configuration_are_run_one_at_a_time():
 
 
 def test_a_result_names_the_edits_it_was_run_under_and_no_later_ones(monkeypatch):
-    scope, facts = diffscope.load(tiny.own("v1")), RunRecord.facts
+    scope, facts = diffscope.load(tiny.own("v1")), Run.facts
 
-    def later(record, scope):
+    def later(run):
         with scope.edit(diffscope.edits.set_lambda(1.0)):
-            return facts(record, scope)
+            return facts(run)
 
-    monkeypatch.setattr(RunRecord, "facts", later)
+    monkeypatch.setattr(Run, "facts", later)
     assert "edits" not in scope.capture(tiny.ids(9)).facts
 
 

@@ -80,6 +80,16 @@ def test_a_family_can_be_used_without_being_known(model, page):
     assert all(family.name != "mine" for family in families.FAMILIES)
 
 
+def test_a_mistyped_path_of_a_watched_submodule_is_told_in_one_line(model, page):
+    names = {**NAMES}
+    exec(page[0].partition("\n\n\nregister(")[0], names)
+    mistyped = type("Mistyped", (names["MyFamily"],), {"watch": {"q": "q", "k": "key", "v": "v"}})
+    words = re.escape("reads outputs['k'], and the module called no such submodule (it called q, v); correct the path in")
+    with pytest.raises(UnsupportedModel, match=words) as error:
+        diffscope.load(model, family=mistyped()).capture([5, 17, 3])
+    assert "\n" not in str(error.value)
+
+
 class SeesAll(MyAttention):
     def masked(self, scores):
         return scores
