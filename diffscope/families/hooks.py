@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -80,23 +79,17 @@ class _Watch:
     family: Family
     lengths: tuple[int, ...] | None
     layers: int  # the numbers of one round of the modules: each further round is numbered on by so many
-    runs: Counter[nn.Module] | None = None  # how often each module was run; None while the model is not running
     call: ModelCall | None = None  # the call of the model; None while it is not running
-    learning: bool = True  # whether the model was called with gradients; true if only a part of it is run
     open: dict[nn.Module, AttentionPass] = field(default_factory=dict)
     after_forward: dict[nn.Module, AfterForward | None] = field(default_factory=dict)
 
     def start_run(self, model: nn.Module, args: tuple, kwargs: dict) -> None:
-        """Begin to count the runs of each module: a forward of the model begins."""
-        self.runs = Counter()
+        """Read the call of the model: a forward of it begins."""
         self.call = ModelCall.of(model, args, kwargs)
-        self.learning = torch.is_grad_enabled() or within_checkpoint()  # which may have turned gradients off
 
     def end_run(self, model: nn.Module, args: tuple, output: Any) -> None:
-        """Forget what belongs to the forward of the model that has ended."""
-        self.runs = None
+        """Forget the call: a forward of the model has ended."""
         self.call = None
-        self.learning = True
 
     def see(self, call: Call, module: nn.Module) -> None:
         """Add a call of the attention interface to its pass, without keys of a static cache that no token has yet."""
@@ -124,9 +117,9 @@ class _Watch:
 
         def start(module: nn.Module, args: tuple, kwargs: dict) -> None:
             repeat = 0
-            if self.runs is not None:
-                repeat = self.runs[module]
-                self.runs[module] += 1
+            if self.call is not None:
+                repeat = self.call.runs[module]
+                self.call.runs[module] += 1
             attention_pass = AttentionPass(
                 module,
                 index,
@@ -211,7 +204,7 @@ class _Watch:
             output = replace_output(attention_pass) if replace_output else None
         if output is None:
             return None
-        if self.learning and within_checkpoint():
+        if (self.call is None or self.call.learning) and within_checkpoint():
             raise UnsupportedModel(
                 "edits cannot be made under gradient checkpointing, which runs layers again in the backward pass, where they "
                 "may be closed; turn it off, or run the model under torch.no_grad()"
@@ -232,7 +225,7 @@ class _Watch:
             try:
                 module(*args, **kwargs)
             finally:  # the layers that follow need its memory
-                for by_module in (self.open, self.after_forward, self.runs or {}):
+                for by_module in (self.open, self.after_forward, self.call.runs if self.call else {}):
                     by_module.pop(module, None)
         passes[0].lengths, passes[0].pack = attention_pass.lengths, attention_pass.pack
         return passes[0]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+
+from diffscope.families.threads import within_checkpoint
 
 CACHES = ("past_key_values", "past_key_value")  # names of the cache among the arguments of a forward
 TOKENS = ("input_ids", "inputs_embeds")
@@ -29,12 +33,18 @@ class ModelCall:
         The argument ``position_ids``.
     cached : int or None
         Tokens whose keys are in the cache, 0 without a cache; None if unknown.
+    learning : bool
+        Whether it is called with gradients.
+    runs : Counter of nn.Module
+        How often each attention module has been run in it.
     """
 
     prompts: int | None = None
     tokens: int | None = None
     positions: Tensor | None = None
     cached: int | None = None
+    learning: bool = True
+    runs: Counter[nn.Module] = field(default_factory=Counter, compare=False)
 
     @classmethod
     def of(cls, model: nn.Module, args: tuple, kwargs: dict) -> ModelCall:
@@ -51,7 +61,9 @@ class ModelCall:
         positions = given.get("position_ids")
         cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
         plain = isinstance(positions, Tensor) and positions.dim() == 2
-        return cls(prompts, count, positions if plain else None, 0 if cache is None else _tokens_in(cache))
+        cached = 0 if cache is None else _tokens_in(cache)
+        learning = torch.is_grad_enabled() or within_checkpoint()  # which may have turned gradients off
+        return cls(prompts, count, positions if plain else None, cached, learning)
 
 
 def _tokens_in(cache: Any) -> int | None:

@@ -112,7 +112,7 @@ def _hooks(scope: HookedModel) -> AbstractContextManager[None]:
         state.layers_run.setdefault(family.name, set()).add(passage.number)
         passage.pack = state.pack
         state.float32.begin(passage)
-        if any(edit.applies_to(passage.number) for edit in state.edits_of(family)):
+        if any(edit.applies_to(passage.number) for edit in state.edits(family)):
             state.float32.prove(family, passage, replay, shown=False)
 
     return attention_passes(scope.model, family, None, None, partial(_edited_output, scope), before_forward)
@@ -121,7 +121,7 @@ def _hooks(scope: HookedModel) -> AbstractContextManager[None]:
 def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
     """Return what enters the output projection under the edits, (batch, query, width); None if they change nothing."""
     state = scope._state
-    edits = state.edits_of(scope.family)
+    edits = state.edits(scope.family)
     if not any(edit.applies_to(passage.number) for edit in edits):
         return None
     if state.lengths is not None:

@@ -70,7 +70,7 @@ class HookedModel:
     @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits that the model is under, through whichever scope they were opened."""
-        return self._state.edits
+        return self._state.edits()
 
     @property
     def lock(self) -> threading.RLock:
@@ -215,7 +215,7 @@ class HookedModel:
         def before_forward(passage: AttentionPass, replay: Replay) -> None:
             self._state.layers_run.setdefault(self.family.name, set()).add(passage.number)
             passage.pack = self._state.pack
-            if not self._state.edits_of(self.family):  # otherwise their hooks, which run first, have called it
+            if not self._state.edits(self.family):  # otherwise their hooks, which run first, have called it
                 self._state.float32.begin(passage)
             if on_pass or replace_output:
                 self._state.float32.prove(self.family, passage, replay, shown=True)

@@ -62,14 +62,10 @@ class ModelState:
     float32: Float32Proofs = field(default_factory=Float32Proofs)
     layers_run: dict[str, set[int]] = field(default_factory=dict)
 
-    @property
-    def edits(self) -> tuple[Edit, ...]:
-        """Edits of all open blocks."""
-        return tuple(chain.from_iterable(block.edits for block in self.blocks.values()))
-
-    def edits_of(self, family: Family) -> tuple[Edit, ...]:
-        """Return the edits that act on the layers that a family reads; most models have layers of one family alone."""
-        return tuple(chain.from_iterable(block.edits for block in self.blocks.values() if block.family.name == family.name))
+    def edits(self, family: Family | None = None) -> tuple[Edit, ...]:
+        """Return the edits of all open blocks, or those that act on the layers that a family reads: most models have but one."""
+        blocks = (block for block in self.blocks.values() if family is None or block.family.name == family.name)
+        return tuple(chain.from_iterable(block.edits for block in blocks))
 
     def check_family(self, model: nn.Module, family: Family) -> None:
         """Refuse to read layers as one family while open edits read them as another.
@@ -115,7 +111,7 @@ class ModelState:
     def close_block(self, key: object) -> None:
         """Take the edits of one block away, which need not be the last that was opened."""
         family, _ = self.blocks.pop(key)
-        if family.name in self.hooks and not self.edits_of(family):
+        if family.name in self.hooks and not self.edits(family):
             self.hooks.pop(family.name).close()
 
     def close_dropped(self) -> None:

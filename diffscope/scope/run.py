@@ -99,7 +99,7 @@ class Run:
         state.check_family(scope.model, family)
         state.edited = {}
         self.expected = {*layers.values()}
-        self.edits = tuple(map(str, state.edits))
+        self.edits = tuple(map(str, state.edits()))
         self.attention = scope.runner.implementation(family)
         if unread := unread_layers(scope.model, layers):
             self.warned[unread] = None
@@ -125,7 +125,7 @@ class Run:
             changed.check(passage)
             return partial(self._hand_over, [passage], [(changed.layer, changed.fidelity)])
         self.waiting.append(read_of_prompts(self.scope, passage))
-        at_once = state.edits_of(family) or type(family).readings is not Family.readings  # a second reading would come too late
+        at_once = state.edits(family) or type(family).readings is not Family.readings  # a second reading would come too late
         if not at_once and sum(reading.passage.observed.nbytes for reading in self.waiting) < WAIT_FOR:
             return None
         readings, self.waiting = self.waiting, []
