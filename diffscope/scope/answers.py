@@ -16,8 +16,7 @@ from diffscope.scope.hooked import HookedModel
 from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
 from diffscope.tasks.encoding import encode_prompt
-from diffscope.tasks.log_odds import log_odds
-from diffscope.tasks.scoring import TOKENS, batches
+from diffscope.tasks.scoring import answers
 
 LOGITS = 2**25  # that are held in float64 at once
 #: Values of an answer: name, formula, units.
@@ -95,20 +94,13 @@ def score_answers(scope: HookedModel, questions: Sequence[Prompt]) -> xr.Dataset
     """Score prompts with their answers in tokens; :meth:`diffscope.Scope.answer` documents the values."""
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
-    log_p = np.full(len(questions), np.nan)
-    rank = np.zeros(len(questions), dtype=np.int64)
-    exact = np.zeros(len(questions), dtype=bool)
-    for members, ids, answer in batches(questions, TOKENS, max(1, LOGITS // (scope.runner.vocabulary or LOGITS))):
-        scores = scope.logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
-        wanted = answer.to(scores.device)[..., None]  # (prompt, width, 1)
-        log_p[members] = scores.log_softmax(-1).gather(-1, wanted).sum((1, 2)).cpu().numpy()
-        rank[members] = 1 + (scores[:, 0] > scores[:, 0].gather(-1, wanted[:, 0])).sum(-1).cpu().numpy()
-        exact[members] = (scores.argmax(-1) == wanted[..., 0]).all(-1).cpu().numpy()
-    odds = np.array([odds_against_rest(value) for value in log_p])
-    rivalled = [index for index, question in enumerate(questions) if question.distractors]
-    odds[rivalled] = log_odds(scope.logits, [questions[index] for index in rivalled], TOKENS)
+    answer_tokens = max(1, LOGITS // (scope.runner.vocabulary or LOGITS))
+    loss, exact, log_odds, rank = answers(scope.logits, questions, answer_tokens=answer_tokens)
     tokens = np.array([len(question.answer) for question in questions])
-    values = {"log_odds": odds, "loss": -log_p / tokens, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
+    log_p = -loss * tokens
+    rivalled = [bool(question.distractors) for question in questions]
+    odds = np.where(rivalled, log_odds, [odds_against_rest(value) for value in log_p])
+    values = {"log_odds": odds, "loss": loss, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
     attributes = ("long_name", "definition", "units")
     return xr.Dataset({name: ("prompt", x, dict(zip(attributes, DEFINITIONS[name]))) for name, x in values.items()})
 

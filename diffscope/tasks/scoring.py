@@ -34,11 +34,14 @@ class Answers(NamedTuple):
     log_odds : ndarray (prompt,)
         Log-odds of the (first) answer against all distractors, in nats; see :func:`diffscope.tasks.log_odds.log_odds`. 0 means as
         likely as all of them together. NaN for a prompt without distractors.
+    rank : ndarray of int (prompt,)
+        Of the answer's first token among all tokens, from 1.
     """
 
     loss: np.ndarray
     right: np.ndarray
     log_odds: np.ndarray
+    rank: np.ndarray
 
 
 class Batch(NamedTuple):
@@ -82,7 +85,7 @@ def batches(prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens:
 
 
 @torch.no_grad()
-def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKENS) -> Answers:
+def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKENS, answer_tokens: int | None = None) -> Answers:
     """Score the answers that a model gives to prompts.
 
     Parameters
@@ -90,20 +93,22 @@ def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKE
     logits : callable
         :meth:`diffscope.Scope.logits`, or that of :func:`diffscope.tasks.log_odds.logits_of` for a module.
     prompts : sequence of Prompt
-    tokens : int or None
-        About how many tokens run together; None for any number.
+    tokens, answer_tokens : int or None
+        About how many tokens of prompts and of answers run together; None for any number.
     """
-    scored = Answers(np.full(len(prompts), np.nan), np.zeros(len(prompts), dtype=bool), np.full(len(prompts), np.nan))
-    for members, ids, answer in batches(prompts, tokens):
-        scores = logits(ids, answer.shape[1]).float()  # (prompt, width, vocabulary)
+    count = len(prompts)
+    scored = Answers(np.full(count, np.nan), np.zeros(count, bool), np.full(count, np.nan), np.zeros(count, np.int64))
+    for members, ids, answer in batches(prompts, tokens, answer_tokens):
+        scores = logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
         wanted = answer.to(scores.device)  # (prompt, width)
         judged = np.zeros(answer.shape, dtype=bool)  # tokens of numbers; those between two numbers are given
         for row, index in enumerate(members):
             judged[row, list(chain.from_iterable(prompts[index].numbers))] = True
-        losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").double().cpu().numpy()  # (prompt, width)
+        losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu().numpy()  # (prompt, width)
         scored.loss[members] = losses.mean(1, where=judged)
         scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
-        first = scores[:, 0].double().cpu()  # (prompt, vocabulary)
+        first = scores[:, 0].cpu()  # (prompt, vocabulary)
+        scored.rank[members] = 1 + (first > first.gather(-1, answer[:, :1])).sum(-1).numpy()
         scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
     longer = [index for index, prompt in enumerate(prompts) if not first_tokens_distinct(prompt)]
     scored.log_odds[longer] = log_odds(logits, [prompts[index] for index in longer], tokens)
