@@ -118,7 +118,7 @@ def _list(as_json):
     from diffscope.stats import STATISTICS
 
     if as_json:
-        show_json({name: {"kind": each.kind, "dims": each.dims, **each.attributes()} for name, each in STATISTICS.items()})
+        show_json({name: {"kind": each.kind, "dims": each.dims, **each.attributes} for name, each in STATISTICS.items()})
     else:
         rows = ((name, each.kind, each.units, each.description, each.formula) for name, each in STATISTICS.items())
         show_table(["statistic", "kind", "units", "measures", "definition"], rows)

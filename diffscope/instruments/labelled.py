@@ -47,5 +47,5 @@ def labelled_dataset(
 def with_attributes(call: str, dataset: xr.Dataset) -> xr.Dataset:
     """Return a Dataset whose variables say what they are."""
     for name, values in dataset.data_vars.items():
-        values.attrs = INSTRUMENTS[call][str(name)].attributes()
+        values.attrs = dict(INSTRUMENTS[call][str(name)].attributes)
     return dataset

@@ -17,9 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffscope.stats.collect import BlockRows, Quantity, Request, place
-from diffscope.stats.rows import moment_of
-from diffscope.stats.spans import columns_of, seen_of, take
+from diffscope.stats.collect import BlockRows, Quantity, Request, place, take
 from diffscope.stats.statistic import Statistic, declare
 
 KULLBACK = "On Information and Sufficiency (Kullback & Leibler, 1951)"
@@ -38,21 +36,18 @@ def on_spans(block: BlockRows) -> list[dict[str, Tensor]]:
         For each key set the arguments of the formulas: ``a1``, ``a2``, ``d`` (head, query, X), ``gain``, ``total`` = sum |D|
         and ``total_a1`` = sum A1 of the whole row (head, query), ``seen`` (query,).
     """
-    whole = {"gain": block.rows.gain, "total": moment_of(block, "total", "D"), "total_a1": block.net("A1")}
-    return [
-        {"a1": take(block.maps["A1"], keys), "a2": take(block.maps["A2"], keys), "d": take(block.maps["D"], keys)}
-        | {"seen": seen_of(block, [keys])[:, 0]}
-        | whole
-        for keys in block.once(columns_of)
-    ]
+    whole = {"gain": block.rows.gain, "total": block.moments["total"][-1], "total_a1": block.net[0]}
+    maps = dict(zip(("a1", "a2", "d"), block.maps))
+    return [{name: take(x, span.keys) for name, x in maps.items()} | {"seen": span.seen} | whole for span in block.of_spans]
 
 
 def _of_block(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (head, statistic, query, span)
-    if not block.differential:
+    if block.rows.a2 is None:
         lam = block.rows.lam
         return lam.new_full((len(lam), len(statistics), lam.shape[1], len(block.request.spans)), math.nan)
+    spans = on_spans(block)
     values = [
-        torch.stack([statistic.function(*(on[name] for name in statistic.needs)) for on in block.once(on_spans)], dim=-1)
+        torch.stack([statistic.function(*(on[name] for name in statistic.needs)) for on in spans], dim=-1)
         for statistic in statistics
     ]
     return torch.where((block.n > 1)[:, None], torch.stack(values, dim=1), math.nan)

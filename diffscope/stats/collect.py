@@ -1,4 +1,4 @@
-"""Collect the quantities that statistics are computed from, while the rows of a layer stream past in blocks.
+"""The quantities that statistics are computed from: what a block of rows gives, and how values of blocks are put together.
 
 A map of N tokens has N² entries, so it is never held: a block of its rows is computed, every quantity takes what it needs from
 it, and it is gone. A quantity is a function of a block, and a reduction that puts its values of all blocks together.
@@ -6,16 +6,19 @@ it, and it is gone. A quantity is a function of a block, and a reduction that pu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-from diffscope.attention.blocks import Block, Workers, stream
+from diffscope.attention.blocks import Block
 from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
+from diffscope.stats.moments import of_maps
 
 if TYPE_CHECKING:
     from diffscope.stats.statistic import Statistic
@@ -65,6 +68,13 @@ class Where(NamedTuple):
     keys: slice
 
 
+class Columns(NamedTuple):
+    """A key set in the rows of a block."""
+
+    keys: slice | Tensor  # a slice if the keys are consecutive, so that taking them copies nothing
+    seen: Tensor  # how many of them each row sees, int64 (query,)
+
+
 class BlockRows:
     """The rows of a block, and what several quantities share of them.
 
@@ -74,58 +84,73 @@ class BlockRows:
     where : Where
     rows : Rows
         Without the keys that no query of the block sees.
-    maps : dict of str to Tensor, (head, query, key)
-        "A1", "D" and, of differential attention, "A2".
+    maps : list of Tensor, (head, query, key)
+        A1, A2 of differential attention, and D if it is not A1.
     n : int64 Tensor, (query,)
         Keys that each row sees.
-    wanted : set of str
-        The moments that some quantity needs.
+    weights : Tensor, (query,), or None
+        How many queries each row stands for; None if each stands for itself.
+    moments : dict of str to Tensor, (map, head, query, ...)
+        Those that some quantity needs, of `maps`; of A1 alone or of A1 and D in standard attention.
     """
 
     def __init__(self, request: Request, block: Block, rows: Rows, wanted: set[str]) -> None:
         self.request = request
         self.where = Where(request, block, slice(rows.start, rows.start + rows.a1.shape[-1]))
         self.rows = rows
+        self.maps = [x for x in (rows.a1, rows.a2, None if request.layer.d_is_a1 else rows.d) if x is not None]
         self.n = rows.n
-        self.maps = {"A1": rows.a1, "D": rows.d} if rows.a2 is None else {"A1": rows.a1, "A2": rows.a2, "D": rows.d}
-        self.wanted = wanted
-        self._shared: dict[Callable, Any] = {}
+        self.weights = None if request.weights is None else request.weights[block.at]
+        self.moments = of_maps(rows, wanted) if wanted else {}
 
-    def once(self, make: Callable[[BlockRows], T]) -> T:
-        """Return ``make(self)``, computed for the first quantity that needs it and shared with the others."""
-        if make not in self._shared:
-            self._shared[make] = make(self)
-        return self._shared[make]
-
-    @property
-    def differential(self) -> bool:
-        return self.rows.a2 is not None
-
-    @property
-    def weights(self) -> Tensor | None:
-        """How many queries each row stands for, (query,); None if each stands for itself."""
-        weights = self.request.weights
-        return None if weights is None else weights[self.where.block.at]
-
-    def net(self, name: str) -> Tensor:
-        """Return the sum of the rows of a map, (head, query)."""
+    @cached_property
+    def net(self) -> Tensor:
+        """Sum of the rows of `maps`, (map, head, query)."""
         if self.rows.changed or self.request.layer.sink_logit is not None:
-            return self.maps[name].sum(-1)
-        return self.rows.gain - self.rows.lam if name == "D" else torch.ones_like(self.rows.lam)
+            return torch.stack([x.sum(-1) for x in self.maps])
+        ones = torch.ones_like(self.rows.lam)
+        return torch.stack([ones] if self.rows.a2 is None else [ones, ones, self.rows.gain - self.rows.lam])
 
-    def columns(self, key_sets: Iterable[Tensor]) -> list[Tensor]:
-        """Return the columns of the rows that belong to each key set."""
+    def columns(self, key_sets: Iterable[Tensor]) -> list[Columns]:
+        """Find key sets among the keys of the block."""
+        layer = self.request.layer
         first, last = self.where.keys.start, self.where.keys.stop
-        return [keys[(keys >= first) & (keys < last)] - first for keys in key_sets]
+        visible = layer.mask.rows(self.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, self.where.keys)
+        columns = []
+        for positions in key_sets:
+            at = positions[(positions >= first) & (positions < last)] - first
+            neighbours = len(at) and bool((at.diff() == 1).all())
+            keys = slice(int(at[0]), int(at[0]) + len(at)) if neighbours else at
+            columns.append(Columns(keys, take(visible, keys).sum(-1)))
+        return columns
 
-    def of_maps(self, function: Callable[[BlockRows, str], Tensor], dim: int) -> Tensor:
-        """Return a function's values for A1, A2 and D, stacked along `dim`.
+    @cached_property
+    def of_spans(self) -> list[Columns]:
+        """The requested key sets."""
+        return self.columns(self.request.spans.values())
 
-        Standard attention has NaN for A2, and for D the values of A1 unless the layer changes D.
-        """
-        a1 = function(self, "A1")
-        a2 = function(self, "A2") if self.differential else torch.full_like(a1, torch.nan)
-        return torch.stack([a1, a2, a1 if self.request.layer.d_is_a1 else function(self, "D")], dim)
+
+def take(x: Tensor, keys: slice | Tensor) -> Tensor:
+    """Take the columns of a key set, (..., key) → (..., chosen): a view of a slice, else a copy."""
+    return x[..., keys] if isinstance(keys, slice) else x.index_select(-1, keys)
+
+
+def of_three_maps(values: Sequence[Tensor], layer: LayerAttention, dim: int) -> Tensor:
+    """Stack values of a layer's maps as those of A1, A2 and D.
+
+    Standard attention has NaN for A2, and for D the values of A1 unless the layer changes D.
+
+    Parameters
+    ----------
+    values : sequence of Tensor
+        Of each of the layer's maps, as ``BlockRows.maps`` has them.
+    layer : LayerAttention
+    dim : int
+        The dimension of the result along which they are stacked.
+    """
+    if layer.differential:
+        return torch.stack(list(values), dim)
+    return torch.stack([values[0], torch.full_like(values[0], math.nan), values[-1]], dim)
 
 
 Reduction = Callable[["Tensor | None", Tensor, Where], Tensor]
@@ -171,11 +196,6 @@ def add_by_key(collected: Tensor | None, values: Tensor, where: Where) -> Tensor
     return collected
 
 
-def each(values: Tensor, statistics: Sequence[Statistic], request: Request) -> dict[str, Tensor]:
-    """Compute each statistic by its function of the collected values and the request."""
-    return {statistic.name: statistic.function(values, request) for statistic in statistics}
-
-
 @dataclass(frozen=True, eq=False)
 class Quantity:
     """Quantity that blocks of rows give for one or more statistics.
@@ -191,54 +211,12 @@ class Quantity:
         Moments of the rows that it makes use of, besides what the statistics need.
     all_heads : bool
         Whether it needs all heads in one block.
-    finish : callable
-        (collected values, statistics, request) → the statistics by name.
+    finish : callable, optional
+        (collected values, statistics, request) → the statistics by name; by default by the function of each.
     """
 
     of_block: Callable[[BlockRows, Sequence[Statistic]], Tensor]
     reduce: Reduction
     moments: frozenset[str] = frozenset()
     all_heads: bool = False
-    finish: Callable[[Tensor, Sequence[Statistic], Request], dict[str, Tensor]] = each
-
-
-def collect(
-    request: Request,
-    statistics: Sequence[Statistic],
-    elements: int | None,
-    workers: Workers,
-    progress: Callable[[float], None] | None,
-) -> dict[str, Tensor]:
-    """Compute the statistics that come from quantities, by name, in one pass over the rows.
-
-    Parameters
-    ----------
-    request : Request
-    statistics : sequence of Statistic
-        Those without a quantity are left out.
-    elements, workers, progress
-        As of :func:`diffscope.stats.measure.measure_layers`.
-    """
-    by_quantity: dict[Quantity, list[Statistic]] = {}
-    for statistic in statistics:
-        if statistic.quantity is not None:
-            by_quantity.setdefault(statistic.quantity, []).append(statistic)
-    if not by_quantity:
-        return {}
-    wanted = {name for quantity in by_quantity for name in quantity.moments}
-    wanted |= {name for statistic in statistics if statistic.kind == "row" for name in statistic.needs}
-
-    def of_block(block: Block, rows: Rows) -> tuple[Where, list[Tensor]]:
-        shared = BlockRows(request, block, rows, wanted)
-        return shared.where, [quantity.of_block(shared, computed) for quantity, computed in by_quantity.items()]
-
-    all_heads = any(quantity.all_heads for quantity in by_quantity)
-    how: dict[str, Any] = {"all_heads": all_heads, "elements": elements, "workers": workers, "progress": progress}
-    collected: list[Tensor | None] = [None] * len(by_quantity)
-    for _, (where, values) in stream(request.layer, request.queries, of_block, **how):
-        collected = [each.reduce(so_far, new, where) for each, so_far, new in zip(by_quantity, collected, values)]
-    results: dict[str, Tensor] = {}
-    for (quantity, computed), whole in zip(by_quantity.items(), collected):
-        assert whole is not None, "every request has a block"
-        results |= quantity.finish(whole, computed, request)
-    return results
+    finish: Callable[[Tensor, Sequence[Statistic], Request], dict[str, Tensor]] | None = None

@@ -141,7 +141,7 @@ def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
 
 def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:
     """Return the attributes of a statistic of layers like this one."""
-    attrs = statistic.attributes()
+    attrs = dict(statistic.attributes)
     if not layer.differential and (why := _why(statistic, layer.d_is_a1)):
         attrs["why"] = why
     if statistic.name == "cmrr" and layer.differential and layer.d_is_changed:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from diffscope.stats import branches, heads, rows, spans
+from diffscope.stats.collect import Columns
 from diffscope.stats.ranks import exact
 from diffscope.stats.statistic import DECLARED, Statistic
 
@@ -111,7 +112,7 @@ def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
         raise ValueError("span_mass takes positions of keys, each once; of a mask they are numpy.flatnonzero(mask)")
     chosen = chosen.long()
     below = spans.denominators(x.abs().sum(-1), x.clamp_min(0).sum(-1), x.sum(-1))
-    mass = spans.mass(x, [chosen], below, n, spans.take(seen, chosen).sum(-1, keepdim=True))
+    mass = spans.mass(x, [Columns(chosen, seen[..., chosen].sum(-1))], below, n)
     return _like(mass[..., 0, :], a)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.changes import RowContext
-from diffscope.stats.collect import BlockRows, Quantity, Request, add, place
+from diffscope.stats.collect import BlockRows, Quantity, Request, add, of_three_maps, place
 from diffscope.stats.outliers import streamed_outliers
 from diffscope.stats.statistic import DIFF, NO_SECOND, Statistic, declare
 
@@ -150,7 +150,7 @@ def map_gram(x: Tensor, weights: Tensor | None = None) -> Tensor:
 
 
 def _gram(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (map, head, head)
-    return block.of_maps(lambda block, name: map_gram(block.maps[name], block.weights), dim=0)
+    return of_three_maps([map_gram(x, block.weights) for x in block.maps], block.request.layer, dim=0)
 
 
 @layer(

@@ -72,7 +72,7 @@ def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
     dict of str to Tensor (...)
         `total` besides what is wanted.
     """
-    moments = _Passes(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), NO_REUSE).moments(set(wanted))
+    moments = _moments(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), set(wanted), NO_REUSE)
     return {name: values[0] for name, values in moments.items()}
 
 
@@ -91,14 +91,14 @@ def of_maps(rows: Rows, wanted: Iterable[str]) -> dict[str, Tensor]:
     else:  # an edit may make any map signed
         signed = torch.stack([rows.a1, rows.d] if rows.a2 is None else [rows.a1, rows.a2, rows.d])
         size = signed.abs()
-    moments = _Passes(size, signed, rows.n, rows.workspace).moments(set(wanted))
+    moments = _moments(size, signed, rows.n, set(wanted), rows.workspace)
     if "peak" in moments:
         moments["peak"] += rows.start
     return moments
 
 
-class _Passes:
-    """Passes over rows, which share |x|, its sum and its sorted copy.
+def _moments(size: Tensor, signed: Tensor, n: Tensor, wanted: set[str], workspace: Workspace) -> dict[str, Tensor]:
+    """Compute moments by name, each (map, ...) or (map, ..., k); `total` besides what is wanted.
 
     Parameters
     ----------
@@ -107,122 +107,99 @@ class _Passes:
     signed : Tensor (map, ..., key)
         x itself of the last maps; all maps before are without negative values.
     n : Tensor (...)
+    wanted : set of str
+    workspace : Workspace
     """
-
-    def __init__(self, size: Tensor, signed: Tensor, n: Tensor, workspace: Workspace):
-        self.size = size
-        self.signed = signed
-        self.n = n
-        self.workspace = workspace
-        self.total = size.sum(-1)
-
-    def _like(self, x: Tensor) -> Tensor:
-        return self.workspace.take("pass", tuple(x.shape), x.dtype, x.device)
-
-    def _with(self, of_signed: Tensor, of_others: Tensor) -> Tensor:
-        """Return values of the signed maps behind those of the others."""
-        return torch.cat([of_others[: len(self.size) - len(self.signed)], of_signed])
-
-    def moments(self, wanted: set[str]) -> dict[str, Tensor]:
-        """Return moments by name, each (map, ...) or (map, ..., k); `total` besides what is wanted."""
-        moments = {"total": self.total} | {name: getattr(self, name)() for name in sorted(wanted & _SUMS)}
-        if wanted & {"gini", "quantiles"}:
-            return moments | self._of_sorted(wanted)
-        if "small" in wanted:
-            moments["small"] = ((self.size < self._limit()).sum(-1) - self._unseen()).to(self.total.dtype)
-        if "top" in wanted:
-            most = min(max(TOP_K), self.size.shape[-1])
-            moments["top"] = self._top(self.size.topk(most, dim=-1).values)
-        return moments
-
-    def net(self) -> Tensor:
-        return self._with(self.signed.sum(-1), self.total)
-
-    def squares(self) -> Tensor:
-        return torch.mul(self.size, self.size, out=self._like(self.size)).sum(-1)  # the sum cascades, as a dot product does not
-
-    def logs(self) -> Tensor:
-        logs = torch.clamp_min(self.size, torch.finfo(self.size.dtype).tiny, out=self._like(self.size))  # 0 ln 0 = 0
-        return _into(logs, "log", logs).mul_(self.size).sum(-1)
-
-    def roots(self) -> Tensor:
-        return _into(self._like(self.size), "sqrt", self.size).sum(-1)
-
-    def positive(self) -> Tensor:
-        return self._with(torch.clamp_min(self.signed, 0, out=self._like(self.signed)).sum(-1), self.total)
-
-    def negative(self) -> Tensor:
-        below = torch.clamp_max(self.signed, 0, out=self._like(self.signed)).sum(-1).abs()
-        return self._with(below, torch.zeros_like(self.total))
-
-    def negatives(self) -> Tensor:
-        return self._with(torch.lt(self.signed, 0, out=self._like(self.signed)).sum(-1), torch.zeros_like(self.total))
-
-    def peak(self) -> Tensor:  # float32 counts to 2**24
-        if self.size.device.type == "cpu":  # torch's is ten times as slow
-            return torch.from_numpy(self.size.numpy().argmax(-1)).to(self.size.dtype)
-        return self.size.max(-1).indices.to(self.size.dtype)
-
-    def _of_sorted(self, wanted: set[str]) -> dict[str, Tensor]:
-        """Read moments off the sorted rows."""
-        keys = self.size.shape[-1]
-        ascending = self._sorted()
-        moments = {}
-        if "gini" in wanted:
-            moments["gini"] = self._gini(ascending)
-        if "quantiles" in wanted:
-            at = self._unseen().unsqueeze(-1) + order(QUANTILES, self.n) - 1  # (..., quantile)
-            moments["quantiles"] = ascending.gather(-1, at.clamp(0, keys - 1).expand(*self.total.shape, -1))
-        if "small" in wanted:
-            below = torch.searchsorted(ascending, self._limit()).squeeze(-1)
-            moments["small"] = (below - self._unseen()).to(self.total.dtype)
-        if "top" in wanted:
-            moments["top"] = self._top(ascending[..., keys - min(max(TOP_K), keys) :].flip(-1))
-        return moments
-
-    def _unseen(self) -> Tensor:
-        """Count the keys that each row does not see, (...)."""
-        return self.size.shape[-1] - self.n
-
-    def _limit(self) -> Tensor:
-        """Return the size below which |x| counts as small, (map, ..., 1)."""
-        return (NEAR_ZERO * self.total / self.n.to(self.total.dtype)).unsqueeze(-1)
-
-    def _top(self, largest: Tensor) -> Tensor:
-        """Sum the k largest of values in descending order, (map, ..., k)."""
-        return largest.cumsum(-1)[..., [min(k, largest.shape[-1]) - 1 for k in TOP_K]]
-
-    def _sorted(self) -> Tensor:
-        """Sort |x|, ascending.
-
-        On a CPU numpy sorts: its vectorised sort is ten times as fast as torch's. It sorts the bits of |x|, which have the same
-        order and are compared a tenth faster.
-        """
-        if self.size.device.type != "cpu":
-            return self.size.sort(-1).values
-        ascending = self._like(self.size).copy_(self.size)  # the last pass, so nothing overwrites it
-        ascending.numpy().view(f"i{ascending.itemsize}").sort(-1)
-        return ascending
-
-    def _gini(self, ascending: Tensor) -> Tensor:
-        """Compute sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending.
-
-        Keys that cannot be seen sort to the front, so ranks are counted back from the last of all N: with i = n + 1 - j it is
-        1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n however many keys a row cannot see, so
-        that products are good in float32. A product with a vector does not cascade, so parts of long rows are added up in
-        float64.
-        """
-        keys = ascending.shape[-1]
-        n = self.n.double()
-        back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
-        summed = torch.zeros(self.total.numel(), dtype=torch.float64, device=n.device)
-        for x, weight in zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED)):
-            summed += torch.mv(x, weight)
-        mean = summed.view_as(self.total) * keys / self.total  # of the rank counted back, from 0
-        return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
+    room = workspace.take("pass", tuple(size.shape), size.dtype, size.device)  # the values of one pass, until the next
+    some = room[: len(signed)]
+    total = size.sum(-1)
+    plain = total[: len(size) - len(signed)]
+    none = torch.zeros_like(plain)
+    moments = {"total": total}
+    if "net" in wanted:
+        moments["net"] = torch.cat([plain, signed.sum(-1)])
+    if "squares" in wanted:
+        moments["squares"] = torch.mul(size, size, out=room).sum(-1)  # the sum cascades, as a dot product does not
+    if "logs" in wanted:
+        torch.clamp_min(size, torch.finfo(size.dtype).tiny, out=room)  # 0 ln 0 = 0
+        moments["logs"] = _into(room, "log", room).mul_(size).sum(-1)
+    if "roots" in wanted:
+        moments["roots"] = _into(room, "sqrt", size).sum(-1)
+    if "positive" in wanted:
+        moments["positive"] = torch.cat([plain, torch.clamp_min(signed, 0, out=some).sum(-1)])
+    if "negative" in wanted:
+        moments["negative"] = torch.cat([none, torch.clamp_max(signed, 0, out=some).sum(-1).abs()])
+    if "negatives" in wanted:
+        moments["negatives"] = torch.cat([none, torch.lt(signed, 0, out=some).sum(-1)])
+    if "peak" in wanted:  # float32 counts to 2**24; on a CPU torch's is ten times as slow as numpy's
+        peak = torch.from_numpy(size.numpy().argmax(-1)) if size.device.type == "cpu" else size.max(-1).indices
+        moments["peak"] = peak.to(size.dtype)
+    if wanted & {"gini", "quantiles"}:
+        return moments | _of_order(_sorted(size, room), total, n, wanted)
+    if "small" in wanted:
+        unseen = size.shape[-1] - n
+        moments["small"] = ((size < _limit(total, n)).sum(-1) - unseen).to(total.dtype)
+    if "top" in wanted:
+        moments["top"] = _top(size.topk(min(max(TOP_K), size.shape[-1]), dim=-1).values)
+    return moments
 
 
-_SUMS = {"net", "squares", "logs", "roots", "positive", "negative", "negatives", "peak"}
+def _of_order(ascending: Tensor, total: Tensor, n: Tensor, wanted: set[str]) -> dict[str, Tensor]:
+    """Read moments off the sorted rows of |x|, (map, ..., key)."""
+    keys = ascending.shape[-1]
+    unseen = keys - n
+    moments = {}
+    if "gini" in wanted:
+        moments["gini"] = _gini(ascending, total, n)
+    if "quantiles" in wanted:
+        at = unseen.unsqueeze(-1) + order(QUANTILES, n) - 1  # (..., quantile)
+        moments["quantiles"] = ascending.gather(-1, at.clamp(0, keys - 1).expand(*total.shape, -1))
+    if "small" in wanted:
+        below = torch.searchsorted(ascending, _limit(total, n)).squeeze(-1)
+        moments["small"] = (below - unseen).to(total.dtype)
+    if "top" in wanted:
+        moments["top"] = _top(ascending[..., keys - min(max(TOP_K), keys) :].flip(-1))
+    return moments
+
+
+def _limit(total: Tensor, n: Tensor) -> Tensor:
+    """Return the size below which |x| counts as small, (map, ..., 1)."""
+    return (NEAR_ZERO * total / n.to(total.dtype)).unsqueeze(-1)
+
+
+def _top(largest: Tensor) -> Tensor:
+    """Sum the k largest of values in descending order, (map, ..., k)."""
+    return largest.cumsum(-1)[..., [min(k, largest.shape[-1]) - 1 for k in TOP_K]]
+
+
+def _sorted(size: Tensor, room: Tensor) -> Tensor:
+    """Sort |x|, ascending; on a CPU in `room`.
+
+    On a CPU numpy sorts: its vectorised sort is ten times as fast as torch's. It sorts the bits of |x|, which have the same order
+    and are compared a tenth faster.
+    """
+    if size.device.type != "cpu":
+        return size.sort(-1).values
+    room.copy_(size).numpy().view(f"i{room.itemsize}").sort(-1)
+    return room
+
+
+def _gini(ascending: Tensor, total: Tensor, n: Tensor) -> Tensor:
+    """Compute sum_i (2i - n - 1)·x_(i) / (n·sum x), x ascending.
+
+    Keys that cannot be seen sort to the front, so ranks are counted back from the last of all N: with i = n + 1 - j it is
+    1 - 1/n - 2·sum_j (j - 1)·x_(j) / (n·sum x), whose weights grow no larger than n however many keys a row cannot see, so
+    that products are good in float32. A product with a vector does not cascade, so parts of long rows are added up in
+    float64.
+    """
+    keys = ascending.shape[-1]
+    n = n.double()
+    back = torch.arange(keys - 1, -1, -1, dtype=ascending.dtype, device=ascending.device) / keys
+    summed = torch.zeros(total.numel(), dtype=torch.float64, device=n.device)
+    for x, weight in zip(ascending.reshape(-1, keys).split(CASCADED, -1), back.split(CASCADED)):
+        summed += torch.mv(x, weight)
+    mean = summed.view_as(total) * keys / total  # of the rank counted back, from 0
+    return (1 - (1 + 2 * mean) / n).to(ascending.dtype)
 
 
 def _into(out: Tensor, function: str, x: Tensor) -> Tensor:

@@ -53,17 +53,21 @@ def select(names: Iterable[str] | str | None) -> list[Statistic]:
         Names those that come close.
     """
     names = ["row"] if names is None else [names] if isinstance(names, str) else names
-    return list({statistic.name: statistic for name in names for statistic in _named(name)}.values())
+    chosen: dict[str, Statistic] = {}
+    for name in names:
+        if name in STATISTICS:
+            chosen[name] = STATISTICS[name]
+        elif name == "all" or name in KINDS:
+            chosen |= {each.name: each for each in STATISTICS.values() if name in ("all", each.kind)}
+        else:
+            raise _unknown(name)
+    return list(chosen.values())
 
 
-def _named(name: str) -> list[Statistic]:
+def _unknown(name: str) -> UnknownStatistic:
     if name in TURNED:
-        raise UnknownStatistic(f"no statistic is called {name!r} any more; ask for {TURNED[name]}")
-    if name in STATISTICS:
-        return [STATISTICS[name]]
-    if name == "all" or name in KINDS:
-        return [statistic for statistic in STATISTICS.values() if name in ("all", statistic.kind)]
+        return UnknownStatistic(f"no statistic is called {name!r} any more; ask for {TURNED[name]}")
     known = [*STATISTICS, *KINDS, "all"]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(known)}"
-    raise UnknownStatistic(f"no statistic is called {name!r}; {hint}")
+    return UnknownStatistic(f"no statistic is called {name!r}; {hint}")

@@ -16,8 +16,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffscope.stats.collect import BlockRows, Quantity, Request, place
-from diffscope.stats.moments import QUANTILES, TOP_K, Moments, of_maps, of_rows
+from diffscope.stats.collect import BlockRows, Quantity, Request, of_three_maps, place
+from diffscope.stats.moments import QUANTILES, TOP_K, Moments, of_rows
 from diffscope.stats.statistic import DECLARED, Statistic, declare
 
 ENTROPY = "A Mathematical Theory of Communication (Shannon, 1948)"
@@ -30,7 +30,7 @@ ROW = ("head", "map", "query")
 SEVERAL = {"top": len(TOP_K), "quantiles": len(QUANTILES)}  # moments of several values a row
 
 
-def of(name: str, x: Tensor, n: Tensor) -> Tensor:
+def of(name: str, x: Tensor, n: Tensor | int) -> Tensor:
     """Compute a row statistic of rows in memory.
 
     Parameters
@@ -38,10 +38,11 @@ def of(name: str, x: Tensor, n: Tensor) -> Tensor:
     name : str
     x : Tensor (..., key), float32 or float64
         Exact zeros on keys that a row cannot see.
-    n : Tensor (...)
+    n : Tensor (...) or int
         Visible keys of each row.
     """
     statistic = DECLARED[name]
+    n = torch.as_tensor(n, device=x.device)
     return statistic.function(of_rows(x, n, statistic.needs), n)
 
 
@@ -62,43 +63,11 @@ def statistics_of(moments: Moments, statistics: Sequence[Statistic], request: Re
     """
     n = request.counts.cpu()
     values = {statistic.name: statistic.function(moments, n) for statistic in statistics}
-    if request.layer.differential:
-        return {name: of_maps.contiguous() for name, of_maps in values.items()}  # a view would hold all other moments
-    return {name: torch.cat([x[:, :1], torch.full_like(x[:, :1], math.nan), x[:, -1:]], dim=1) for name, x in values.items()}
-
-
-def error_bound(statistic: Statistic, moments: Moments, widths: Moments, request: Request) -> float | None:
-    """Return the error bound of a statistic whose moment is the middle of a bracket, half the widest bracket; else None.
-
-    Parameters
-    ----------
-    statistic : Statistic
-    moments : mapping of str to Tensor, (head, map, query, ...)
-    widths : mapping of str to Tensor, (head, map, query, ...)
-        Of the brackets of those moments that come from a histogram.
-    request : Request
-    """
-    moment = {"gini": "gini", "quantiles": "quantiles", "top_k_mass": "top"}.get(statistic.name)
-    if moment is None or moment not in widths:
-        return None
-    if statistic.name == "gini":
-        return float(widths[moment].nan_to_num().max()) / 2
-    unit = moments["total"] / (request.counts.cpu() if statistic.name == "quantiles" else 1)
-    return float((widths[moment] / unit.unsqueeze(-1)).nan_to_num(posinf=0).max()) / 2
-
-
-def moments_of(block: BlockRows) -> Moments:
-    """Return the moments of A1, A2 and D of a block, or of standard attention's one map, each (map, head, query, ...)."""
-    return of_maps(block.rows, block.wanted)
-
-
-def moment_of(block: BlockRows, moment: str, name: str) -> Tensor:
-    """Return one moment of one map of a block, (head, query, ...)."""
-    return block.once(moments_of)[moment][{"A1": 0, "A2": 1, "D": -1}[name]]
+    return {name: of_three_maps(x.unbind(1), request.layer, dim=1) for name, x in values.items()}
 
 
 def _packed(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (head, map, value, query)
-    moments = block.once(moments_of)
+    moments = block.moments
     parts = [moments[name].movedim(-1, 2) if name in SEVERAL else moments[name].unsqueeze(2) for name in needed(statistics)]
     return torch.cat(parts, dim=2).transpose(0, 1)
 
@@ -241,8 +210,7 @@ def top_k_mass(m: Moments, n: Tensor) -> Tensor:
     NaN if n <= k, because k keys then hold everything whatever the model.
     """
     mass = m["top"] / m["total"].unsqueeze(-1)
-    seen = torch.as_tensor(n, device=mass.device).unsqueeze(-1)
-    return torch.where(seen > torch.tensor(TOP_K, device=mass.device), mass, math.nan)
+    return torch.where(n.unsqueeze(-1) > torch.tensor(TOP_K, device=mass.device), mass, math.nan)
 
 
 @row(
@@ -258,7 +226,7 @@ def quantiles(m: Moments, n: Tensor) -> Tensor:
     """Compute order statistics of the shares in units of the uniform share 1/n, (..., quantile)."""
     total = m["total"].unsqueeze(-1)
     of_uniform = m["quantiles"] * _like(n, total).unsqueeze(-1) / total  # 0/0 of a row of zeros is NaN
-    return _if_several(of_uniform, torch.as_tensor(n).unsqueeze(-1))
+    return _if_several(of_uniform, n.unsqueeze(-1))
 
 
 @row(
@@ -315,8 +283,8 @@ def row_sum(m: Moments, n: Tensor) -> Tensor:
 
 
 def _like(n: Tensor, x: Tensor) -> Tensor:
-    return torch.as_tensor(n, device=x.device).to(x.dtype)
+    return n.to(x.dtype)
 
 
 def _if_several(value: Tensor, n: Tensor) -> Tensor:
-    return torch.where(torch.as_tensor(n, device=value.device) > 1, value, math.nan)
+    return torch.where(n > 1, value, math.nan)

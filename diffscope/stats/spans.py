@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from diffscope.stats.collect import BlockRows, Quantity, Request, add_by_key, place
-from diffscope.stats.rows import ROW, moment_of
+from diffscope.stats.collect import BlockRows, Columns, Quantity, Request, add_by_key, of_three_maps, place, take
+from diffscope.stats.rows import ROW
 from diffscope.stats.statistic import Statistic, declare
 
 SINK = "When Attention Sink Emerges in Language Models: An Empirical View (Gu et al., 2024)"
@@ -29,23 +29,6 @@ NORMALISATIONS = ("raw", "share", "signed", "positive")
 SINK_SETS = ("S", "first_four")
 SMALLEST_NET = 1e-3
 RATE_THRESHOLD = 0.3
-
-
-def take(x: Tensor, keys: Tensor) -> Tensor:
-    """Take the columns of a key set: a view if the keys are consecutive, else a copy.
-
-    Parameters
-    ----------
-    x : Tensor (..., key)
-    keys : LongTensor (chosen,)
-
-    Returns
-    -------
-    Tensor (..., chosen)
-    """
-    if len(keys) and bool((keys.diff() == 1).all()):
-        return x.narrow(-1, int(keys[0]), len(keys))
-    return x.index_select(-1, keys)
 
 
 def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
@@ -82,7 +65,7 @@ def fixed_by_construction(n: Tensor, seen: Tensor) -> Tensor:
     return (seen == 0) | (seen == n.unsqueeze(-1))
 
 
-def mass(x: Tensor, spans: Sequence[Tensor], below: Tensor, n: Tensor, seen: Tensor) -> Tensor:
+def mass(x: Tensor, spans: Sequence[Columns], below: Tensor, n: Tensor) -> Tensor:
     """Compute the mass of rows on key sets, in all four normalisations.
 
     ============ ==========================================================
@@ -96,26 +79,24 @@ def mass(x: Tensor, spans: Sequence[Tensor], below: Tensor, n: Tensor, seen: Ten
     ----------
     x : Tensor (..., key)
         Rows of A1, A2 or D; invisible keys are exact zeros.
-    spans : sequence of LongTensor
-        Key positions of each set.
+    spans : sequence of Columns
+        Key positions of each set, and how many of them each row sees.
     below : Tensor (..., normalisation)
         What each normalisation divides a row by: :func:`denominators`.
     n : Tensor (...)
         Visible keys of each row.
-    seen : Tensor (..., span)
-        How many keys of each set each row can see.
 
     Returns
     -------
     Tensor (..., span, normalisation)
     """
-    sums = torch.stack([_sums(take(x, keys)) for keys in spans], dim=-2)  # (..., span, normalisation)
-    return (sums / below.unsqueeze(-2)).masked_fill(fixed_by_construction(n, seen).unsqueeze(-1), math.nan)
-
-
-def _sums(part: Tensor) -> Tensor:
-    net = part.sum(-1)
-    return torch.stack([net, part.abs().sum(-1), net, part.clamp_min(0).sum(-1)], dim=-1)
+    sums = []
+    for span in spans:
+        part = take(x, span.keys)
+        net = part.sum(-1)
+        sums.append(torch.stack([net, part.abs().sum(-1), net, part.clamp_min(0).sum(-1)], dim=-1))
+    fixed = fixed_by_construction(n, torch.stack([span.seen for span in spans], dim=-1))
+    return (torch.stack(sums, dim=-2) / below.unsqueeze(-2)).masked_fill(fixed.unsqueeze(-1), math.nan)
 
 
 def column_sums(x: Tensor, below: Tensor, n: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -147,41 +128,26 @@ def column_sums(x: Tensor, below: Tensor, n: Tensor, weights: Tensor | None = No
     return torch.cat([torch.stack(sums, dim=1).double(), counts.double().sum(1).unsqueeze(-1)], dim=-1)
 
 
-def columns_of(block: BlockRows) -> list[Tensor]:
-    """Return the requested key sets in the columns of a block."""
-    return block.columns(block.request.spans.values())
-
-
-def seen_of(block: BlockRows, columns: Sequence[Tensor]) -> Tensor:
-    """Count the keys of each set that each row of a block sees, (query, span)."""
-    return torch.stack([take(block.once(_visible), keys).sum(-1) for keys in columns], dim=-1)
-
-
-def _visible(block: BlockRows) -> Tensor:  # (query, key)
-    layer = block.request.layer
-    return layer.mask.rows(block.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, block.where.keys)
-
-
-def _below(block: BlockRows, name: str) -> Tensor:  # (head, query, normalisation)
-    return denominators(moment_of(block, "total", name), moment_of(block, "positive", name), block.net(name))
-
-
-def _on(block: BlockRows, columns: Sequence[Tensor]) -> Tensor:  # (head, map, query, span, normalisation)
-    seen = seen_of(block, columns)
-    return block.of_maps(lambda block, name: mass(block.maps[name], columns, _below(block, name), block.n, seen), dim=1)
+def _masses(block: BlockRows, columns: Sequence[Columns]) -> Tensor:  # (head, map, query, span, normalisation)
+    below = denominators(block.moments["total"], block.moments["positive"], block.net)
+    values = [mass(x, columns, of_map, block.n) for x, of_map in zip(block.maps, below)]
+    return of_three_maps(values, block.request.layer, dim=1)
 
 
 def _on_spans(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:
-    return _on(block, block.once(columns_of))
+    return _masses(block, block.of_spans)
 
 
 def _on_sinks(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:
-    first = torch.arange(min(4, block.request.layer.n_keys), device=block.rows.a1.device)
-    return _on(block, block.columns([block.request.spans.get("sink", first[:1]), first]))
+    request = block.request
+    first = torch.arange(min(4, request.layer.n_keys), device=block.n.device)
+    return _masses(block, block.columns([request.spans.get("sink", first[:1]), first]))
 
 
 def _received(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (head, map, normalisation, key + 1)
-    return block.of_maps(lambda block, name: column_sums(block.maps[name], _below(block, name), block.n, block.weights), dim=1)
+    below = denominators(block.moments["total"], block.moments["positive"], block.net)
+    values = [column_sums(x, of_map, block.n, block.weights) for x, of_map in zip(block.maps, below)]
+    return of_three_maps(values, block.request.layer, dim=1)
 
 
 SUMS = frozenset({"total", "positive"})

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from torch import Tensor
@@ -66,6 +67,7 @@ class Definition:
     averaged: Averaged = "mean"
     averaged_over: str = ""
 
+    @cached_property
     def attributes(self) -> dict[str, str]:
         """Return the attributes of a variable of a Dataset."""
         attrs = {

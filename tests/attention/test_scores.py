@@ -16,8 +16,9 @@ from diffscope.edits.base import apply
 from diffscope.proof.fidelity import deviation
 from diffscope.stats import measure_layer
 from diffscope.stats.maps import window
-from diffscope.stats.measure import measure_layers
+from diffscope.stats.measure import measure_layers, requests_of
 from diffscope.stats.ranks import exact as rank
+from diffscope.stats.registry import select
 from tests import reference as slow
 from tests.reference import Slow
 
@@ -91,7 +92,7 @@ def test_every_path_gives_the_same_rows(mask, differential):
     assert not can_stack([layer, replace(other, sink_logit=None)], outputs=False)
     both = stack([layer, other], outputs=False).rows()
     assert np.abs(both.a1[HEADS:].numpy() - _by_hand(other)[0]).max() < 1e-12
-    measured = measure_layers([layer, other], ["row_sum"])
+    measured = measure_layers(requests_of([layer, other], {}, None, None), select(["row_sum"]))
     assert np.allclose(measured[1].values["row_sum"], measure_layer(other, ["row_sum"])["row_sum"], equal_nan=True)
 
 
