@@ -130,10 +130,9 @@ def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
 
 def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
     """Stack arrays, each filled up with NaN to the size of the largest."""
-    shape = np.max([array.shape for array in values], axis=0)
-    if all(array.shape == tuple(shape) for array in values):
+    if len({array.shape for array in values}) == 1:
         return np.stack(values)
-    out = np.full((len(values), *shape), np.nan, dtype=values[0].dtype)
+    out = np.full((len(values), *np.max([array.shape for array in values], axis=0)), np.nan, dtype=values[0].dtype)
     for part, array in zip(out, values):
         part[tuple(map(slice, array.shape))] = array
     return out

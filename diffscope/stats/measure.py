@@ -155,9 +155,10 @@ def measure_layers(
         rows = any(each.kind == "row" for each in some) and not (elements and backend is None)
         report = (lambda share, done=done: progress((done + share) / len(passes))) if progress else None
         values, notes = _computed(request, some, backends.chosen(layer, backend, rows), elements, workers or Workers(1), report)
+        arrays = {name: x.cpu().numpy() for name, x in values.items()}
         for number, result in enumerate(results):
-            heads = slice(number * layer.n_heads, (number + 1) * layer.n_heads) if len(results) > 1 else slice(None)
-            result.values.update((name, x[heads].cpu().numpy()) for name, x in values.items())
+            heads = slice(number * layer.n_heads, (number + 1) * layer.n_heads) if len(results) > 1 else ...
+            result.values.update((name, array[heads]) for name, array in arrays.items())
             for name, note in notes.items():
                 result.attrs[name].update(note)
     return measured

@@ -5,12 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from diffscope.attention.maps import MEASURED_MAPS, RANKED_MAPS
 from diffscope.errors import DiffscopeError
-from diffscope.stats import branches, heads, moments, outliers, rows, spans
+from diffscope.stats import branches, heads, moments, outliers, rows, spans  # noqa: F401 (all of them declare statistics)
 from diffscope.stats.ranks import exact
-from diffscope.stats.ranks import statistic as ranks
+from diffscope.stats.ranks import statistic as ranks  # noqa: F401 (it declares statistics)
 from diffscope.stats.statistic import DECLARED, KINDS, Statistic
-
-DECLARING = (rows, branches, spans, heads, ranks)  # the files that declare statistics
 
 STATISTICS: dict[str, Statistic] = {
     statistic.name: statistic for kind in KINDS for statistic in DECLARED.values() if statistic.kind == kind

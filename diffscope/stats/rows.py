@@ -63,6 +63,8 @@ def statistics_of(moments: Moments, statistics: Sequence[Statistic], request: Re
     """
     n = request.counts.cpu()
     values = {statistic.name: statistic.function(moments, n) for statistic in statistics}
+    if request.layer.differential:
+        return {name: x.contiguous() for name, x in values.items()}  # a view would hold all other moments
     return {name: of_three_maps(x.unbind(1), request.layer, dim=1) for name, x in values.items()}
 
 

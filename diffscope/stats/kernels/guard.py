@@ -38,6 +38,8 @@ _refused: set[torch.device] = set()
 def agrees(layer: LayerAttention) -> bool:
     """Return whether the kernels compute what plain rows do; False for good on a device where they once did not.
 
+    It is False of a layer whose queries, keys, λ or gain are not finite.
+
     Parameters
     ----------
     layer : LayerAttention
@@ -51,10 +53,10 @@ def agrees(layer: LayerAttention) -> bool:
     device = layer.q.device
     key = _layout(layer)
     with _lock:
-        if device in _refused or key in _compared:
-            return device not in _refused
-        if not all(x.isfinite().all() for x in (layer.q, layer.k, layer.lam, layer.gain)):
-            return False  # nothing can be compared; blocks say which rows are NaN
+        if device in _refused or not all(x.isfinite().all() for x in (layer.q, layer.k, layer.lam, layer.gain)):
+            return False  # of what is not finite nothing can be compared; blocks say which rows are NaN
+        if key in _compared:
+            return True
         try:
             difference = next(_differences(layer), None)
         except Exception as error:  # a compiler or driver may raise anything

@@ -12,7 +12,6 @@ import triton.language as tl
 from diffscope.stats.kernels import histogram
 
 FULL = tl.constexpr(0)
-CAUSAL = tl.constexpr(1)
 WINDOW = tl.constexpr(2)
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 LN2 = tl.constexpr(0.6931471805599453)
@@ -195,28 +194,12 @@ def branch(
         tl.store(out + 7 * slot, peak.to(tl.float64), mask=real)
 
 
-@triton.jit
-def _divergence(p1, p2):
-    """Compute the contribution of each key to the Jensen-Shannon divergence.
-
-    With h the mean weight and t = (p1 - p2)/(p1 + p2) it is h/2·((1 + t) ln(1 + t) + (1 - t) ln(1 - t)), which is the sum
-    of t^2k/(k(2k - 1)) where the logarithms would lose the digits.
-    """
-    both = p1 + p2
-    t = (p1 - p2) / tl.maximum(both, TINY)
-    t2 = t * t
-    series = t2 * (1 + t2 * (1 / 6 + t2 * (1 / 15 + t2 * (1 / 28 + t2 * (1 / 45)))))
-    plus = tl.maximum(1 + t, TINY)
-    minus = tl.maximum(1 - t, TINY)
-    return both / 4 * tl.where(t2 < 0.0625, series, plus * tl.log(plus) + minus * tl.log(minus))
-
-
 @triton.jit(do_not_specialize=VARYING)
 def signed(  # noqa: C901 (switches are resolved when it is compiled)
     q, k, queries, map_of, key_of, first_of, second_of, largest, over_z, gain, lam, threshold, lowest, bins, out,
     n_rows, n_keys, offset, window, factor, cap, d, q_map, q_query, q_d, k_map, k_key, k_d,
     KIND: tl.constexpr, CAPPED: tl.constexpr, BOTH: tl.constexpr, SUMS: tl.constexpr, LOGS: tl.constexpr, ROOTS: tl.constexpr,
-    PEAK: tl.constexpr, PAIR: tl.constexpr, SMALL: tl.constexpr, HISTOGRAM: tl.constexpr, WIDEN: tl.constexpr,
+    PEAK: tl.constexpr, SMALL: tl.constexpr, HISTOGRAM: tl.constexpr, WIDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Sum over the rows x = gain·first - lam·second, or gain·first without BOTH.
@@ -252,9 +235,6 @@ def signed(  # noqa: C901 (switches are resolved when it is compiled)
     roots = tl.zeros([BLOCK_M], tl.float64)
     height = tl.full([BLOCK_M], -1.0, tl.float32)
     peak = tl.zeros([BLOCK_M], tl.int32)
-    dot = tl.zeros([BLOCK_M], tl.float64)
-    divergence = tl.zeros([BLOCK_M], tl.float64)
-    overlap = tl.zeros([BLOCK_M], tl.float64)
     small = tl.zeros([BLOCK_M], tl.int32)
     start, stop = _bounds(position, real, n_keys, window, KIND, BLOCK_N)
     for first in range(_bound(start), _bound(stop), BLOCK_N):
@@ -281,10 +261,6 @@ def signed(  # noqa: C901 (switches are resolved when it is compiled)
             top, where = tl.max(tl.where(seen, size, -1.0), 1, return_indices=True)  # the first of equals
             peak = tl.where(top > height, first + where, peak)
             height = tl.maximum(height, top)
-        if PAIR:
-            dot += tl.sum(p1 * p2, 1).to(tl.float64)
-            divergence += tl.sum(_divergence(p1, p2), 1).to(tl.float64)
-            overlap += tl.sum(tl.sqrt(p1) * tl.sqrt(p2), 1).to(tl.float64)
         if SMALL:
             small += tl.sum((seen & (size < below)).to(tl.int32), 1)
         if HISTOGRAM:
@@ -308,74 +284,5 @@ def signed(  # noqa: C901 (switches are resolved when it is compiled)
     if PEAK:
         tl.store(out + 7 * slot, height.to(tl.float64), mask=real)
         tl.store(out + 8 * slot, peak.to(tl.float64), mask=real)
-    if PAIR:
-        tl.store(out + 9 * slot, dot, mask=real)
-        tl.store(out + 10 * slot, divergence, mask=real)
-        tl.store(out + 11 * slot, overlap, mask=real)
     if SMALL:
-        tl.store(out + 12 * slot, small.to(tl.float64), mask=real)
-
-
-@triton.jit
-def _on_spans(x, members):
-    """Sum x (row, key) over spans with members (key, span): a product, so that 16 spans cost little more than one."""
-    return tl.dot(x, members, input_precision="ieee").to(tl.float64)
-
-
-@triton.jit(do_not_specialize=VARYING)
-def spans(
-    q, k, queries, map_of, key_of, first_of, second_of, largest, over_z, gain, lam, keys, members, reach, out,
-    n_rows, n_keys, offset, window, factor, cap, d, q_map, q_query, q_d, k_map, k_key, k_d,
-    KIND: tl.constexpr, CAPPED: tl.constexpr, BOTH: tl.constexpr, WIDEN: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    """Sum over up to SPANS spans; only the keys of some span are visited.
-
-    keys (listed,) int32 ascending, members (listed,) int32 with bit j for a key of span j, reach (row,) int32: how many of
-    them are at the row's position or before;
-    out (A1 | A2 | sum D | sum |D| | sum max(D, 0), unit, row, SPANS) float64.
-    """
-    unit = tl.program_id(1)
-    row, real, query, position = _rows(queries, n_rows, offset, BLOCK_M)
-    at = unit.to(tl.int64) * n_rows + row
-    g = tl.load(gain + at, mask=real, other=0.0)[:, None]
-    tile1, k1, top1, over1 = _normalised(
-        q, k, map_of, key_of, largest, over_z, tl.load(first_of + unit), query, row, real, n_rows,
-        q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
-    )  # fmt: skip
-    if BOTH:
-        tile2, k2, top2, over2 = _normalised(
-            q, k, map_of, key_of, largest, over_z, tl.load(second_of + unit), query, row, real, n_rows,
-            q_map, q_query, q_d, k_map, d, WIDEN, BLOCK_D,
-        )  # fmt: skip
-        subtracted = tl.load(lam + at, mask=real, other=0.0)[:, None]
-    span = tl.arange(0, SPANS)
-    a1 = tl.zeros([BLOCK_M, SPANS], tl.float64)
-    a2 = tl.zeros([BLOCK_M, SPANS], tl.float64)
-    net = tl.zeros([BLOCK_M, SPANS], tl.float64)
-    size = tl.zeros([BLOCK_M, SPANS], tl.float64)
-    positive = tl.zeros([BLOCK_M, SPANS], tl.float64)
-    stop = tl.max(tl.load(reach + row, mask=real, other=0), 0)
-    for first in range(0, _bound(stop), BLOCK_N):
-        number = first + tl.arange(0, BLOCK_N)
-        exists = number < stop
-        key = tl.load(keys + number, mask=exists, other=0)
-        of = (tl.load(members + number, mask=exists, other=0)[:, None] >> span[None, :] & 1).to(tl.float32)  # (key, span)
-        seen = exists[None, :] & _visible(position, key, n_keys, window, KIND)
-        p1 = _weights(tile1, k1, top1, over1, key, exists, seen, factor, cap, k_key, k_d, d, CAPPED, WIDEN, BLOCK_D)
-        a1 += _on_spans(p1, of)
-        x = g * p1
-        if BOTH:
-            p2 = _weights(tile2, k2, top2, over2, key, exists, seen, factor, cap, k_key, k_d, d, CAPPED, WIDEN, BLOCK_D)
-            a2 += _on_spans(p2, of)
-            x -= subtracted * p2
-        net += _on_spans(x, of)
-        size += _on_spans(tl.abs(x), of)
-        positive += _on_spans(tl.maximum(x, 0.0), of)
-    slot = tl.num_programs(1).to(tl.int64) * n_rows * SPANS
-    out += at[:, None] * SPANS + span[None, :]
-    tl.store(out, a1, mask=real[:, None])
-    tl.store(out + slot, a2, mask=real[:, None])
-    tl.store(out + 2 * slot, net, mask=real[:, None])
-    tl.store(out + 3 * slot, size, mask=real[:, None])
-    tl.store(out + 4 * slot, positive, mask=real[:, None])
+        tl.store(out + 9 * slot, small.to(tl.float64), mask=real)

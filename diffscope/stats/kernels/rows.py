@@ -1,17 +1,15 @@
 """Compute the moments of rows on a GPU from q and k alone: no map is ever in memory.
 
 Two passes over the keys, each a Triton program per block of queries. The first (``branch``) finds every softmax map's
-normaliser and, carried along, the sums of A1 and A2. The second (``signed``) forms D from them and sums it, and the dot
-product and divergences of the branches; it fills the histograms that tell the order of a row, and those of A1 and A2 in a
-pass of their own. What is near zero is counted exactly: of A1 and A2 in that same pass, of D in one more, for which its total
-has to be known. The keys of spans are visited by themselves.
+normaliser and, carried along, the sums of A1 and A2. The second (``signed``) forms D from them and sums it; it fills the
+histograms that tell the order of a row, and those of A1 and A2 in a pass of their own. What is near zero is counted exactly: of
+A1 and A2 in that same pass, of D in one more, for which its total has to be known.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +22,14 @@ from diffscope.stats.kernels import histogram
 
 #: the moments of each map, as diffscope.stats.moments has them
 MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
-PAIR = ("dot", "js", "bhattacharyya")
 SCRATCH_ROWS = 3 * 2**13  # whose histograms are in memory at a time: 192 MiB
-SPANS = 16  # that one visit of their keys serves
 
 _BRACKETED = ("top", "gini", "quantiles")
 _WIDTHS = tuple(f"{name}_width" for name in _BRACKETED)
 _DOUBLE = ("peak", *_BRACKETED, *_WIDTHS)
 _BRANCH = ("product", "over_z", "total", "height", "squares", "logs", "roots", "peak")  # as the programs store them
-_SIGNED = ("total", "net", "squares", "negative", "negatives", "logs", "roots", "height", "peak", *PAIR, "small")
-_SWITCHES = ("SUMS", "LOGS", "ROOTS", "PEAK", "PAIR", "SMALL", "HISTOGRAM")
+_SIGNED = ("total", "net", "squares", "negative", "negatives", "logs", "roots", "height", "peak", "small")
+_SWITCHES = ("SUMS", "LOGS", "ROOTS", "PEAK", "SMALL", "HISTOGRAM")
 _KINDS = {"full": 0, "causal": 1, "window": 2}
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -80,7 +76,6 @@ def moments(
     layer: LayerAttention,
     queries: Tensor,
     wanted: set[str],
-    spans: Sequence[Tensor] = (),
     *,
     top: tuple[int, ...],
     near_zero: float,
@@ -95,9 +90,7 @@ def moments(
     queries : int64 Tensor, (query,)
         In any order, each at least 0.
     wanted : set of str
-        Among ``MOMENTS`` and ``PAIR``.
-    spans : sequence of int64 Tensor
-        Key positions of each.
+        Among ``MOMENTS``.
     top : tuple of int
         How many of the largest |x| the moment "top" sums, for several k.
     near_zero : float
@@ -107,10 +100,8 @@ def moments(
 
     Returns
     -------
-    dict of dict of Tensor, (head, query) or (head, query, k | quantile | span)
-        By map ("A1", "A2" of differential attention, "D") and moment, those wanted and for spans "span_net", "span_size" (sum
-        of |x|) and "span_positive"; and under "pair" what is wanted of the dot product of A1 and A2, their Jensen-Shannon
-        divergence and Bhattacharyya coefficient. All in float32, but "peak" and the following in float64.
+    dict of dict of Tensor, (head, query) or (head, query, k | quantile)
+        By map ("A1", "A2" of differential attention, "D") and moment. All in float32, but "peak" and the following in float64.
 
         "gini", "quantiles" and "top" are the middle of a bracket whose width is "gini_width", "quantiles_width" and
         "top_width": what the row holds in float32 is within. The largest |x| by itself (k = 1) is exact.
@@ -131,9 +122,9 @@ def moments(
         )
     if reason := reason_unsupported(layer):
         raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
-    if unknown := sorted(wanted - {*MOMENTS, *PAIR}):
-        raise ValueError(f"unknown moments {', '.join(unknown)}; known are {', '.join((*MOMENTS, *PAIR))}")
-    ask = _Ask(frozenset(wanted), tuple(spans), tuple(top), near_zero, tuple(levels))
+    if unknown := sorted(wanted - {*MOMENTS}):
+        raise ValueError(f"unknown moments {', '.join(unknown)}; known are {', '.join(MOMENTS)}")
+    ask = _Ask(frozenset(wanted), tuple(top), near_zero, tuple(levels))
     queries = queries.to(device=layer.q.device, dtype=torch.int64)
     if ((queries < 0) | (queries >= layer.n_queries)).any():
         raise IndexError(f"queries are 0 to {layer.n_queries - 1}, not {int(queries.min())} to {int(queries.max())}")
@@ -153,7 +144,6 @@ class _Ask:
     """Hold what is asked of :func:`moments`."""
 
     wanted: frozenset[str]
-    spans: tuple[Tensor, ...]
     top: tuple[int, ...]
     near_zero: float
     levels: tuple[float, ...]
@@ -200,18 +190,13 @@ class _Block:
             "CAPPED": layer.soft_cap is not None,
         }
 
-    def run(self, program: str, units: int, slots: int, *rest: int, **arguments: Any) -> Tensor:
-        """Run a program for every block of rows of every unit, a map or a head.
-
-        Returns
-        -------
-        Tensor, float64 (slot, unit, query, *rest)
-        """
+    def run(self, program: str, units: int, slots: int, **arguments: Any) -> Tensor:
+        """Run a program for every block of rows of every unit, a map or a head; float64 (slot, unit, query)."""
         from diffscope.stats.kernels import programs
 
         q = self.layer.q
         size = len(self.queries)
-        out = torch.empty(slots, units, size, *rest, dtype=torch.float64, device=q.device)
+        out = torch.empty(slots, units, size, dtype=torch.float64, device=q.device)
         wide = q.dtype not in _HALF or not q.is_cuda  # the interpreter knows no bfloat16
         block_d = max(16, 1 << (q.shape[-1] - 1).bit_length())
         shared = 0
@@ -288,13 +273,7 @@ def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
     if second is None and bool((gain == 1).all()):
         held["D"] = dict(held["A1"])
     else:
-        d = _signed(block, heads, ask, _switches(ask, second is not None))
-        held["D"] = _finished(d, ask)
-        pair = {name: d[name] for name in PAIR if second is not None and ask.any(name)}
-        held |= {"pair": pair} if pair else {}
-    if ask.spans:
-        for map, sums in _spans(block, heads, ask.spans).items():
-            held[map] |= sums
+        held["D"] = _finished(_signed(block, heads, ask, _switches(ask)), ask)
     return held
 
 
@@ -307,13 +286,12 @@ def _branches(block: _Block, ask: _Ask) -> tuple[dict[str, Tensor], dict[str, Te
     return out, {"largest": out["product"].float(), "over_z": out["over_z"].float()}
 
 
-def _switches(ask: _Ask, both: bool) -> set[str]:
+def _switches(ask: _Ask) -> set[str]:
     """Return the switches of the program that sums over D."""
     switches = {"SUMS"}
     switches |= {"LOGS"} if ask.any("logs") else set()
     switches |= {"ROOTS"} if ask.any("roots") else set()
     switches |= {"PEAK"} if ask.any("peak", "top") else set()
-    switches |= {"PAIR"} if both and ask.any(*PAIR) else set()
     return switches | ({"HISTOGRAM"} if ask.histogram else set())
 
 
@@ -358,28 +336,4 @@ def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
     for name in held.keys() & {"small", *_BRACKETED, *_WIDTHS}:
         x = held[name]
         held[name] = torch.where(full if x.dim() == 2 else full[..., None], x, math.nan)
-    return held
-
-
-def _spans(block: _Block, heads: _Maps, spans: tuple[Tensor, ...]) -> dict[str, dict[str, Tensor]]:
-    """Sum over spans of every map, each (head, query, span)."""
-    layer = block.layer
-    parts = []
-    last = block.queries + layer.n_keys - layer.n_queries
-    if layer.mask.kind == "full":
-        last = torch.full_like(last, layer.n_keys)
-    for start in range(0, len(spans), SPANS):
-        some = spans[start : start + SPANS]
-        members = torch.zeros(layer.n_keys, dtype=torch.int32, device=last.device)
-        for number, span in enumerate(some):
-            members[span.to(last.device)] |= 1 << number
-        keys = members.nonzero()[:, 0]
-        reach = torch.searchsorted(keys, last, right=True, out_int32=True)
-        inputs = {"keys": keys.int(), "members": members[keys], "reach": reach, "SPANS": SPANS}
-        parts.append(block.run("spans", layer.n_heads, 5, SPANS, **heads.arguments(), **inputs)[..., : len(some)])
-    a1, a2, net, size, positive = torch.cat(parts, -1)
-    held = {"A1": dict.fromkeys(("span_net", "span_size", "span_positive"), a1)}
-    if layer.differential:
-        held["A2"] = dict.fromkeys(("span_net", "span_size", "span_positive"), a2)
-    held["D"] = {"span_net": net, "span_size": size, "span_positive": positive}
     return held

@@ -12,7 +12,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.stats.kernels import rows
 
 TOP, NEAR_ZERO, LEVELS = (1, 3, 10), 0.1, (0.1, 0.5, 0.99)
-ALL = {*rows.MOMENTS, *rows.PAIR}
+ALL = set(rows.MOMENTS)
 
 
 def _layer(q, k, *, a2=None, key_of_map=None, mask=None, lam=0.8, gain=1.0, scale=None, lead=0):
@@ -56,31 +56,22 @@ def _random(seed, dtype=torch.float32, heads=2, share=1, groups=1, tokens=70, le
     return _layer(q.to(dtype), k.to(dtype), a2=a2, key_of_map=key_of_map, lam=lam, lead=lead, **fields)
 
 
-def _check(layer, queries, found, spans=(), loose=1.0):
+def _check(layer, queries, found, loose=1.0):
     """Compare with float64 rows; `loose` scales tolerances, which are those of scores of about ten in float32."""
     exact = {name: getattr(layer, name).double() for name in ("q", "k", "lam", "gain")}
     held = replace(layer, **exact).rows(queries)
     seen = layer.visible(queries)
-    assert found.keys() - {"pair"} == ({"A1", "D"} if held.a2 is None else {"A1", "A2", "D"})
+    assert found.keys() == ({"A1", "D"} if held.a2 is None else {"A1", "A2", "D"})
     for name, x in (("A1", held.a1), ("A2", held.a2), ("D", held.d)):
         if x is not None:
-            _check_map(name, x, seen, found[name], spans, loose)
-    if held.a2 is not None:
-        p, q, middle = held.a1, held.a2, (held.a1 + held.a2) / 2
-        pair = {
-            "dot": (p * q).sum(-1),
-            "js": (torch.xlogy(p, p / middle) + torch.xlogy(q, q / middle)).nan_to_num().sum(-1) / 2,
-            "bhattacharyya": (p * q).sqrt().sum(-1),
-        }
-        for name, value in pair.items():
-            _close(f"pair {name}", found["pair"][name], value, 1e-5 * loose, 2e-7 * loose)
+            _check_map(name, x, seen, found[name], loose)
 
 
 def _close(what, found, exact, rtol, atol):
     torch.testing.assert_close(found.double(), exact, rtol=rtol, atol=atol, msg=lambda text: f"{what}: {text}")
 
 
-def _check_map(name, x, seen, found, spans, loose):
+def _check_map(name, x, seen, found, loose):
     size, n = x.abs(), seen.sum(-1)
     total, rtol, atol = size.sum(-1), 1e-5 * loose, 1e-6 * loose
     sums = {
@@ -93,10 +84,6 @@ def _check_map(name, x, seen, found, spans, loose):
     for moment, value in sums.items():
         _close(f"{name} {moment}", found[moment], value, rtol, atol)
     _close(f"{name} roots", found["roots"], size.sqrt().sum(-1), 1e-4 * loose, 1e-4 * loose)
-    for number, keys in enumerate(spans):
-        part = x[..., keys]
-        for kind, value in (("net", part), ("size", part.abs()), ("positive", part.clamp_min(0))):
-            _close(f"{name} span_{kind}", found[f"span_{kind}"][..., number], value.sum(-1), rtol, atol)
     # Counts and positions may differ where float32 cannot tell.
     unsure, several = atol * size.amax(-1, keepdim=True), n > 1
     assert ((x < -unsure).sum(-1) <= found["negatives"]).all() and (found["negatives"] <= (x < unsure).sum(-1)).all()
@@ -142,10 +129,7 @@ def _cases(draw):
         gain=draw(st.sampled_from([1.0, 1.7])),
     )
     queries = draw(st.permutations(range(tokens)))[: draw(st.integers(1, tokens))]
-    spans = [
-        draw(st.lists(st.integers(0, layer.n_keys - 1), min_size=1, unique=True)) for _ in range(draw(st.sampled_from([0, 2])))
-    ]
-    return layer, torch.tensor(queries), [torch.tensor(span) for span in spans], draw(st.sampled_from([20, 2**14]))
+    return layer, torch.tensor(queries), draw(st.sampled_from([20, 2**14]))
 
 
 @pytest.mark.parametrize(
@@ -161,18 +145,18 @@ def test_scores_may_be_capped_and_share_a_row_with_a_sink_logit(moments, cap, si
     layer = _random(5, dtype, share=share, tokens=45, mask=Mask("window", 31), gain=1.3)
     sinks = None if sink is None else torch.linspace(sink - 2, sink + 2, layer.q.shape[1]).to(dtype)
     layer = replace(layer, soft_cap=cap, sink_logit=sinks)
-    queries, spans = torch.tensor([44, 0, 17, 30, 31]), [torch.tensor([0, 20, 40])]
-    measured = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    _check(layer, queries, measured, spans, loose=5.0)
+    queries = torch.tensor([44, 0, 17, 30, 31])
+    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    _check(layer, queries, measured, loose=5.0)
     assert sinks is None or (measured["A1"]["total"] < 1 - 1e-6).any()
 
 
 @settings(deadline=None, max_examples=10, derandomize=True, database=None)
 @given(case=_cases())
 def test_sums_are_those_of_the_maps(moments, case):
-    layer, queries, spans, scratch = case
-    measured = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=scratch)
-    _check(layer, queries, measured, spans, loose=5.0)
+    layer, queries, scratch = case
+    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=scratch)
+    _check(layer, queries, measured, loose=5.0)
 
 
 def _integers(low, high, *shape, seed=0):
@@ -200,9 +184,8 @@ def test_extreme_rows(moments, case):
     if common:  # what a score has beside its few units is the same for all keys
         q[..., 0], k[..., 0] = common / 10, 10
     layer = _layer(q, k, a2=torch.tensor([2, 3]), scale=1.0, **fields)
-    spans = [torch.tensor([0, 1, 33]), torch.arange(66)]
-    measured = moments(layer, torch.arange(66), ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    _check(layer, torch.arange(66), measured, spans)
+    measured = moments(layer, torch.arange(66), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    _check(layer, torch.arange(66), measured)
     nan = {(name_of_map, name) for name_of_map, held in measured.items() for name, x in held.items() if x.isnan().any()}
     assert not nan
 
@@ -221,11 +204,9 @@ def test_a_row_of_zeros_has_no_order(moments):
     layer = _random(3, share=1, heads=1, lam=1.0)
     layer = replace(layer, q=layer.q[:, [0, 0]], k=layer.k[:, [0, 0]])
     measured = moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    d, pair = measured["D"], measured["pair"]
+    d = measured["D"]
     assert all((d[name] == 0).all() for name in ("total", "net", "squares", "logs", "roots", "negative", "negatives"))
     assert all(d[name].isnan().all() for name in ("gini", "gini_width", "quantiles", "top", "small"))
-    assert (pair["js"] == 0).all()
-    torch.testing.assert_close(pair["bhattacharyya"], torch.ones(1, 70))
 
 
 def test_what_is_not_finite_stays_so(moments):
@@ -277,6 +258,5 @@ def test_what_does_not_exist_is_named(moments):
 def test_sums_of_long_rows(moments, dtype, d, mask):
     layer = _random(1, dtype, heads=4, share=2, groups=2, tokens=4096, d=d, mask=mask, gain=1.2)
     queries = torch.cat([torch.arange(3), torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:300]])
-    spans = [torch.arange(4), torch.arange(1000, 1100), torch.arange(5, 4000)]
-    measured = moments(layer, queries, ALL, spans, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=1000)
-    _check(layer, queries, measured, spans, loose=5.0)
+    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=1000)
+    _check(layer, queries, measured, loose=5.0)
