@@ -39,9 +39,8 @@ ORDER = {"top": (1, 5, 10), "near_zero": 0.1, "levels": (0.1, 0.5, 0.9, 0.99)}
 SUMS = {"total", "net", "squares", "logs", "roots", "negative", "negatives", "peak"}
 MOMENTS = {
     "sums": SUMS,
-    "sums and pair": SUMS | set(rows.PAIR),
     "sums and small": SUMS | {"small"},
-    "all, with histograms": {*rows.MOMENTS, *rows.PAIR},
+    "all, with histograms": set(rows.MOMENTS),
 }
 
 

@@ -68,16 +68,10 @@ def run(capsys):
     return command
 
 
-@pytest.fixture(scope="session")
-def browser_profile(tmp_path_factory):
-    """The folder in which the browser keeps its cache from module to module."""
-    return tmp_path_factory.mktemp("browser")
-
-
 @pytest.fixture(scope="module")
-def open_page(browser_profile):
+def open_page():
     """Open pages of a browser; no longer than for a module, since meanwhile nothing else can run an event loop."""
-    with chromium(browser_profile) as opened:
+    with chromium() as opened:
         yield opened
 
 

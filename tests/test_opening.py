@@ -174,7 +174,7 @@ def reshaped(tensor):
 
 def used(capture, folder):
     """All that is asked of a capture."""
-    assert repr(capture) and capture._repr_html_() and capture.spans
+    assert repr(capture) and capture._repr_html_() and capture.spans is not None
     assert capture.fidelity.sizes["layer"] == capture.n_layers == capture.lam.sizes["layer"] == capture.lam_init.sizes["layer"]
     capture.save(folder / "again.dscope")
     if any(not layer.differential and not (layer.gain == 1).all() for layer in capture.layers):  # all else is answered

@@ -70,19 +70,15 @@ def _wait(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
 
 
 @contextmanager
-def chromium(profile: Path | None = None) -> Iterator:
+def chromium() -> Iterator:
     """Yield a function that opens a page of a browser: width, height, options; ``page.problems`` lists errors of its console.
 
-    Each page is a visitor of its own, and takes options of Playwright's. With a profile folder all pages are one visitor, whose
-    cache is kept there: opening the dashboard again is then a quarter less work.
+    Each page is a visitor of its own, and takes options of Playwright's.
     """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        if profile is None:
-            browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
-        else:
-            browser = play.chromium.launch_persistent_context(profile, executable_path=CHROMIUM, args=OFFLINE)
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
 
         def new_page(width: int, height: int, **options):
             page = browser.new_page(**options)
