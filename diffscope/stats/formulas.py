@@ -1,7 +1,7 @@
 """The statistics as functions on arrays, for attention maps of any origin, without models or files.
 
-Every row statistic takes a map (..., query, key), a numpy array or a torch tensor of probabilities or of signed weights, and
-returns one value (or a few) of each row, as the kind of array that it was called with:
+Every row statistic takes a map (..., query, key) of probabilities or of signed weights, and returns one value (or a few) of each
+row. Of a torch tensor the result is a tensor; of a numpy array, a DataArray of xarray or nested lists it is a numpy array:
 
 >>> import numpy as np
 >>> from diffscope.stats.formulas import entropy
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from diffscope.errors import DiffscopeError
 from diffscope.stats import branches, heads, rows, spans
 from diffscope.stats.collect import Columns
 from diffscope.stats.ranks import exact
@@ -29,12 +30,12 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 
 def _like(result: torch.Tensor, array: Array) -> Array:
-    return result.numpy() if isinstance(array, np.ndarray) else result
+    return result if isinstance(array, torch.Tensor) else result.numpy()
 
 
 def _tensor(x: Any) -> Any:
-    """Return arrays and numbers as a tensor; anything else as it is."""
-    if isinstance(x, np.ndarray):
+    """Return arrays (of xarray too) and numbers as a tensor; anything else as it is."""
+    if hasattr(x, "__array__") and not isinstance(x, torch.Tensor):
         return torch.as_tensor(np.ascontiguousarray(x))
     return torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x
 
@@ -54,11 +55,16 @@ def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rows(a: Array, visible: Array | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return weights in float32 or float64 with zeros where a row does not see, what it sees, (..., query, key), and how many."""
-    x = _tensor(a).detach()
+    x = _tensor(np.asarray(a) if isinstance(a, (list, tuple)) else a)
+    if not isinstance(x, torch.Tensor) or x.dim() < 1:
+        raise DiffscopeError(
+            f"a map is an array (..., query, key), not {type(a).__name__}; give a window of cap.map, for example"
+        )
+    x = x.detach()
     if not x.is_floating_point():
         x = x.double()
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    seen = torch.ones_like(x, dtype=torch.bool) if visible is None else torch.as_tensor(visible).bool().expand(x.shape)
+    seen = torch.ones_like(x, dtype=torch.bool) if visible is None else torch.as_tensor(_tensor(visible)).bool().expand(x.shape)
     return x.masked_fill(~seen, 0), seen, seen.sum(-1)
 
 

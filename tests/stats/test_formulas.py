@@ -7,10 +7,12 @@ import hypothesis.extra.numpy as arrays
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import diffscope
+from diffscope.errors import DiffscopeError
 from diffscope.stats import STATISTICS, formulas
 from diffscope.stats.moments import TOP_K
 
@@ -42,6 +44,17 @@ def test_both_kinds_of_array_and_a_mask(name):
     assert tensors.dtype == (torch.float64 if name == "argmax" else torch.float32)
     np.testing.assert_allclose(tensors, masked, rtol=1e-4, atol=1e-6)
     assert ROW[name].formula in function.__doc__ and function.__name__ == name
+
+
+def test_lists_and_labelled_windows():
+    maps = np.array([[0.25, 0.75], [0.5, 0.5]])
+    labelled = xr.DataArray(maps, dims=("query", "key"))
+    for of in (formulas.entropy, lambda a: formulas.span_mass(a, [0])):
+        np.testing.assert_array_equal(of(maps.tolist()), of(maps))
+        np.testing.assert_array_equal(of(labelled), of(maps))
+    np.testing.assert_array_equal(formulas.cosine(labelled, labelled[::-1]), formulas.cosine(maps, maps[::-1]))
+    with pytest.raises(DiffscopeError, match="a map is an array"):
+        formulas.entropy("0.25 0.75")
 
 
 def _bound(text, n):
