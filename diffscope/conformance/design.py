@@ -41,7 +41,7 @@ def _deviations(observed: ObservedLayer, convention: Convention, depth: int) -> 
     if convention.post_scale and layer.lam_init is not None and layer.post_scale == 1 and layer.lam_init != 0:
         yield "fail", "post-scale", "the factor (1 − λ_init) after the norm is missing"
     if convention.keys == "one a map" and shares_keys(layer) and type(observed.module).__name__ != OFFICIAL_NAIVE:
-        yield "fail", "grouped keys", "K is repeated before the maps are paired, so both maps of a head observed at one K head"
+        yield "fail", "grouped keys", "K is repeated before the maps are paired, so both maps of a head look at one K head"
 
 
 def _schedule(number: int, lam_init: float, expected: int) -> tuple[str, str, str]:
