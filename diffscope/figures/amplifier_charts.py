@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import MAPS, RANKED_MAPS
-from diffscope.figures.base import Figure
+from diffscope.figures.figure import Figure
 from diffscope.figures.heads import by_head
 from diffscope.figures.of_values import curves
 from diffscope.readings.amplifier import per_unit

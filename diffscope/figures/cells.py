@@ -8,9 +8,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 
 ROLES = ("panel", "y", "x")
@@ -26,7 +26,6 @@ def data(values: xr.DataArray, x: str, y: str, panels: str | None = None, error:
     """Values (panel, y, x) and their errors; parameters as of ``diffscope.figures.cells``."""
     chosen = by_role(values, {"x": x, "y": y, "panel": panels})
     about = {
-        "figure": "cells",
         "model": str(values.attrs.get("model", "")),
         "x": along_title(values, x),
         "y": along_title(values, y),
@@ -154,4 +153,4 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     return figure
 
 
-register("cells", "labelled values as coloured cells with their numbers", data=data, plotly=on_screen, matplotlib=in_print)
+CHART = Chart(on_screen, in_print)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -10,14 +11,24 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.escaping import for_html
+from diffscope.figures.canvas import canvas, finish_print
+from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.legend import legend_below, legend_height
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
 GAPS = {"shared": 0.03, "own": 0.08}  # between panels on the screen, of its width
 SYMBOLS = {0: "circle", -1: "triangle-down-open", 1: "triangle-up-open"}  # of points within, below and above what is drawn
 DASHES = ("dash", "dot", "dashdot", "longdash")
+LABELS = 18  # of categories that fit below a printed figure
+TALLEST = 2.2  # inches of a row of printed panels
+NARROWEST = 1.3  # inches of a printed panel: of narrower ones there are several rows
+CHARACTER = 0.055  # inches of a label below a printed figure
+SLANTED = 0.3  # inches that turned labels take below a panel
+MARKERS = ("o", "s", "^", "D", "v", "P")  # of one series after the other, so that they are told apart in grey print too
+IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 Looks = Mapping[str, tuple[str, str]]
 
 
@@ -50,7 +61,6 @@ def data(
         drawn["points"] = _behind(points, chosen)
     dataset = xr.Dataset(drawn).drop_attrs()
     about = {
-        "figure": "curves",
         "model": str(values.attrs.get("model", "")),
         "x": along_title(values, x) if at is None else values_title(at),
         "y": values_title(values),
@@ -281,3 +291,149 @@ def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
         look = {"mode": "markers", "marker": {"size": 7, "color": colour, "symbol": symbol}, "offsetgroup": common["name"]}
         traces.append(common | seen | look)
     return traces
+
+
+def in_print(
+    dataset: xr.Dataset,
+    width: float,
+    style: str = "lines",
+    title: str | None = None,
+    log: str = "",
+    scale: str = "shared",
+):
+    """The drawing for print; panels that would be too narrow beside each other stand in several rows."""
+    panels = [str(name) for name in dataset["panel"].values]
+    columns = min(len(panels), max(1, int(width / NARROWEST)))
+    rows = math.ceil(len(panels) / columns)
+    wide = width / columns
+    tall = min(max(1.6, wide * 0.5), TALLEST)
+    colours = colours_of(dataset)
+    named = [*filter(None, colours), *dataset.attrs["references"], *filter(None, [dataset.attrs["diagonal"]])]
+    places, numbers = places_of(dataset)
+    numbers = numbers and style in ("lines", "points")
+    turned = not numbers and "at" not in dataset and _turned(places, wide)
+    figure = canvas(width, rows * (tall + (SLANTED if turned else 0.0)) + legend_height(named, width))
+    grid = figure.subplots(rows, columns, sharey=scale == "shared", squeeze=False)
+    ticks = np.asarray(places, float) if numbers else np.arange(len(places), dtype=float)
+    for number, ax in enumerate(grid.flat):
+        if number >= len(panels):
+            ax.set_visible(False)
+            continue
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style)
+        _print_references(ax, dataset)
+        ax.set_title(for_print(panels[number]))
+        if number >= len(panels) - columns:
+            ax.set_xlabel(for_print(dataset.attrs["x"]))
+        if not numbers and "at" not in dataset:
+            _name_places(ax, places, wide)
+        elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+        elif "at" not in dataset:
+            ax.xaxis.set_major_formatter("{x:g}")
+        ax.yaxis.grid(True)
+        for letter in log:
+            ax.set(**{f"{letter}scale": "log"})
+            axis = ax.xaxis if letter == "x" else ax.yaxis
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}" if letter == "y" and within_a_decade(dataset) else "")
+        if "x" in log and numbers:
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
+    for row in grid:
+        row[0].set_ylabel(for_print(dataset.attrs["y"]))
+    legend_below(figure, grid[0, 0], width)
+    finish_print(figure, title)
+    return figure
+
+
+def _print_references(ax, dataset: xr.Dataset) -> None:
+    """The lines of one panel that are no data."""
+    if words := dataset.attrs["diagonal"]:
+        ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
+    for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
+        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=line, label=for_print(words))
+
+
+def _apart(ticks: np.ndarray, width: float) -> bool:
+    """Whether a tick at every place of a panel so many inches wide leaves room for its label."""
+    if len(ticks) == 1:
+        return True
+    labels = max(len(f"{tick:g}") for tick in ticks) + 1
+    return float(np.diff(np.sort(ticks)).min() / np.ptp(ticks)) * 0.8 * width > labels * CHARACTER
+
+
+def _step(places: list, width: float) -> int:
+    """Of how many labels one is shown below a panel so many inches wide: every one where there are few."""
+    return math.ceil(len(places) * TALLEST / width / LABELS) if len(places) > LABELS / 2 else 1
+
+
+def _turned(places: list, width: float) -> bool:
+    """Whether labels would touch if they were not turned."""
+    labels = places[:: _step(places, width)]
+    return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
+
+
+def _name_places(ax, places: list, width: float) -> None:
+    """Labels below a panel so many inches wide."""
+    step = _step(places, width)
+    labels = [for_print(place) for place in places[::step]]
+    look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if _turned(places, width) else {}
+    ax.set_xticks(range(0, len(places), step), labels, **look)
+
+
+def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[str, str], style: str) -> None:
+    """All series of one panel, (series, x)."""
+    count = len(colours)
+    inks = list(dict.fromkeys(colours.values()))
+    above = np.zeros(len(places))
+    below = np.zeros(len(places))
+    for number, (name, colour) in enumerate(colours.items()):
+        series = part.isel(series=number)
+        values = shown(series, "value")
+        marker = MARKERS[inks.index(colour) % len(MARKERS)]
+        aside = (number - (count - 1) / 2) / count
+        ends = {}
+        if "low" in series:
+            ends = {"yerr": np.stack(spread(series))}
+        label = for_print(name) if name else None
+        numbers = "at" in series or places_of(series)[1]
+        beside = 0.0 if style == "lines" or numbers else 0.4 * aside
+        if "points" in series:
+            single = shown(series, "points")
+            at = np.repeat(places + beside, single.shape[1])
+            ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
+        if style == "stacked":
+            bottom = np.where(values < 0, below, above)
+            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
+            above += np.nan_to_num(np.maximum(values, 0))
+            below += np.nan_to_num(np.minimum(values, 0))
+        elif style == "bars":
+            ax.bar(
+                places + 0.8 * aside,
+                values,
+                0.8 / count,
+                color=colour,
+                label=label,
+                error_kw={"lw": 0.6, "ecolor": theme.INK},
+                **ends,
+            )
+        elif style == "lines":
+            line = IN_PRINT[dash_of(series, name)]
+            size = 2.6 if line == "-" else 1.6
+            ax.errorbar(places, values, color=colour, ls=line, marker=marker, ms=size, elinewidth=0.6, label=label, **ends)
+        else:
+            _points(ax, series, places + beside, colour, marker, label, ends)
+
+
+def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
+    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    values = shown(part, "value")
+    places = part["at"].values if "at" in part else places
+    side = np.nan_to_num(beyond(part))
+    within = np.where(side == 0, values, np.nan)
+    look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
+    ax.errorbar(places, within, color=colour, ls="", marker=marker, ms=2.6, elinewidth=0.6, label=label, **look, **ends)
+    for arrow, outside in (("v", side < 0), ("^", side > 0)):
+        ax.plot(places[outside], values[outside], color=colour, ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)
+
+
+CHART = Chart(on_screen, in_print)

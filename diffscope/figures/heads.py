@@ -9,9 +9,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
@@ -111,7 +111,6 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | N
         array = array.expand_dims(head=[0], axis=-1)
     dataset = array.transpose("layer", "head").reset_coords(drop=True).to_dataset(name=str(array.name))
     dataset.attrs = {
-        "figure": "heads",
         "model": model,
         "statistic": str(array.name),
         "selection": ", ".join(words),
@@ -283,4 +282,4 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, contrast:
     return figure
 
 
-register("heads", "a statistic by layer and head", data=data, plotly=on_screen, matplotlib=in_print, wide=False)
+CHART = Chart(on_screen, in_print)

@@ -7,8 +7,8 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen, log_axis
+from diffscope.figures.figure import Chart
 from diffscope.figures.selection import edited, one_prompt
 
 
@@ -22,14 +22,14 @@ def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
     dataset = xr.Dataset({"lam": lam.mean(others), "lowest": lam.min(others), "highest": lam.max(others)})
     if np.isfinite(cap.lam_init.values).any():
         dataset["lam_init"] = cap.lam_init
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="lambdas", model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
 
 
 def fidelity_data(cap) -> xr.Dataset:
     """Error of the rebuilt attention output and its tolerance, by layer."""
     one_prompt(cap, 0)
     dataset = cap.fidelity[["error", "tolerance"]]
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="fidelity", model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
 
 
 LINES = {
@@ -38,7 +38,7 @@ LINES = {
     "error": ("error", {"color": theme.MAP_COLOURS["A1"], "dash": "solid", "marker": "o"}),
     "tolerance": ("tolerance", {"color": theme.ORANGES[6], "dash": "dash", "marker": None}),
 }
-HEADINGS = {"lambdas": "λ by layer", "fidelity": "relative error of the rebuilt attention output"}
+HEADINGS = {"lam": "λ by layer", "error": "relative error of the rebuilt attention output"}
 
 
 def _spread(data: xr.Dataset) -> bool:
@@ -71,7 +71,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 240, sel
     mark = {"type": "line", "xref": "x", "yref": "paper", "x0": selected, "x1": selected, "y0": 0, "y1": 1, "layer": "below"}
     finish_screen(
         figure,
-        HEADINGS[data.attrs["figure"]] if title is None else title,
+        HEADINGS["lam" if "lam" in data else "error"] if title is None else title,
         height=height,
         legend="left",
         shapes=[] if selected is None else [mark | {"line": {"color": theme.RULE, "width": 8}}],
@@ -103,10 +103,8 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
     ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
     ax.set_xlabel("layer")
     figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2)
-    finish_print(figure, HEADINGS[data.attrs["figure"]] if title is None else title)
+    finish_print(figure, HEADINGS["lam" if "lam" in data else "error"] if title is None else title)
     return figure
 
 
-DRAWN = {"plotly": on_screen, "matplotlib": in_print, "wide": False}
-register("lambdas", "λ by layer, with its initial value", data=lambdas_data, **DRAWN)
-register("fidelity", "error of the capture by layer, beside its tolerance", data=fidelity_data, **DRAWN)
+CHART = Chart(on_screen, in_print)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import cells as _cells  # noqa: F401 (each registers what it draws)
+from diffscope.figures import cells as _cells
 from diffscope.figures import curves as _curves
-from diffscope.figures import curves_print as _curves_print  # noqa: F401
-from diffscope.figures import strips as _strips  # noqa: F401
-from diffscope.figures.base import KINDS, Figure
+from diffscope.figures import strips as _strips
+from diffscope.figures.figure import Drawing, Printing, figure
 
 
+@figure(wide=False)
 def curves(
     values: xr.DataArray,
     *,
@@ -33,11 +33,8 @@ def curves(
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
     scale: Literal["shared", "own"] = "shared",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Any labelled values: along one dimension, with a colour for each label of another and a panel for each of a third.
 
     Parameters
@@ -70,8 +67,6 @@ def curves(
         Which axes are logarithmic.
     scale : {"shared", "own"}
         One vertical scale of all panels, or one each.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -88,10 +83,11 @@ def curves(
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
     marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
-    data = KINDS["curves"].data(values, x, series, panels, **ranges, **marks)
-    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, scale=scale, title=title)
+    data = _curves.data(values, x, series, panels, **ranges, **marks)
+    return Drawing(_curves.CHART, data, {"style": style, "log": log, "scale": scale})
 
 
+@figure(wide=False)
 def strips(
     values: xr.DataArray,
     *,
@@ -99,11 +95,8 @@ def strips(
     series: str = "side",
     points: str = "head",
     joined: bool = False,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Single values as strips of points: one strip a label of a dimension, side by side at every place along another.
 
     Parameters
@@ -114,8 +107,6 @@ def strips(
         Its dimensions; it has no others.
     joined : bool
         Whether a point of one strip is the same thing as that of the next: lines lead from one to the other.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -126,9 +117,10 @@ def strips(
     DiffscopeError
         There is no such dimension, one without a role, or no value at all.
     """
-    return KINDS["strips"].figure(KINDS["strips"].data(values, x, series, points, joined), venue, wide, width, title=title)
+    return Drawing(_strips.CHART, _strips.data(values, x, series, points, joined))
 
 
+@figure()
 def cells(
     values: xr.DataArray,
     *,
@@ -136,11 +128,8 @@ def cells(
     y: str = "layer",
     panels: str | None = None,
     error: xr.DataArray | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Any labelled values as coloured cells with their numbers, on one scale.
 
     Parameters
@@ -151,8 +140,6 @@ def cells(
         Its dimensions; it has no others.
     error : xarray.DataArray, optional
         What stands below each number with a ±, such as its standard error; with dimensions of `values`.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -163,4 +150,4 @@ def cells(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels, error), venue, wide, width, title=title)
+    return Drawing(_cells.CHART, _cells.data(values, x, y, panels, error))

@@ -1,10 +1,9 @@
-"""What a figure is of: captures or readings, of one model or of several by name; and drawings under a name of their own."""
+"""What a figure is of: captures or readings, of one model or of several by name."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,9 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures.base import KINDS, Figure
-from diffscope.figures.panels import short_name
+from diffscope.figures.curves import CHART
+from diffscope.figures.escaping import short_name
+from diffscope.figures.figure import Drawing, Figure
 from diffscope.prompts.selection import is_last
 
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
@@ -136,22 +136,11 @@ def checked_query(query: Any, *words: str) -> int | str:
     raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
 
 
-def drawn(name: str, figure: Figure, caption: str, *, edits: str = "", **facts: Any) -> Figure:
-    """A figure under a name of its own, with a caption and facts in its attributes; the caption tells edits."""
-    sentence = f"{caption} Under {edits}." if edits else caption
-    facts = {"edits": edits or None, **facts}
-    about = {"figure": name, "caption": sentence, **{key: value for key, value in facts.items() if value is not None}}
-    return replace(figure, kind=replace(figure.kind, name=name), data=figure.data.assign_attrs(about))
-
-
-def panels_beside(
-    parts: Mapping[str, Figure], venue: str | None, wide: bool | None, width: float | None, title: str | None
-) -> Figure:
-    """Figures of curves that are drawn alike as one, printed as told: panels of each beside those of the next, with its name."""
+def panels_beside(parts: Mapping[str, Figure]) -> Drawing:
+    """Return figures of curves that are drawn alike as one: panels of each beside those of the next, with its name."""
     figures = list(parts.values())
     data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
-    page = True if wide is None else wide
-    return KINDS["curves"].figure(data, venue, page, width, **{**figures[0].style, "title": title})
+    return Drawing(CHART, data, {word: value for word, value in figures[0].style.items() if word != "title"})
 
 
 def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:

@@ -7,9 +7,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import curves, theme
-from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_print
+from diffscope.figures.figure import Chart
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
@@ -45,7 +45,7 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     uniform = float(estimates["uniform"].sel(layer=layer)[-1])
     references = {UNIFORM: uniform} if statistic == "answer" and np.isfinite(uniform) else {}
     dataset = curves.data(table, "step", "series", references=references)
-    return dataset.assign_attrs(figure="training", apart=apart)
+    return dataset.assign_attrs(apart=apart)
 
 
 def _same_for_heads(values: xr.DataArray) -> bool:
@@ -108,11 +108,4 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
     return figure
 
 
-register(
-    "training",
-    "a statistic of every head over the steps of a training",
-    data=data,
-    plotly=on_screen,
-    matplotlib=in_print,
-    wide=False,
-)
+CHART = Chart(on_screen, in_print)
