@@ -9,7 +9,7 @@ import torch
 
 import diffscope
 from diffscope import edits, figures, readings, tables, tasks
-from diffscope.figures.of_study import quantities
+from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, report, run, summary
 from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate

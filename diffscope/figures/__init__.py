@@ -16,17 +16,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
+from diffscope.figures.amplification import amplifier, anatomy, attribution, rejection, signal_to_noise
+from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
+from diffscope.figures.edits import ablation, interventions
 from diffscope.figures.figure import FIGURES, Figure, check_keywords
 from diffscope.figures.notebook import view
-from diffscope.figures.of_captures import allocation, similarity, statistic_by_layer
-from diffscope.figures.of_depths import by_depth, depth_by_length
-from diffscope.figures.of_edits import ablation, interventions
-from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection, signal_to_noise
-from diffscope.figures.of_study import study
-from diffscope.figures.of_sweeps import sweep
-from diffscope.figures.of_training import checkpoints, training
-from diffscope.figures.of_values import cells, curves, strips
+from diffscope.figures.retrieval import by_depth, depth_by_length
+from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
+from diffscope.figures.sweeps import sweep
+from diffscope.figures.tests import study
+from diffscope.figures.trainings import checkpoints, training
+from diffscope.figures.values import cells, curves, strips
 
 __all__ = [
     "FIGURES",

@@ -8,9 +8,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import MAPS, RANKED_MAPS
+from diffscope.figures.by_head import by_head
 from diffscope.figures.figure import Figure
-from diffscope.figures.heads import by_head
-from diffscope.figures.of_values import curves
+from diffscope.figures.values import curves
 from diffscope.readings.amplifier import per_unit
 from diffscope.readings.branches import FIRST, OTHER, SECOND, targets
 from diffscope.readings.branches import LARGEST as LARGEST_OTHER

@@ -10,9 +10,9 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print
 from diffscope.figures.selection import layer_at
 
 SIZE = 64  # bins a side

@@ -7,8 +7,8 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print, finish_screen, log_axis
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen, log_axis
 from diffscope.figures.selection import edited, one_prompt
 
 

@@ -14,9 +14,9 @@ from diffscope.attention.maps import present
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas
 from diffscope.figures.selection import edited, visible_cells, window
 
 Choice = Sequence[int] | Literal["all"] | None

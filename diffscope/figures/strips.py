@@ -7,10 +7,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen
 
 ROLES = ("series", "x", "point")
 STRIP = 0.42  # from one strip to the next, where 1 is from one place to the next

@@ -7,9 +7,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print
 
 TITLE = "exact answers: in training, and in the end by length and number of distractors"
 

@@ -13,7 +13,7 @@ import xarray as xr
 from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.of_values import curves
+from diffscope.figures.values import curves
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.sample import averaged, rule

@@ -13,9 +13,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, settle
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 
 ROW = 0.27  # inches a quantity takes in print

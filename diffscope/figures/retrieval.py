@@ -11,8 +11,8 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.of_values import cells, curves
-from diffscope.figures.subjects import estimates_of, together
+from diffscope.figures.inputs import estimates_of, together
+from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading

@@ -8,8 +8,8 @@ from typing import Literal, Unpack
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import cells as _cells
-from diffscope.figures import curves as _curves
+from diffscope.figures import cell_chart as _cell_chart
+from diffscope.figures import line_chart as _line_chart
 from diffscope.figures import strips as _strips
 from diffscope.figures.figure import Drawing, Printing, figure
 
@@ -77,14 +77,14 @@ def curves(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    if style not in _curves.STYLES:
-        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
+    if style not in _line_chart.STYLES:
+        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_line_chart.STYLES)}")
     if points is not None and (style not in ("lines", "points") or at is not None):
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
     marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
-    data = _curves.data(values, x, series, panels, **ranges, **marks)
-    return Drawing(_curves.CHART, data, {"style": style, "log": log, "scale": scale})
+    data = _line_chart.data(values, x, series, panels, **ranges, **marks)
+    return Drawing(_line_chart.CHART, data, {"style": style, "log": log, "scale": scale})
 
 
 @figure(wide=False)
@@ -150,4 +150,4 @@ def cells(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    return Drawing(_cells.CHART, _cells.data(values, x, y, panels, error))
+    return Drawing(_cell_chart.CHART, _cell_chart.data(values, x, y, panels, error))

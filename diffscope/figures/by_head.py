@@ -9,9 +9,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen
 from diffscope.figures.selection import edited, one_prompt, position_of
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER

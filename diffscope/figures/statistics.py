@@ -12,8 +12,8 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import Captures, captures_of, checked_query, panels_beside, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, checked_query, panels_beside, undefined_said
+from diffscope.figures.values import curves
 from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 

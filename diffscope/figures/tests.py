@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.of_values import curves
+from diffscope.figures.values import curves
 
 MAIN = ("diff", "standard", "double-width", "signed")
 ENDS = ("value", "low", "high")

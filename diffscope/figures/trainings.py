@@ -11,7 +11,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import checkpoints as _checkpoints
 from diffscope.figures import theme
-from diffscope.figures import training as _training
+from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.figure import Drawing, Printing, figure
 
 Contrast = Literal["sqrt", "linear"]
@@ -68,10 +68,10 @@ def training(
             raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
         estimates = along_training(subject).estimates
         model = next(iter(subject.values())).model_name.partition("@")[0]
-    data = _training.data(estimates, statistic, layer, head)
+    data = _training_chart.data(estimates, statistic, layer, head)
     data.attrs["signs"] = _signs(estimates, statistic)
     data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
-    return Drawing(_training.CHART, data)
+    return Drawing(_training_chart.CHART, data)
 
 
 def _signs(estimates: xr.Dataset, statistic: str) -> str:

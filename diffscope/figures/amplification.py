@@ -14,7 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.subjects import captures_of, estimates_of, panels_beside
+from diffscope.figures.inputs import captures_of, estimates_of, panels_beside
 from diffscope.stats.sample import rule
 
 if TYPE_CHECKING:

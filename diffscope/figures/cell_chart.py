@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.print_layout import canvas, finish_print
 
 ROLES = ("panel", "y", "x")
 DARK = 0.55  # of the largest value: from there on numbers are light

@@ -12,9 +12,9 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures.curves import CHART
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Drawing, Figure
+from diffscope.figures.line_chart import CHART
 from diffscope.prompts.selection import is_last
 
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]

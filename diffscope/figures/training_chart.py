@@ -6,10 +6,11 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import curves, theme
-from diffscope.figures.canvas import canvas, finish_print
+from diffscope.figures import line_chart as curves
+from diffscope.figures import theme
 from diffscope.figures.escaping import for_print
 from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"

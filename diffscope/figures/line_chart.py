@@ -11,11 +11,11 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 from diffscope.figures.legend import legend_below, legend_height
+from diffscope.figures.print_layout import canvas, finish_print
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")

@@ -11,18 +11,18 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures import board as _board
-from diffscope.figures import cohort as _cohort
-from diffscope.figures import heads as _heads
+from diffscope.figures import by_head as _by_head
+from diffscope.figures import cohort_chart as _cohort_chart
 from diffscope.figures import layers as _layers
 from diffscope.figures import map_grid as _grid
 from diffscope.figures import maps as _maps
 from diffscope.figures import rows as _rows
 from diffscope.figures import theme
+from diffscope.figures import verdict_chart as _verdict_chart
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.of_values import cells
+from diffscope.figures.inputs import Captures, captures_of
 from diffscope.figures.selection import one_prompt
-from diffscope.figures.subjects import Captures, captures_of
+from diffscope.figures.values import cells
 
 Window = slice | tuple[int, int] | int
 Heads = Sequence[int] | Literal["all"]
@@ -223,11 +223,11 @@ def heads(
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
-        values = _heads.of_two(cap, statistic, query, prompt, measured, labels)
+        values = _by_head.of_two(cap, statistic, query, prompt, measured, labels)
         drawing = cells.drawing(values, panels="model")
         return replace(drawing, data=drawing.data.assign_attrs(signs=values.attrs["signs"]), wide=True)
-    data = _heads.data(cap, statistic, query, prompt, measured, **labels)
-    return Drawing(_heads.CHART, data, {"contrast": contrast})
+    data = _by_head.data(cap, statistic, query, prompt, measured, **labels)
+    return Drawing(_by_head.CHART, data, {"contrast": contrast})
 
 
 @figure(wide=False)
@@ -308,7 +308,7 @@ def cohort(
     Figure
     """
     about = "every arm of a trained cohort: curves, formation, answers by length and distractors"
-    return Drawing(_cohort.CHART, _cohort.data(dataset), about=about)
+    return Drawing(_cohort_chart.CHART, _cohort_chart.data(dataset), about=about)
 
 
 @figure()
@@ -327,4 +327,4 @@ def board(
     -------
     Figure
     """
-    return Drawing(_board.CHART, _board.data(verdicts))
+    return Drawing(_verdict_chart.CHART, _verdict_chart.data(verdicts))
