@@ -15,7 +15,7 @@ from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 from diffscope.figures.legend import legend_below, legend_height
-from diffscope.figures.print_layout import canvas, finish_print
+from diffscope.figures.print_layout import canvas, finish_print, log_axis
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
@@ -142,8 +142,27 @@ def on_screen(
     log: str = "",
     scale: str = "shared",
     height: int = 260,
+    band: Mapping[str, str] | None = None,
+    highlight: Sequence[str] = (),
+    marked: float | None = None,
 ):
-    """The drawing for the screen; put together as one dictionary, since plotly takes long to change a figure."""
+    """Draw for the screen; put together as one dictionary, since plotly takes long to change a figure.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        As ``data`` gives it.
+    style, title, log, scale
+        As of ``diffscope.figures.curves``.
+    height : int
+        Pixels.
+    band : mapping of str to str, optional
+        What the range of some series is called; it is an area and not bars.
+    highlight : sequence of str
+        The series that matter most first; all others are thin, faint and not in the legend.
+    marked : float, optional
+        A place along x that a broad line marks.
+    """
     import plotly.graph_objects as go
 
     panels = [str(name) for name in dataset["panel"].values]
@@ -162,7 +181,9 @@ def on_screen(
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
         layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
-    layout |= {"annotations": [], "shapes": []}
+    mark = {"type": "line", "x0": marked, "x1": marked, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
+    broad = {"line": {"color": theme.RULE, "width": 8}}
+    layout |= {"annotations": [], "shapes": [] if marked is None else [mark | broad]}
     data = []
     for column, panel in enumerate(panels):
         axis = "" if column == 0 else str(column + 1)
@@ -179,9 +200,14 @@ def on_screen(
             layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column, series=number)
-            for trace in [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]:
+            traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
+            if band and name in band and "low" in part:
+                traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
+            if highlight:
+                traces = [each | _emphasis(name, colours[name], highlight) for each in traces]
+            for trace in traces:
                 axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": bool(trace["name"]) and column == 0}
-                data.append(trace | axes)
+                data.append(axes | trace)
     figure = go.Figure({"data": data, "layout": layout})
     figure.layout.template = None  # of a dictionary it would be the usual one
     return figure
@@ -279,6 +305,22 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
     return _marks(part, common, colour)
 
 
+def _area(part: xr.Dataset, places: list, colour: str, label: str) -> dict:
+    """Return the range of one series as an area."""
+    ends = np.concatenate([shown(part, "high"), shown(part, "low")[::-1]])
+    look = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
+    return {"type": "scatter", "x": [*places, *places[::-1]], "y": ends, "name": for_html(label)} | look
+
+
+def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
+    """Return how a line looks among others of which some are highlighted."""
+    if name not in highlight:
+        look = {"line": {"color": colour, "width": 1}, "marker": {"color": colour, "size": 4}}
+        return look | {"opacity": 0.5, "showlegend": False}
+    first = highlight[0] == name
+    return {"line": {"color": colour, "width": 3 if first else 2, "dash": "solid" if first else "dash"}}
+
+
 def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
     """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     side = np.nan_to_num(beyond(part))
@@ -300,15 +342,20 @@ def in_print(
     title: str | None = None,
     log: str = "",
     scale: str = "shared",
+    band: Mapping[str, str] | None = None,
+    highlight: Sequence[str] = (),
 ):
-    """The drawing for print; panels that would be too narrow beside each other stand in several rows."""
+    """Draw for print; panels that would be too narrow beside each other stand in several rows. Parameters as of ``on_screen``."""
+    from matplotlib.ticker import MaxNLocator
+
     panels = [str(name) for name in dataset["panel"].values]
     columns = min(len(panels), max(1, int(width / NARROWEST)))
     rows = math.ceil(len(panels) / columns)
     wide = width / columns
     tall = min(max(1.6, wide * 0.5), TALLEST)
     colours = colours_of(dataset)
-    named = [*filter(None, colours), *dataset.attrs["references"], *filter(None, [dataset.attrs["diagonal"]])]
+    lines = [*dataset.attrs["references"], dataset.attrs["diagonal"]]
+    named = [*filter(None, [*(highlight or colours), *(band or {}).values(), *lines])]
     places, numbers = places_of(dataset)
     numbers = numbers and style in ("lines", "points")
     turned = not numbers and "at" not in dataset and _turned(places, wide)
@@ -319,7 +366,7 @@ def in_print(
         if number >= len(panels):
             ax.set_visible(False)
             continue
-        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style)
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight)
         _print_references(ax, dataset)
         ax.set_title(for_print(panels[number]))
         if number >= len(panels) - columns:
@@ -329,13 +376,13 @@ def in_print(
         elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
         elif "at" not in dataset:
+            ax.xaxis.set_major_locator(MaxNLocator(12, integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10]))
             ax.xaxis.set_major_formatter("{x:g}")
         ax.yaxis.grid(True)
-        for letter in log:
-            ax.set(**{f"{letter}scale": "log"})
-            axis = ax.xaxis if letter == "x" else ax.yaxis
-            axis.set_major_formatter("{x:g}")
-            axis.set_minor_formatter("{x:g}" if letter == "y" and within_a_decade(dataset) else "")
+        for axis in (ax.xaxis if letter == "x" else ax.yaxis for letter in log):
+            log_axis(axis)
+            if axis is ax.yaxis and within_a_decade(dataset):
+                axis.set_minor_formatter("{x:g}")
         if "x" in log and numbers:
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
     for row in grid:
@@ -380,8 +427,16 @@ def _name_places(ax, places: list, width: float) -> None:
     ax.set_xticks(range(0, len(places), step), labels, **look)
 
 
-def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[str, str], style: str) -> None:
-    """All series of one panel, (series, x)."""
+def _bars_or_lines(
+    ax,
+    part: xr.Dataset,
+    places: np.ndarray,
+    colours: Mapping[str, str],
+    style: str,
+    band: Mapping[str, str],
+    highlight: Sequence[str],
+) -> None:
+    """Draw all series of one panel, (series, x)."""
     count = len(colours)
     inks = list(dict.fromkeys(colours.values()))
     above = np.zeros(len(places))
@@ -417,9 +472,17 @@ def _bars_or_lines(ax, part: xr.Dataset, places: np.ndarray, colours: Mapping[st
                 **ends,
             )
         elif style == "lines":
+            if name in band and "low" in series:
+                area = {"color": colour, "alpha": 0.15, "lw": 0, "label": for_print(band[name])}
+                ax.fill_between(places, shown(series, "low"), shown(series, "high"), **area)
+                ends = {}
             line = IN_PRINT[dash_of(series, name)]
-            size = 2.6 if line == "-" else 1.6
-            ax.errorbar(places, values, color=colour, ls=line, marker=marker, ms=size, elinewidth=0.6, label=label, **ends)
+            look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
+            if highlight and name not in highlight:
+                look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5, "label": None}
+            elif highlight:
+                look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
+            ax.errorbar(places, values, color=colour, **look, **ends)
         else:
             _points(ax, series, places + beside, colour, marker, label, ends)
 
