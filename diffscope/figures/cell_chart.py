@@ -153,7 +153,10 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)
     bar.outline.set_visible(False)
-    bar.set_label(for_print(dataset.attrs["value"]))
+    label = for_print(dataset.attrs["value"])
+    if title is None and CHARACTER * len(label) > 2 * (tall - 0.6):  # more than two lines along the bar
+        title, label = label, ""
+    bar.set_label(label)
     finish_print(figure, title)
     return figure
 

@@ -26,6 +26,7 @@ LABELS = 18  # of categories that fit below a printed figure
 TALLEST = 2.2  # inches of a row of printed panels
 NARROWEST = 1.3  # inches of a printed panel: of narrower ones there are several rows
 CHARACTER = 0.055  # inches of a label below a printed figure
+TICK = 0.3  # inches from one numbered tick to the next
 SLANTED = 0.3  # inches that turned labels take below a panel
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of one series after the other, so that they are told apart in grey print too
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
@@ -145,6 +146,7 @@ def on_screen(
     band: Mapping[str, str] | None = None,
     highlight: Sequence[str] = (),
     marked: float | None = None,
+    extremes: Sequence[str] = (),
 ):
     """Draw for the screen; put together as one dictionary, since plotly takes long to change a figure.
 
@@ -162,6 +164,8 @@ def on_screen(
         The series that matter most first; all others are thin, faint and not in the legend.
     marked : float, optional
         A place along x that a broad line marks.
+    extremes : sequence of str
+        The series whose ranges end at single values: these are small points, since whiskers are read as intervals.
     """
     import plotly.graph_objects as go
 
@@ -177,6 +181,8 @@ def on_screen(
     grouped = style == "points" and not numbers
     if grouped:
         layout |= {"scattermode": "group", "scattergap": 0.6}  # beside each other, like bars
+    elif extremes and not numbers:
+        layout |= {"scattermode": "group", "scattergap": layout["bargap"]}  # at the middle of their bars
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
@@ -203,6 +209,9 @@ def on_screen(
             traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
             if band and name in band and "low" in part:
                 traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
+            if name in extremes and "low" in part:
+                ends = _extremes(part, places, name, colours[name])
+                traces = [ends, *({key: value for key, value in each.items() if key != "error_y"} for each in traces)]
             if highlight:
                 traces = [each | _emphasis(name, colours[name], highlight) for each in traces]
             for trace in traces:
@@ -262,9 +271,14 @@ def _references(dataset: xr.Dataset, axis: str) -> list[dict]:
     return lines
 
 
+def _has_single(part: xr.Dataset) -> bool:
+    """Return whether a series has single values that its values do not say already, as those of a control do."""
+    return "points" in part and not np.allclose(part["points"], part["value"].values[:, None], rtol=1e-6, atol=0, equal_nan=True)
+
+
 def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict]:
     """The single values behind one series of one panel, (x, point)."""
-    if "points" not in part:
+    if not _has_single(part):
         return []
     values = shown(part, "points")
     labels = [[for_html(str(label)), str(place)] for place in places for label in part["point"].values]
@@ -312,6 +326,15 @@ def _area(part: xr.Dataset, places: list, colour: str, label: str) -> dict:
     return {"type": "scatter", "x": [*places, *places[::-1]], "y": ends, "name": for_html(label)} | look
 
 
+def _extremes(part: xr.Dataset, places: list, name: str, colour: str) -> dict:
+    """Return the ends of the ranges of one series as small points."""
+    down, up = spread(part)
+    middle = shown(part, "value")
+    look = {"mode": "markers", "marker": {"size": 5, "color": colour, "line": {"width": 1, "color": theme.PAPER}}, "name": ""}
+    words = {"offsetgroup": for_html(name), "hovertemplate": f"{for_html(name)}<br>%{{x}}: %{{y:.4g}}<extra></extra>"}
+    return {"type": "scatter", "x": [*places, *places], "y": np.concatenate([middle - down, middle + up])} | look | words
+
+
 def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
     """Return how a line looks among others of which some are highlighted."""
     if name not in highlight:
@@ -344,6 +367,7 @@ def in_print(
     scale: str = "shared",
     band: Mapping[str, str] | None = None,
     highlight: Sequence[str] = (),
+    extremes: Sequence[str] = (),
 ):
     """Draw for print; panels that would be too narrow beside each other stand in several rows. Parameters as of ``on_screen``."""
     from matplotlib.ticker import MaxNLocator
@@ -366,7 +390,7 @@ def in_print(
         if number >= len(panels):
             ax.set_visible(False)
             continue
-        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight)
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight, extremes)
         _print_references(ax, dataset)
         ax.set_title(for_print(panels[number]))
         if number >= len(panels) - columns:
@@ -376,7 +400,9 @@ def in_print(
         elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
         elif "at" not in dataset:
-            ax.xaxis.set_major_locator(MaxNLocator(12, integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10]))
+            ax.xaxis.set_major_locator(
+                MaxNLocator(min(12, max(3, int(wide / TICK))), integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10])
+            )
             ax.xaxis.set_major_formatter("{x:g}")
         ax.yaxis.grid(True)
         for axis in (ax.xaxis if letter == "x" else ax.yaxis for letter in log):
@@ -435,6 +461,7 @@ def _bars_or_lines(
     style: str,
     band: Mapping[str, str],
     highlight: Sequence[str],
+    extremes: Sequence[str],
 ) -> None:
     """Draw all series of one panel, (series, x)."""
     count = len(colours)
@@ -452,9 +479,13 @@ def _bars_or_lines(
         label = for_print(name) if name else None
         numbers = "at" in series or places_of(series)[1]
         beside = 0.0 if style == "lines" or numbers else 0.4 * aside
-        if "points" in series:
+        if name in extremes and ends:
+            at = places + (0.8 * aside if style == "bars" else beside)
+            _print_extremes(ax, series, at, theme.INK if style == "bars" else colour)
+            ends = {}
+        if _has_single(series):
             single = shown(series, "points")
-            at = np.repeat(places + beside, single.shape[1])
+            at = np.repeat(_parted(places, aside) if numbers else places + beside, single.shape[1])
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
@@ -485,6 +516,17 @@ def _bars_or_lines(
             ax.errorbar(places, values, color=colour, **look, **ends)
         else:
             _points(ax, series, places + beside, colour, marker, label, ends)
+
+
+def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:
+    """Draw the ends of the ranges of one series as small points."""
+    for end in shown(part, "value") + np.stack(spread(part)) * [[-1], [1]]:
+        ax.plot(places, end, color=colour, ls="", marker="o", ms=2.0, mew=0, alpha=0.7, zorder=3)
+
+
+def _parted(places: np.ndarray, aside: float) -> np.ndarray:
+    """Return numbered places, a little to the side so that points of several series do not cover each other."""
+    return places + 0.12 * aside * np.diff(np.unique(places)).min(initial=np.inf) if len(places) > 1 else places
 
 
 def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:

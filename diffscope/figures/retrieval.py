@@ -113,6 +113,7 @@ def by_depth(
         low=values - error,
         high=values + error,
         looks=looks,
+        scale="own",
     )
     first = next(iter(chosen.values()))
     within = ", ± standard error over prompts" if any(table["mass_se"].notnull().any() for table in chosen.values()) else ""

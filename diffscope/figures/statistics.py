@@ -34,7 +34,7 @@ def allocation(
     """Five bars: what a query gives to the first token, before the answer, to the answer, after it, and to the question.
 
     The form of the first figure of "Differential Transformer" (Ye et al., 2024), of any number of models. Bars are means over
-    heads, then layers (of a batch, over its prompts first), and whiskers lead from the least head to the largest; or all is of
+    heads, then layers (of a batch, over its prompts first), and small points are the least head and the largest; or all is of
     one layer or head. Beside them stands what uniform attention would give: the share of keys that the query sees.
 
     Parameters
@@ -94,14 +94,20 @@ def allocation(
     values = undefined_said(bars["value"], "side").assign_attrs(bars["value"].attrs)
     ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
     over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
-    over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
+    over = (
+        f"layer {layer}, head {head}"
+        if head is not None
+        else f"mean over {over}; small points are the least head and the largest"
+    )
     counts = [len(cap.prompts) for cap in captures.values()]
     prompts = f", mean over {count_of_prompts(counts)}" if max(counts) > 1 else ""
     at = "last query" if query == -1 else f"query at {query}"
     caption = f"Attention of the {at} to five parts of the prompt ({amount(map, normalisation)}){prompts}, {over}."
     if (map, normalisation) == ("D", "share"):
         caption += _of_bars({name: table for name, table in estimates.items() if captures[name].differential}, head)
-    drawing = curves.drawing(values, x="part", series="side", style="bars", controls=uniform, **ends)
+    drawing = curves.drawing(
+        values, x="part", series="side", style="bars", controls=uniform, extremes=values["side"].values.tolist(), **ends
+    )
     facts = {"map": map, "normalisation": normalisation, "layer": layer, "head": head, "query": query}
     return drawing.described(caption, edits=edits_of(captures), model=", ".join(estimates), **facts)
 

@@ -30,6 +30,7 @@ def curves(
     within: tuple[float, float] | None = None,
     points: xr.DataArray | None = None,
     looks: Mapping[str, tuple[str, str]] | None = None,
+    extremes: Sequence[str] = (),
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
     scale: Literal["shared", "own"] = "shared",
@@ -62,6 +63,9 @@ def curves(
         and behind it. Of lines and points.
     looks : mapping of str to (str, str), optional
         Colour of a series, and "solid", "dash" or "dot", by its label; by default every series has a colour of its own.
+    extremes : sequence of str
+        Labels of `series` whose ranges go from the least to the largest of single values: their ends are drawn as small points,
+        not as whiskers, which are read as intervals.
     style : {"lines", "points", "bars", "stacked"}
     log : {"", "x", "y", "xy"}
         Which axes are logarithmic.
@@ -84,7 +88,7 @@ def curves(
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
     marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
     data = _line_chart.data(values, x, series, panels, **ranges, **marks)
-    return Drawing(_line_chart.CHART, data, {"style": style, "log": log, "scale": scale})
+    return Drawing(_line_chart.CHART, data, {"style": style, "log": log, "scale": scale, "extremes": list(extremes)})
 
 
 @figure(wide=False)
