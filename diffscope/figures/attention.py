@@ -103,6 +103,8 @@ def maps(
     >>> diffscope.figures.maps(capture, layers="all", heads="all", venue="icml")
     <diffscope figure 'maps' of map (model: 1, layer: 3, head: 2, query: 15, key: 15)>
     """
+    if size is not None and size < 1:
+        raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
     if layers is not None or heads is not None:
         if layer is not None or head is not None or scale != "shared" or limit is not None:
             raise DiffscopeError(

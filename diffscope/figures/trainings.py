@@ -120,6 +120,8 @@ def checkpoints(
     DiffscopeError
         There is no such layer, head or map, or the captures are of different prompts.
     """
+    if size < 1:
+        raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
     data = _checkpoints.data(captures, layer, head, map, size)
     about = f"{theme.TITLES[data.attrs['map']]}: one head's map at every checkpoint of a training"
     return Drawing(_checkpoints.CHART, data, {"contrast": contrast}, about)
