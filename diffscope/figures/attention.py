@@ -14,8 +14,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import by_head as _by_head
 from diffscope.figures import cohort_chart as _cohort_chart
 from diffscope.figures import layers as _layers
+from diffscope.figures import map_data as _map_data
 from diffscope.figures import map_grid as _grid
-from diffscope.figures import maps as _maps
 from diffscope.figures import rows as _rows
 from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
@@ -116,9 +116,9 @@ def maps(
         return Drawing(_grid.CHART, data, {"contrast": contrast}, about)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
-    data = _maps.data(cap, layer, head or 0, prompt, queries, keys, size or _maps.LARGEST, names)
+    data = _map_data.data(cap, layer, head or 0, prompt, queries, keys, size or _map_data.LARGEST, names)
     about = _titles(data) if "models" in data.attrs else f"{_titles(data)} of one head"
-    return Drawing(_maps.CHART, data, {"contrast": contrast, "scale": scale, "limit": limit}, about)
+    return Drawing(_map_data.CHART, data, {"contrast": contrast, "scale": scale, "limit": limit}, about)
 
 
 def _titles(data: xr.Dataset) -> str:

@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.figures import checkpoints as _checkpoints
+from diffscope.figures import checkpoint_images as _checkpoint_images
 from diffscope.figures import theme
 from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.figure import Drawing, Printing, figure
@@ -92,7 +92,7 @@ def checkpoints(
     layer: int | None = None,
     head: int = 0,
     map: str = "D",
-    size: int = _checkpoints.SIZE,
+    size: int = _checkpoint_images.SIZE,
     contrast: Contrast = "sqrt",
     **printing: Unpack[Printing],
 ) -> Drawing:
@@ -122,6 +122,6 @@ def checkpoints(
     """
     if size < 1:
         raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
-    data = _checkpoints.data(captures, layer, head, map, size)
+    data = _checkpoint_images.data(captures, layer, head, map, size)
     about = f"{theme.TITLES[data.attrs['map']]}: one head's map at every checkpoint of a training"
-    return Drawing(_checkpoints.CHART, data, {"contrast": contrast}, about)
+    return Drawing(_checkpoint_images.CHART, data, {"contrast": contrast}, about)

@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart as _cell_chart
 from diffscope.figures import line_chart as _line_chart
-from diffscope.figures import strips as _strips
+from diffscope.figures import strip_chart as _strip_chart
 from diffscope.figures.figure import Drawing, Printing, figure
 
 
@@ -121,7 +121,7 @@ def strips(
     DiffscopeError
         There is no such dimension, one without a role, or no value at all.
     """
-    return Drawing(_strips.CHART, _strips.data(values, x, series, points, joined))
+    return Drawing(_strip_chart.CHART, _strip_chart.data(values, x, series, points, joined))
 
 
 @figure()
