@@ -16,7 +16,7 @@ from sources import bundled, examples, rules
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name
-from diffscope.figures.selection import runs
+from diffscope.figures.inputs import runs
 from diffscope.models.folders import steps_of
 from diffscope.prompts.encoded import Chars
 

@@ -14,7 +14,8 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import captures_of, estimates_of, panels_beside
+from diffscope.figures.inputs import captures_of, check_choice, estimates_of
+from diffscope.figures.values import panels_beside
 from diffscope.stats.sample import rule
 
 if TYPE_CHECKING:
@@ -77,8 +78,7 @@ def amplifier(
         "noise_gain": ("noise_gain", charts.gain),
         "signal_gain": ("signal_gain", partial(charts.gain, name="signal_gain")),
     }
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     variable, chart = known[quantity]
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
@@ -142,9 +142,8 @@ def rejection(
     drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
     for table in drawn_of.values():
         for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
-            known = table[dim].values.tolist()
-            if label is not None and label not in known:
-                raise DiffscopeError(f"there is no {dim} {label!r} in these estimates; choose from {', '.join(map(str, known))}")
+            if label is not None:
+                check_choice(dim, label, table[dim].values.tolist())
     if sigma is not None:
         parts = {name: charts.rejected(table, sigma) for name, table in drawn_of.items()}
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
@@ -213,8 +212,7 @@ def signal_to_noise(
         "ratio": ("snr", charts.heard, "Signal-to-noise ratio of what heads give out, ± standard error"),
         "sides": ("signal_change", charts.gained_by_side, "What the subtraction does to signal and noise of what heads give out"),
     }
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     variable, chart, what = known[quantity]
     estimates = estimates_of(subject, "snr", "diffscope.readings.signal_to_noise(scope, prompt)")
     drawn_of, lacking = _where_defined(estimates, variable)
@@ -267,8 +265,7 @@ def anatomy(
     from diffscope.readings.composition import NEXT
 
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
-    if way not in ("shapley", "added", "alone"):
-        raise DiffscopeError(f"there is no way {way!r} to share a map among its parts; choose shapley, added or alone")
+    check_choice("way", way, ("shapley", "added", "alone"))
     parts = {name: charts.made_of_beside_next(table, way) for name, table in estimates.items()}
     drawing = panels_beside(parts)
     first = next(iter(estimates.values()))

@@ -20,8 +20,7 @@ from diffscope.figures import rows as _rows
 from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of
-from diffscope.figures.selection import one_prompt
+from diffscope.figures.inputs import Captures, captures_of, one_prompt
 from diffscope.figures.values import cells
 
 Window = slice | tuple[int, int] | int

@@ -12,8 +12,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import layer_at
 from diffscope.figures.print_layout import canvas, finish_print
-from diffscope.figures.selection import layer_at
 
 SIZE = 64  # bins a side
 IN_A_ROW = 8  # pictures

@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of, together
+from diffscope.figures.inputs import check_choice, estimates_of, together
 from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def interventions(
     estimates = estimates_of(subject, "log_odds_change", "diffscope.readings.interventions(scope, prompts, edits)")
     names = [quantity] if isinstance(quantity, str) else list(quantity)
     for name in names:
-        if name not in SCORES:
-            raise DiffscopeError(f"there is no quantity {name!r}; choose from {', '.join(SCORES)}")
+        check_choice("quantity", name, SCORES)
     first = next(iter(estimates.values()))
     titles = [SCORES[name] + ("" if name == "exact" else ", nats") for name in names]
     tables = {title: _of_score(estimates, name) for name, title in zip(names, titles)}

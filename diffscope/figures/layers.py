@@ -8,7 +8,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import line_chart, theme
 from diffscope.figures.figure import Chart
-from diffscope.figures.selection import edited, one_prompt
+from diffscope.figures.inputs import edited, one_prompt
 
 
 def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:

@@ -14,8 +14,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
-from diffscope.figures.legend import legend_below, legend_height
-from diffscope.figures.print_layout import canvas, finish_print, log_axis
+from diffscope.figures.print_layout import canvas, finish_print, legend_below, legend_height, log_axis
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")

@@ -13,8 +13,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 from diffscope.figures.panels import CHANGED_DIFFERENCE
-from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 BINS = 256  # a side: more are finer than print, and large files

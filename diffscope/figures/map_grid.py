@@ -16,8 +16,8 @@ from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import edited, visible_cells, window
 from diffscope.figures.print_layout import canvas
-from diffscope.figures.selection import edited, visible_cells, window
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
-from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of, together
+from diffscope.figures.inputs import check_choice, estimates_of, together
 from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
@@ -179,8 +178,7 @@ def depth_by_length(
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     lengths = common_lengths(estimates)
     estimates = {name: table.sel(length=lengths) for name, table in estimates.items()}
     values: dict[str, xr.DataArray] = {}
@@ -236,8 +234,6 @@ def _words(span: str) -> str:
 def _chosen(estimates: xr.Dataset, **labels: int | str | list[str]) -> xr.Dataset:
     """One label along each of some dimensions, or several."""
     for dim, label in labels.items():
-        known = estimates[dim].values.tolist()
-        if unknown := [each for each in (label if isinstance(label, list) else [label]) if each not in known]:
-            words = ", ".join(map(str, known))
-            raise DiffscopeError(f"there is no {dim} {unknown[0]!r} in these estimates; choose from {words}")
+        for each in label if isinstance(label, list) else [label]:
+            check_choice(dim, each, estimates[dim].values.tolist())
     return estimates.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))

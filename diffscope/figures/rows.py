@@ -10,10 +10,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.figure import Chart
-from diffscope.figures.legend import columns
+from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.print_layout import canvas, finish_print, finish_screen
-from diffscope.figures.selection import described, layer_at, one_prompt, position_of, window, with_readable_tokens
+from diffscope.figures.print_layout import canvas, columns, finish_print, finish_screen
 
 LARGEST = 4096  # keys drawn one by one
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import xarray as xr
 
@@ -12,8 +12,8 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, checked_query, panels_beside, undefined_said
-from diffscope.figures.values import curves
+from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
+from diffscope.figures.values import curves, panels_beside
 from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
@@ -83,7 +83,8 @@ def allocation(
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
     for name, table in estimates.items():
         for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
-            _check_label(table["allocation"], dim, label)
+            if label is not None:
+                check_choice(dim, label, table["allocation"][dim].values.tolist())
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layer)
     heads = None if head is None else dict.fromkeys(estimates, (layer, head))
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
@@ -306,9 +307,3 @@ def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:
     if layer is None:
         return estimates
     return estimates.sel(layer=[layer]).assign(over_layers=estimates["over_heads"].sel(layer=layer, drop=True))
-
-
-def _check_label(values: xr.DataArray, dim: str, label: Any) -> None:
-    labels = values[dim].values.tolist()
-    if label is not None and label not in labels:
-        raise DiffscopeError(f"there is no {dim} {label!r}; choose from {', '.join([str(each) for each in labels])}")

@@ -10,6 +10,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import check_choice
 from diffscope.figures.values import curves
 
 MAIN = ("diff", "standard", "double-width", "signed")
@@ -72,8 +73,7 @@ def study(
     """
     if not (hasattr(subject, "outcomes") and hasattr(subject, "described")):
         raise DiffscopeError("this figure is of a study: diffscope.hypotheses.study.open_study(FOLDER)")
-    if quantity not in QUANTITIES:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")
+    check_choice("quantity", quantity, QUANTITIES)
     if quantity not in quantities(subject):
         known = ", ".join(quantities(subject)) or "none; run it anew with: diffscope study run --cohort FOLDER"
         raise DiffscopeError(f"this study has no {quantity}; of these quantities it has {known}")

@@ -11,7 +11,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart as _cell_chart
 from diffscope.figures import line_chart as _line_chart
 from diffscope.figures import strip_chart as _strip_chart
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.figure import Drawing, Figure, Printing, figure
 
 
 @figure(wide=False)
@@ -155,3 +155,24 @@ def cells(
         There is no such dimension, or one without a role.
     """
     return Drawing(_cell_chart.CHART, _cell_chart.data(values, x, y, panels, error))
+
+
+def panels_beside(parts: Mapping[str, Figure]) -> Drawing:
+    """Return figures of curves that are drawn alike as one: panels of each beside those of the next, with its name."""
+    figures = list(parts.values())
+    data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
+    return Drawing(_line_chart.CHART, data, {word: value for word, value in figures[0].style.items() if word != "title"})
+
+
+def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
+    renamed = []
+    for name, data in parts.items():
+        panels = [f"{name}: {panel}" if panel else name for panel in map(str, data["panel"].values)]
+        renamed.append(data.assign_coords(panel=panels))
+    series = dict.fromkeys(str(label) for data in renamed for label in data["series"].values)
+    places = dict.fromkeys(label for data in renamed for label in data["x"].values.tolist())
+    order = {"series": list(series), "x": list(places)}
+    references = {words: value for data in renamed for words, value in data.attrs["references"].items()}
+    together = xr.concat(renamed, "panel", join="outer", combine_attrs="override")
+    return together.sel(order).assign_attrs(references=references)
