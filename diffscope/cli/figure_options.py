@@ -16,8 +16,10 @@ from diffscope.errors import DiffscopeError
 
 PARAMETER = re.compile(r"^(?P<names>\w[\w, ]*?) ?(?: : .*)?$")
 OF_VALUES = ("cells", "curves", "strips")  # figures of one variable of a file, which --statistic and --where choose
+SUBJECT = ("prompt", "length")  # keywords whose names are options of what a figure is of
+KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
-NAMES = {"span": ["--key-set"], "statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
+NAMES = {"statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
 CHOICES = "diffscope.figure.choices"  # what was chosen, in the context of the command
 
 
@@ -96,9 +98,9 @@ class FigureCommand(TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.TyperException as error:
-            name = str(getattr(error, "option_name", "")).lstrip("-").replace("-", "_")
-            word = next((word for word, spelled in NAMES.items() if f"--{name}" in "/".join(spelled).split("/")), name)
-            check_taken(kind, word)
+            name = str(getattr(error, "option_name", ""))
+            word = next((word for word, spelled in NAMES.items() if name in "/".join(spelled).split("/")), name.lstrip("-"))
+            check_taken(kind, keyword_of(word.replace("-", "_")))
             raise
 
     def get_params(self, ctx):
@@ -109,8 +111,13 @@ class FigureCommand(TyperCommand):
     def invoke(self, ctx):
         """Run the command; what its function does not take by name is left in the context."""
         own = {option.name for option in self.params}
-        ctx.meta[CHOICES] = {name: ctx.params.pop(name) for name in list(ctx.params) if name not in own}
+        ctx.meta[CHOICES] = {keyword_of(name): ctx.params.pop(name) for name in list(ctx.params) if name not in own}
         return super().invoke(ctx)
+
+
+def keyword_of(name):
+    """Return the keyword that an option is, by its name."""
+    return "span" if name == KEY_SET else name
 
 
 def kind_of(args):
@@ -144,11 +151,11 @@ def options_of(kind):
 
     function = FIGURES[kind]
     told = about(function)[1]
-    options = {
-        name: option(name, annotation_of(function, parameter), told.get(name, ""))
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name != "prompt"  # --prompt is the text of one
-    }
+    options = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in SUBJECT:
+            spelled = KEY_SET if name == "span" else name
+            options[spelled] = option(spelled, annotation_of(function, parameter), told.get(name, ""))
     if kind in OF_VALUES:
         options["statistic"] = option("statistic", str, "Which variable of the file.")
         options["where"] = option("where", Mapping[str, str], "A label along any other dimension.")
