@@ -15,8 +15,8 @@ from offered import cards
 from sources import bundled, examples, rules
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.panels import short_name
-from diffscope.figures.selection import runs
+from diffscope.figures.escaping import short_name
+from diffscope.figures.inputs import runs
 from diffscope.models.folders import steps_of
 from diffscope.prompts.encoded import Chars
 

@@ -11,7 +11,7 @@ from sources import measured
 
 from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS
-from diffscope.figures.heads import over_heads
+from diffscope.figures.by_head import over_heads
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
 from diffscope.stats.labels import is_unsigned

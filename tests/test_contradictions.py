@@ -9,7 +9,7 @@ import torch
 
 import diffscope
 from diffscope import edits, figures, readings, tables, tasks
-from diffscope.figures.of_study import quantities
+from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, report, run, summary
 from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate
@@ -132,7 +132,7 @@ def test_published_claims_have_the_sign_that_their_row_says():
 def test_labels_titles_and_captions_of_figures_name_and_do_not_claim(every_board):
     """A label stands beside a number of either sign: "DIFF forms later than …: −2.5" would be a claim against it."""
     labels = [quantity.label for test in TESTS.values() for quantity in test.quantities.values()]
-    titles = [kind.about for kind in figures.base.KINDS.values()]
+    titles = [str(function.__doc__).partition("\n")[0] for function in figures.FIGURES.values()]
     captions = [
         figures.study(study, quantity=quantity).caption
         for name in shipped()

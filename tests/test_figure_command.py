@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 import diffscope
-from diffscope.cli import figure
+from diffscope.cli.figure_options import keyword_of, options_of
 from diffscope.figures import FIGURES
 
 PROMPT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
 GIVEN = ["--model", "mini-diff", "--prompt", PROMPT, "--span", "answer=7421"]
-#: what only a script has: arrays that belong to the values, what is measured already, how many legends are written
-OF_SCRIPTS = set("prompt measured low high references at diagonal controls within looks error joined".split())
+#: what only a script has: arrays that belong to the values, what is measured already, dictionaries, one prompt of a batch
+OF_SCRIPTS = set("prompt length measured low high references at looks error points".split())
+OF_FILES = {"statistic", "where"}  # of figures of one variable of a file
 
 
 @pytest.fixture
@@ -23,12 +24,17 @@ def run(run):
 
 
 def test_every_keyword_of_every_figure_is_an_option(run):
-    options = set(inspect.signature(figure.command).parameters)
     for name, function in FIGURES.items():
         keywords = {word for word, parameter in inspect.signature(function).parameters.items() if parameter.kind == 3}
-        assert {"key_set" if word == "span" else word for word in keywords - OF_SCRIPTS} <= options, name
+        assert keywords - OF_SCRIPTS <= {keyword_of(option.name) for option in options_of(name)} <= keywords | OF_FILES, name
     status, out, _ = run("--list")
-    assert status == 0 and [line.split()[0] for line in out.splitlines()] == list(FIGURES)
+    assert status == 0 and [line.split()[0] for line in out.splitlines()] == sorted(FIGURES)
+
+
+def test_the_help_of_a_figure_lists_its_own_options(run):
+    _, out, _ = run("--kind", "heads", "--help")
+    assert "--key-set" in out and "--venue" in out and "--out" in out and "--layers" not in out
+    assert "--layers" in run("--help")[1]
 
 
 def test_what_a_figure_takes_is_said_in_its_functions_words(run):

@@ -11,7 +11,7 @@ import torch
 import diffscope
 from diffscope.edits import EDITS
 from diffscope.families import FAMILIES
-from diffscope.figures.base import KINDS
+from diffscope.figures import FIGURES
 from diffscope.hypotheses import Models, Settings
 from diffscope.hypotheses.tests import FILE, read_tests
 from diffscope.stats import rows
@@ -71,11 +71,10 @@ def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
     finally:
         EDITS.pop("temper_a2", None)
     try:
-        names('"""Attention on the named spans')
-        figure = names("def mass(", "diffscope.figures.api")["mass"](cap, venue="neurips")
+        figure = names("def mass(")["mass"](cap, venue="neurips")
         assert figure.save(tmp_path / "mass.svg").exists() and figure.save(tmp_path / "mass.html").exists()
     finally:
-        KINDS.pop("mass", None)
+        FIGURES.pop("mass", None)
     (declared,) = re.findall(r"```toml\n(\[tests\..*?)```", page, re.S)
     test = read_tests(FILE.read_text(encoding="utf-8") + declared)["sink-loses"]
     models = Models.open([scope], Settings(prompts=5, length=128, needles=2, untrained=3))

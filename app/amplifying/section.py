@@ -7,8 +7,8 @@ import streamlit as st
 import xarray as xr
 from words import plain
 
-from diffscope.figures.base import Figure
-from diffscope.figures.panels import short_name
+from diffscope.figures import Figure
+from diffscope.figures.escaping import short_name
 
 
 def python(subject, imports: str, *lines: str) -> str:

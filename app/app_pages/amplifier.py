@@ -16,7 +16,7 @@ from place import choose_head, choose_query, follow
 from words import in_words, plain
 
 from diffscope.errors import check_index
-from diffscope.figures.panels import short_name
+from diffscope.figures.escaping import short_name
 
 STANDARD = (
     "Standard attention has one map and subtracts nothing: it has no λ, nothing to reject, and no gains. Its signal and "

@@ -163,7 +163,7 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     figure = figures.curves(dataset["value"], x="part", series="side", style="bars", **ends)
     blocks.show_chart(figure, "Attention to each part of the prompt, both sides beside each other", key="compare-bars")
     if ends:
-        st.caption("Bars are means over heads, then layers; whiskers lead from the least head to the largest.")
+        st.caption("Bars are means over heads, then layers; small points are the least head and the largest.")
     for side, reading in zip(pair.sides, of_sides):
         st.caption(f"**{plain(side.name)}.** {plain(reading.sentence)}")
     blocks.take_away(

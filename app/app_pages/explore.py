@@ -17,8 +17,7 @@ from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.errors import check_index
 from diffscope.figures import attention_view
-from diffscope.figures.escaping import readable, shorten, visible
-from diffscope.figures.panels import short_name
+from diffscope.figures.escaping import readable, short_name, shorten, visible
 from diffscope.stats import STATISTICS
 
 BARS = 4096  # keys of a row that are drawn as bars

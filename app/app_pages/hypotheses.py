@@ -18,7 +18,7 @@ from words import in_words, plain
 
 from diffscope import figures, tables
 from diffscope.cli.study import REPORT
-from diffscope.figures.of_study import quantities
+from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall

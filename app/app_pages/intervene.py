@@ -18,9 +18,8 @@ from words import in_words, plain
 from diffscope import figures
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import check_index
-from diffscope.figures.escaping import visible
-from diffscope.figures.heads import over_heads
-from diffscope.figures.panels import short_name
+from diffscope.figures.by_head import over_heads
+from diffscope.figures.escaping import short_name, visible
 from diffscope.readings import answers, next_tokens
 from diffscope.readings.words import course, percent
 from diffscope.readings.words import figures as number

@@ -21,7 +21,7 @@ from words import in_words, plain
 from diffscope import figures
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError, check_index
-from diffscope.figures.panels import short_name
+from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.cohort import open_dataset
 from diffscope.lab.training.run import Checkpoints

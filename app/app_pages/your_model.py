@@ -23,8 +23,7 @@ from app import forecast
 from app.outline import check_memory
 from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError
-from diffscope.figures.escaping import visible
-from diffscope.figures.panels import short_name
+from diffscope.figures.escaping import short_name, visible
 from diffscope.hypotheses import Settings
 from diffscope.render import size_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens

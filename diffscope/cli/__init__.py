@@ -28,7 +28,8 @@ cli = typer.Typer(
 for _name in COMMANDS:
     _module = import_module(f"diffscope.cli.{_name}")
     _command = kept_when_stopped("nothing was kept")(_module.command)  # what keeps something says so itself
-    cli.command(_name, epilog="\n".join(("Example:", *_module.EXAMPLE)))(_command)
+    _class = getattr(_module, "COMMAND", None)  # of a command whose options depend on what is typed
+    cli.command(_name, cls=_class, epilog="\n".join(("Example:", *_module.EXAMPLE)))(_command)
 
 
 def _print_version(wanted: bool):

@@ -1,18 +1,30 @@
-"""Options of ``diffscope figure``: one for each keyword that figures take, and what their functions say of it."""
+"""Options of ``diffscope figure``: those of the chosen figure, from the signature and the docstring of its function."""
 
 import inspect
 import re
-from typing import Annotated
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Literal
 
 import typer
+import xarray as xr
+from typer.core import TyperCommand
+from typer.main import get_command
 
 from diffscope.errors import DiffscopeError
 
 PARAMETER = re.compile(r"^(?P<names>\w[\w, ]*?) ?(?: : .*)?$")
+OF_VALUES = ("cells", "curves", "strips")  # figures of one variable of a file, which --statistic and --where choose
+SUBJECT = ("prompt", "length")  # keywords whose names are options of what a figure is of
+KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
+#: options that are not called like their keyword
+NAMES = {"statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
+CHOICES = "diffscope.figure.choices"  # what was chosen, in the context of the command
 
 
 def numbers(text):
-    """``3`` as a number, ``0,2`` as two of them."""
+    """Read ``3`` as a number, ``0,2`` as two of them."""
     try:
         several = [int(part) for part in text.split(",")]
     except ValueError:
@@ -21,7 +33,7 @@ def numbers(text):
 
 
 def heads(text):
-    """``0,2`` as a list of numbers; ``all``."""
+    """Read ``0,2`` as a list of numbers; ``all``."""
     if text == "all":
         return text
     chosen = numbers(text)
@@ -29,85 +41,214 @@ def heads(text):
 
 
 def window(text):
-    """``10:40`` as a range of positions, ``7`` as one position."""
+    """Read ``10:40`` as a range of positions, ``7`` as one position."""
     if match := re.fullmatch(r"(\d*):(\d*)", text):
         return slice(*(int(end) if end else None for end in match.groups()))
     return numbers(text)
 
 
-def query(text):
-    """``-1`` as a position; ``last`` and ``mean`` as they are."""
-    return text if text in ("last", "mean") else numbers(text)
+def number_or_word(kind):
+    """Return what reads ``0.1`` as a number of this kind, and anything else as it is."""
+
+    def read(text):
+        try:
+            return kind(text)
+        except ValueError:
+            return text
+
+    return read
 
 
-def limit(text):
-    """``0.1`` as a number; ``robust`` as it is."""
+def ends(text):
+    """Read ``0,2`` as two ends of an axis."""
     try:
-        return text if text == "robust" else float(text)
+        low, high = map(float, text.split(","))
     except ValueError:
-        raise typer.BadParameter(f"{text} is no number, nor robust") from None
+        raise typer.BadParameter(f"{text} is not two numbers with a comma between them") from None
+    return low, high
 
 
 def words(text):
-    """``A1,D`` as a list of names."""
+    """Read ``A1,D`` as a list of names."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def word_or_words(text):
+    """Read ``A1,D`` as a list of names, ``D`` as a name."""
+    several = words(text)
+    return several[0] if len(several) == 1 else several
+
+
 def labels(pairs):
-    """``map=D`` and the like as a dict."""
+    """Read ``map=D`` and the like as a dict."""
     named = dict(pair.partition("=")[::2] for pair in pairs)
     if not all(named.values()):
         raise DiffscopeError(f"--where {pairs[0]!r} is not DIMENSION=LABEL; for example --where map=D")
     return named
 
 
-def _option(name, parser, metavar, words):
-    return Annotated[str | None, typer.Option(name, parser=parser, metavar=metavar, help=words)]
+class FigureCommand(TyperCommand):
+    """The command ``figure``: beside its own options it has those of the figure that --kind names."""
+
+    def parse_args(self, ctx, args):
+        """Parse what was typed; an option of another figure is refused in the words of this one."""
+        kind = kind_of(args)
+        check_kind(kind)
+        ctx.meta[CHOICES] = kind
+        try:
+            return super().parse_args(ctx, args)
+        except typer.TyperException as error:
+            name = str(getattr(error, "option_name", ""))
+            word = next((word for word, spelled in NAMES.items() if name in "/".join(spelled).split("/")), name.lstrip("-"))
+            check_taken(kind, keyword_of(word.replace("-", "_")))
+            raise
+
+    def get_params(self, ctx):
+        """Return the options of the command, then those of the chosen figure."""
+        *own, last = super().get_params(ctx)  # the last is --help
+        return [*own, *options_of(ctx.meta.get(CHOICES, "maps")), last]
+
+    def invoke(self, ctx):
+        """Run the command; what its function does not take by name is left in the context."""
+        own = {option.name for option in self.params}
+        ctx.meta[CHOICES] = {keyword_of(name): ctx.params.pop(name) for name in list(ctx.params) if name not in own}
+        return super().invoke(ctx)
 
 
-Layer = _option("--layer", numbers, "N", "Which layer, as the model numbers it; of two models N,M.")
-Head = _option("--head", numbers, "N", "Which head; of two models N,M.")
-Layers = _option("--layers", heads, "N,M|all", "maps: a grid of these layers.")
-Heads = _option("--heads", heads, "N,M|all", "maps: a grid of these heads.")
-Queries = _option("--queries", window, "FROM:TO", "maps: only these queries.")
-Keys = _option("--keys", window, "FROM:TO", "maps, row: only these keys.")
-Query = _option("--query", query, "N|last|mean", "At which query; negative ones count from the end.")
-Names = _option("--names", words, "A1,D", "maps: which maps.")
-Arms = _option("--arms", words, "diff,standard", "study: which arms.")
-Where = Annotated[list[str] | None, typer.Option(metavar="DIM=LABEL", help="A label along any other dimension. Repeatable.")]
-Statistic = Annotated[str | None, typer.Option("--statistic", "--stats", metavar="NAME", help="Which statistic.")]
-Map = Annotated[str | None, typer.Option(metavar="A1|A2|D|…", help="Of which map.")]
-KeySet = Annotated[str | None, typer.Option("--key-set", metavar="NAME", help="On which key set, such as answer or sink.")]
-Normalisation = Annotated[str | None, typer.Option(metavar="NAME", help="raw, share, signed or positive.")]
-Quantity = Annotated[str | None, typer.Option(metavar="NAME", help="Which of the quantities that a figure offers.")]
-Way = Annotated[str | None, typer.Option(metavar="NAME", help="anatomy: how what several parts explain is divided.")]
-Along = Annotated[str | None, typer.Option("--x", metavar="DIM", help="Of measured values: along which dimension or field.")]
-Down = Annotated[str | None, typer.Option("--y", metavar="DIM", help="cells: down which dimension.")]
-Series = Annotated[str | None, typer.Option(metavar="DIM", help="Of measured values: a colour for each label of this.")]
-Panels = Annotated[str | None, typer.Option(metavar="DIM", help="Of measured values: a panel for each label of this.")]
-Points = Annotated[str | None, typer.Option(metavar="DIM", help="strips: a point for each label of this.")]
-Style = Annotated[str | None, typer.Option(metavar="lines|points|bars|stacked", help="curves: how values are drawn.")]
-Log = Annotated[str | None, typer.Option(metavar="x|y|xy", help="curves: which axes are logarithmic.")]
-Sigma = Annotated[float | None, typer.Option(help="rejection: one strength of the noise, in nats.")]
-Length = Annotated[list[int] | None, typer.Option(min=1, metavar="TOKENS", help="Lengths of prompts that are drawn. Repeatable.")]
-Size = Annotated[int | None, typer.Option(min=1, help="maps: tokens a side above which bins are drawn.")]
-Contrast = Annotated[str | None, typer.Option(metavar="sqrt|linear", help="Colours follow the root of a value, or the value.")]
-Scale = Annotated[str | None, typer.Option(metavar="shared|own", help="maps: one colour scale for all maps, or one each.")]
-Limit = _option("--limit", limit, "VALUE|robust", "maps: the value at the end of the colour scale.")
-Venue = Annotated[str | None, typer.Option(help="Widths and font sizes of a venue, for example neurips, icml, acl.")]
-Wide = Annotated[bool | None, typer.Option("--wide/--column", help="As wide as the page, or as a column.")]
-Width = Annotated[float | None, typer.Option(metavar="INCHES", help="Another width, between 1 and 48.")]
-Title = Annotated[str | None, typer.Option(help='Instead of the line that says what is seen; "" for none.')]
+def keyword_of(name):
+    """Return the keyword that an option is, by its name."""
+    return "span" if name == KEY_SET else name
+
+
+def kind_of(args):
+    """Return the figure that the arguments of the command name, by default the maps."""
+    for place, arg in enumerate(args):
+        if arg == "--kind" and place + 1 < len(args):
+            return args[place + 1]
+        if arg.startswith("--kind="):
+            return arg.partition("=")[2]
+    return "cohort" if any(arg.partition("=")[0] == "--cohort" for arg in args) else "maps"
+
+
+def check_kind(kind):
+    """Refuse a figure that there is not."""
+    from diffscope.figures import check_choices
+
+    check_choices(kind, {})
+
+
+def check_taken(kind, word):
+    """Refuse a keyword that other figures take and this one does not."""
+    from diffscope.figures import FIGURES, check_choices
+
+    if any(word in inspect.signature(function).parameters for function in FIGURES.values()):
+        check_choices(kind, {word: None})
+
+
+def options_of(kind):
+    """Return the options of a figure: one for each keyword that can be typed."""
+    from diffscope.figures import FIGURES
+
+    function = FIGURES[kind]
+    told = about(function)[1]
+    options = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in SUBJECT:
+            spelled = KEY_SET if name == "span" else name
+            options[spelled] = option(spelled, annotation_of(function, parameter), told.get(name, ""))
+    if kind in OF_VALUES:
+        options["statistic"] = option("statistic", str, "Which variable of the file.")
+        options["where"] = option("where", Mapping[str, str], "A label along any other dimension.")
+    taken = {name: annotated for name, annotated in options.items() if annotated is not None}
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, keyword, default=None, annotation=each) for name, each in taken.items()]
+
+    def typed():
+        pass
+
+    typed.__signature__ = inspect.Signature(parameters)  # what Typer makes options of
+    typed.__annotations__ = taken
+    app = typer.Typer(add_completion=False)
+    app.command()(typed)
+    return get_command(app).params
+
+
+def annotation_of(function, parameter):
+    """Return what an annotation of a figure's function is, which is a text in its module."""
+    return eval(parameter.annotation, inspect.unwrap(function).__globals__)
+
+
+def option(name, annotation, told):
+    """Return a keyword as an option of Typer, or None if its values can only be given in Python."""
+    kinds = set(members(annotation))
+    if xr.DataArray in kinds or xr.Dataset in kinds or types.GenericAlias in map(type, kinds):
+        return None
+    flags = NAMES.get(name, [f"--{name.replace('_', '-')}"])
+    choices = [kind for kind in members(annotation) if isinstance(kind, str)]
+    if bool in kinds:
+        return Annotated[bool | None, typer.Option(*flags, help=told)]
+    if Mapping in kinds:
+        return Annotated[list[str] | None, typer.Option(*flags, metavar="DIM=LABEL", help=f"{told} Repeatable.")]
+    parser, metavar = reading(kinds, choices)
+    if parser is None:
+        return Annotated[kinds.pop() | None if not choices else str | None, typer.Option(*flags, metavar=metavar, help=told)]
+    return Annotated[str | None, typer.Option(*flags, parser=parser, metavar=metavar, help=told)]
+
+
+def reading(kinds, choices):
+    """Return how a value of these kinds is read, None if Typer does, and how it is described."""
+    listed = "|".join(choices)
+    if slice in kinds:
+        return window, "FROM:TO"
+    if "integers" in kinds:
+        return heads, f"N,M|{listed}"
+    if "names" in kinds:
+        return (word_or_words if str in kinds else words), "A,B"
+    if tuple in kinds:
+        return (numbers, "N") if int in kinds else (ends, "FROM,TO")
+    if (int in kinds or float in kinds) and (choices or str in kinds):
+        return number_or_word(int if int in kinds else float), f"{'N' if int in kinds else 'VALUE'}|{listed or 'last'}"
+    return None, listed or None
+
+
+def members(annotation):
+    """Yield the types and words that an annotation is made of; sequences as "integers" or "names"."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        for each in arguments:
+            yield from members(each)
+    elif origin is Literal:
+        yield from arguments
+    elif origin is Sequence:
+        yield Sequence
+        yield "integers" if arguments == (int,) else "names"
+    elif origin is Mapping:
+        simple = set(typing.get_args(arguments[1]) or [arguments[1]]) <= {str, float} and str in members(arguments[1])
+        yield Mapping if simple else xr.DataArray  # one that has to be written in Python
+    elif origin is not None:
+        yield origin
+    elif annotation is not types.NoneType:
+        yield annotation
 
 
 def about(function):
-    """The first line of a figure's description, and what its docstring says of each keyword.
+    """Return the first line of a figure's description, and what its docstring says of each keyword.
 
     Returns
     -------
     (str, dict of str to str)
     """
-    doc = inspect.getdoc(function) or ""
+    first, told = _told(function)
+    if any(words.startswith("As of") for words in told.values()):
+        from diffscope.figures import FIGURES
+
+        of_maps = _told(FIGURES["maps"])[1]
+        told = {name: of_maps.get(name, words) if words.startswith("As of") else words for name, words in told.items()}
+    return first, told
+
+
+def _told(function):
+    doc = re.sub(r":func:`([\w.]+)`|``?", lambda match: match[1] or "", inspect.getdoc(function) or "")
     first = doc.partition("\n")[0]
     section = doc.partition("Parameters\n----------\n")[2].partition("\n\n")[0]
     told: dict[str, str] = {}
@@ -118,6 +259,5 @@ def about(function):
             told |= dict.fromkeys(names, "")
         else:
             told |= {name: f"{told[name]} {line.strip()}".strip() for name in names}
-    keywords = inspect.signature(function).parameters.values()
-    taken = {parameter.name for parameter in keywords if parameter.kind is inspect.Parameter.KEYWORD_ONLY}
+    taken = {name for name, each in inspect.signature(function).parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     return first, {name: words for name, words in told.items() if name in taken}

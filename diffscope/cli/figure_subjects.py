@@ -243,7 +243,6 @@ def values(source: Source, kind: str):
     return array
 
 
-OF_VALUES = ("cells", "curves", "strips")
 ONE_PROMPT = "model prompt prompt_file span device dtype"
 FILE = "saved"
 #: how the subject of each figure is got, where it is not a capture, and what it is got from

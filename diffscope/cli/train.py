@@ -75,7 +75,7 @@ def command(
     as_json: Json = False,
 ):
     """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
-    from diffscope.figures.base import check_suffix
+    from diffscope.figures.figure import check_suffix
     from diffscope.lab.training.recipe import Recipe
 
     chosen = _chosen(recipe, preset, learning_rate, text, any_text)

@@ -12,21 +12,21 @@ One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Fig
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
-from diffscope.figures.base import Figure
+from diffscope.figures.amplification import amplifier, anatomy, attribution, rejection, signal_to_noise
+from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
+from diffscope.figures.edits import ablation, interventions
+from diffscope.figures.figure import FIGURES, Figure, check_keywords
 from diffscope.figures.notebook import view
-from diffscope.figures.of_captures import allocation, similarity, statistic_by_layer
-from diffscope.figures.of_depths import by_depth, depth_by_length
-from diffscope.figures.of_edits import ablation, interventions
-from diffscope.figures.of_readings import amplifier, anatomy, attribution, rejection, signal_to_noise
-from diffscope.figures.of_study import study
-from diffscope.figures.of_sweeps import sweep
-from diffscope.figures.of_training import checkpoints, training
-from diffscope.figures.of_values import cells, curves, strips
+from diffscope.figures.retrieval import by_depth, depth_by_length
+from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
+from diffscope.figures.sweeps import sweep
+from diffscope.figures.tests import study
+from diffscope.figures.trainings import checkpoints, training
+from diffscope.figures.values import cells, curves, strips
 
 __all__ = [
     "FIGURES",
@@ -61,38 +61,6 @@ __all__ = [
     "view",
 ]
 
-#: the function of every figure, by its name
-FIGURES: dict[str, Callable[..., Figure]] = {
-    function.__name__: function
-    for function in (
-        ablation,
-        allocation,
-        amplifier,
-        anatomy,
-        attribution,
-        board,
-        by_depth,
-        cells,
-        checkpoints,
-        cohort,
-        curves,
-        depth_by_length,
-        fidelity,
-        heads,
-        interventions,
-        lambdas,
-        maps,
-        rejection,
-        row,
-        signal_to_noise,
-        similarity,
-        statistic_by_layer,
-        strips,
-        study,
-        sweep,
-        training,
-    )
-}
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 
 
@@ -128,8 +96,5 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     if name in RENAMED:
         raise DiffscopeError(f"the figure {name!r} is called {RENAMED[name]!r}")
     if name not in FIGURES:
-        raise DiffscopeError(f"no figure {name!r}: there are {', '.join(FIGURES)}")
-    keywords = inspect.signature(FIGURES[name]).parameters
-    if unknown := [word for word in choices if word not in keywords]:
-        known = [word for word, parameter in keywords.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
-        raise DiffscopeError(f"the figure {name!r} does not take {unknown[0]!r}; it takes {', '.join(known)}")
+        raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
+    check_keywords(name, inspect.signature(FIGURES[name]), choices)

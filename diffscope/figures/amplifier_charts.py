@@ -8,9 +8,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import MAPS, RANKED_MAPS
-from diffscope.figures.base import Figure
-from diffscope.figures.heads import by_head
-from diffscope.figures.of_values import curves
+from diffscope.figures.by_head import by_head
+from diffscope.figures.figure import Figure
+from diffscope.figures.values import curves
 from diffscope.readings.amplifier import per_unit
 from diffscope.readings.branches import FIRST, OTHER, SECOND, targets
 from diffscope.readings.branches import LARGEST as LARGEST_OTHER
@@ -73,14 +73,16 @@ def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure
     values, low, high = _beside_controls(_titled(estimates[name].sel(span="irrelevant", drop=True), title))
     grey = [CONTROLS[MIDDLE]]
     log = "y" if name == "residual_over_floor" else ""
-    return curves(values, x="head", series="control", low=low, high=high, style="points", log=log, controls=grey, wide=True)
+    return curves(
+        values, x="head", series="control", low=low, high=high, style="points", log=log, controls=grey, extremes=grey, wide=True
+    )
 
 
 def beside_other_heads(values: xr.DataArray, **options) -> Figure:
     """Values of every head (layer, head, control) as points, beside the range of those with the A2 of other heads."""
     middle, low, high = _beside_controls(values)
     grey = [CONTROLS[MIDDLE]]
-    return curves(middle, x="head", series="control", low=low, high=high, style="points", controls=grey, **options)
+    return curves(middle, x="head", series="control", low=low, high=high, style="points", controls=grey, extremes=grey, **options)
 
 
 def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
@@ -97,6 +99,7 @@ def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
         style="points",
         log="y" if name == "noise_gain" else "",
         controls=[CONTROLS[MIDDLE]],
+        extremes=[CONTROLS[MIDDLE]],
         within=None if name == "noise_gain" else GAINS,
         wide=True,
     )
@@ -140,6 +143,7 @@ def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
         references={"nothing cancels": 0.0},
         style="points",
         controls=[CONTROLS[MIDDLE]],
+        extremes=[CONTROLS[MIDDLE]],
         wide=True,
     )
 
@@ -160,6 +164,7 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
         references={"nothing cancels": 0.0},
         log="x",
         controls=[CONTROLS[MIDDLE]],
+        extremes=[CONTROLS[MIDDLE]],
     )
 
 
@@ -290,6 +295,7 @@ def added(estimates: xr.Dataset) -> Figure:
         high=high,
         style="bars",
         controls=[OTHER],
+        extremes=[OTHER],
         wide=True,
     )
 

@@ -21,8 +21,8 @@ from safetensors.numpy import save
 
 from diffscope.figures import hosts, theme
 from diffscope.figures.escaping import readable
+from diffscope.figures.inputs import one_prompt, runs
 from diffscope.figures.panels import heading
-from diffscope.figures.selection import one_prompt, runs
 from diffscope.figures.view_state import checked_state
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.subjects import check_defined, undefined_said
+from diffscope.figures.inputs import check_defined, undefined_said
 
 UNIFORM = "uniform"  # how controls that know nothing begin
 

@@ -74,3 +74,8 @@ def for_print(text: str) -> str:
 def lacking(text: str) -> str:
     """The characters of a text that become a box in print, each once."""
     return "".join(dict.fromkeys(c for c in text if not c.isascii() and not drawable(ord(c))))
+
+
+def short_name(model: str) -> str:
+    """Return a model's name; of a folder its last part."""
+    return model.rstrip("/").rpartition("/")[2] or model

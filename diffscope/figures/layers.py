@@ -6,10 +6,9 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print, finish_screen, log_axis
-from diffscope.figures.selection import edited, one_prompt
+from diffscope.figures import line_chart, theme
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import edited, one_prompt
 
 
 def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
@@ -22,91 +21,54 @@ def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
     dataset = xr.Dataset({"lam": lam.mean(others), "lowest": lam.min(others), "highest": lam.max(others)})
     if np.isfinite(cap.lam_init.values).any():
         dataset["lam_init"] = cap.lam_init
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="lambdas", model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
 
 
 def fidelity_data(cap) -> xr.Dataset:
     """Error of the rebuilt attention output and its tolerance, by layer."""
     one_prompt(cap, 0)
     dataset = cap.fidelity[["error", "tolerance"]]
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="fidelity", model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
 
 
+#: what is drawn of each variable: its name, its colour, and how its line is broken
 LINES = {
-    "lam": ("λ", {"color": theme.MAP_COLOURS["A1"], "dash": "solid", "marker": "o"}),
-    "lam_init": ("λ at initialisation", {"color": theme.MUTED, "dash": "dash", "marker": None}),
-    "error": ("error", {"color": theme.MAP_COLOURS["A1"], "dash": "solid", "marker": "o"}),
-    "tolerance": ("tolerance", {"color": theme.ORANGES[6], "dash": "dash", "marker": None}),
+    "lam": ("λ", theme.MAP_COLOURS["A1"], "solid"),
+    "lam_init": ("λ at initialisation", theme.MUTED, "dash"),
+    "error": ("error", theme.MAP_COLOURS["A1"], "solid"),
+    "tolerance": ("tolerance", theme.ORANGES[6], "dash"),
 }
-HEADINGS = {"lambdas": "λ by layer", "fidelity": "relative error of the rebuilt attention output"}
+HEADINGS = {"lam": "λ by layer", "error": "relative error of the rebuilt attention output"}
+BAND = {"λ": "heads and tokens"}
 
 
-def _spread(data: xr.Dataset) -> bool:
-    return "lowest" in data and bool(np.nanmax(data["highest"].values - data["lowest"].values, initial=0) > 1e-6)
+def _as_curves(data: xr.Dataset) -> xr.Dataset:
+    """Return data as of curves: a series a variable, and the range of λ where heads or tokens differ."""
+    drawn = {words: data[name] for name, (words, _, _) in LINES.items() if name in data}
+    series = xr.DataArray(list(drawn), dims="series", name="series")
+    values = xr.concat(list(drawn.values()), series, combine_attrs="drop").assign_attrs(long_name="")
+    ends = {}
+    if "lowest" in data and bool(np.nanmax(data["highest"].values - data["lowest"].values, initial=0) > 1e-6):
+        of_lam = values["series"] == "λ"
+        ends = {"low": data["lowest"].where(of_lam), "high": data["highest"].where(of_lam)}
+    looks = {words: (colour, dash) for words, colour, dash in LINES.values() if words in drawn}
+    return line_chart.data(values, "layer", "series", looks=looks, **ends)
+
+
+def _style(data: xr.Dataset, title: str | None) -> dict:
+    variable = "lam" if "lam" in data else "error"
+    heading = HEADINGS[variable] if title is None else title
+    return {"title": heading, "log": "y" if variable == "error" else "", "band": BAND}
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 240, selected: int | None = None):
-    """The drawing for the screen; `selected` is a layer to mark."""
-    import plotly.graph_objects as go
-
-    layers = data["layer"].values
-    figure = go.Figure()
-    if _spread(data):
-        band = np.r_[data["highest"].values, data["lowest"].values[::-1]]
-        look = {"fill": "toself", "fillcolor": "rgba(33,113,181,0.15)", "line": {"width": 0}, "mode": "lines"}
-        figure.add_trace(go.Scatter(x=np.r_[layers, layers[::-1]], y=band, name="heads and tokens", hoverinfo="skip", **look))
-    for name, (words, look) in LINES.items():
-        if name in data:
-            figure.add_trace(
-                go.Scatter(
-                    x=layers,
-                    y=data[name].values,
-                    name=words,
-                    mode="lines+markers" if look["marker"] else "lines",
-                    line={"color": look["color"], "dash": look["dash"], "width": 2},
-                    marker={"size": 6},
-                    hovertemplate=f"layer %{{x}}<br>{words} %{{y:.4g}}<extra></extra>",
-                )
-            )
-    mark = {"type": "line", "xref": "x", "yref": "paper", "x0": selected, "x1": selected, "y0": 0, "y1": 1, "layer": "below"}
-    finish_screen(
-        figure,
-        HEADINGS[data.attrs["figure"]] if title is None else title,
-        height=height,
-        legend="left",
-        shapes=[] if selected is None else [mark | {"line": {"color": theme.RULE, "width": 8}}],
-        xaxis=theme.screen_axis(title_text="layer", tickformat="d", **({"dtick": 1} if len(layers) <= 16 else {})),
-        yaxis=theme.screen_axis(
-            showgrid=True, gridcolor="#eef0f3", type="log" if "error" in data else "linear", exponentformat="power"
-        ),
-    )
-    return figure
+    """Draw for the screen; `selected` is a layer to mark."""
+    return line_chart.on_screen(_as_curves(data), height=height, marked=selected, **_style(data, title))
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print."""
-    from matplotlib.ticker import MaxNLocator
-
-    layers = data["layer"].values
-    figure = canvas(width, max(1.5, width * 0.5))
-    ax = figure.subplots()
-    if _spread(data):
-        look = {"color": theme.MAP_COLOURS["A1"], "alpha": 0.15, "lw": 0, "label": "heads and tokens"}
-        ax.fill_between(layers, data["lowest"].values, data["highest"].values, **look)
-    for name, (words, look) in LINES.items():
-        if name in data:
-            style = "-" if look["dash"] == "solid" else "--"
-            ax.plot(layers, data[name].values, color=look["color"], ls=style, marker=look["marker"], ms=2.6, label=words)
-    if "error" in data:
-        log_axis(ax.yaxis)
-    ax.yaxis.grid(True)
-    ax.xaxis.set_major_locator(MaxNLocator(12, integer=True))
-    ax.set_xlabel("layer")
-    figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2)
-    finish_print(figure, HEADINGS[data.attrs["figure"]] if title is None else title)
-    return figure
+    """Draw for print."""
+    return line_chart.in_print(_as_curves(data), width, **_style(data, title))
 
 
-DRAWN = {"plotly": on_screen, "matplotlib": in_print, "wide": False}
-register("lambdas", "λ by layer, with its initial value", data=lambdas_data, **DRAWN)
-register("fidelity", "error of the capture by layer, beside its tolerance", data=fidelity_data, **DRAWN)
+CHART = Chart(on_screen, in_print)

@@ -14,11 +14,10 @@ from diffscope.attention.maps import present
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas
-from diffscope.figures.escaping import for_html, for_print
-from diffscope.figures.panels import short_name
-from diffscope.figures.selection import edited, visible_cells, window
+from diffscope.figures.escaping import for_html, for_print, short_name
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import edited, visible_cells, window
+from diffscope.figures.print_layout import canvas
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -61,7 +60,7 @@ def data(
         "bin": of_models[0].attrs["bin"],
         "model": " and ".join(map(short_name, captures)),
     }
-    return maps.rename("map").to_dataset().assign_attrs(figure="grid", map=drawn, models=list(captures), **about)
+    return maps.rename("map").to_dataset().assign_attrs(map=drawn, models=list(captures), **about)
 
 
 def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, keys, size: int) -> xr.DataArray:
@@ -275,4 +274,4 @@ def _name(ax, dataset: xr.Dataset, side: float) -> None:
         ax.text(-0.04 * inch, -0.03 * inch, "head", ha="right", va="bottom", **small)
 
 
-register("grid", "one map of many heads: a row a layer, a column a head", data=data, plotly=on_screen, matplotlib=in_print)
+CHART = Chart(on_screen, in_print)

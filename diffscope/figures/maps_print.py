@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.canvas import canvas, trim
 from diffscope.figures.escaping import for_print, shorten
 from diffscope.figures.panels import edges, end_label, heading, labels, marked_spans, panels, positions, spans_in_view
 from diffscope.figures.pixels import pixels
+from diffscope.figures.print_layout import canvas, trim
 
 NARROW = 4.5  # inches below which four maps go two by two
 READABLE = 5.0  # points a token's label takes at least where not every token has one

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.escaping import visible
+from diffscope.figures.escaping import short_name, visible
 
 ROBUST = 0.999  # of the weights that are drawn: those above it do not decide the scale
 FAINT = (
@@ -112,11 +112,6 @@ def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
                 last = min(stop - 0.5, high)
                 if first < last:
                     yield name, dim, first, last
-
-
-def short_name(model: str) -> str:
-    """A model's name; of a folder its last part."""
-    return model.rstrip("/").rpartition("/")[2] or model
 
 
 def heading(data: xr.Dataset) -> str:

@@ -8,12 +8,11 @@ import xarray as xr
 from diffscope.attention.maps import present
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
-from diffscope.figures.legend import columns
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.selection import described, layer_at, one_prompt, position_of, window, with_readable_tokens
+from diffscope.figures.print_layout import canvas, columns, finish_print, finish_screen
 
 LARGEST = 4096  # keys drawn one by one
 
@@ -37,7 +36,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, pr
         maps = {"A": maps["A1"].rename("A")}
     dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap)
     about = {"query": query, "query_token": tokens[query], "lam": lam}
-    return dataset.drop_attrs(deep=False).assign_attrs(figure="row", **described(cap, attention, head), **about)
+    return dataset.drop_attrs(deep=False).assign_attrs(**described(cap, attention, head), **about)
 
 
 def _heading(data: xr.Dataset) -> str:
@@ -170,4 +169,4 @@ def _shade(ax, data: xr.Dataset) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-register("row", "one query's row: A1 up, λ·A2 down, D as points", data=data, plotly=on_screen, matplotlib=in_print)
+CHART = Chart(on_screen, in_print)

@@ -104,12 +104,12 @@ def colour_limits(kind: str, top: float) -> tuple[float, float]:
     return (-top, top) if kind == "diverging" else (0.0, top)
 
 
-def colour_map(kind: str, contrast: str = "sqrt"):
-    """The same scale as a matplotlib colour map; not registered anywhere."""
+def colour_map(kind: str, contrast: str = "sqrt", empty: str = UNSEEN):
+    """Return the same scale as a matplotlib colour map, which is not registered; `empty` is the colour of what has no value."""
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = LinearSegmentedColormap.from_list(f"diffscope-{kind}", colour_scale(kind, contrast), N=4096)
-    return colours.with_extremes(bad=UNSEEN)
+    return colours.with_extremes(bad=empty)
 
 
 def span_colour(name: str) -> str:

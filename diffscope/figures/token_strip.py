@@ -10,7 +10,7 @@ from diffscope.capture.capture import Capture
 from diffscope.figures import hosts, theme
 from diffscope.figures.attention_view import LOOK
 from diffscope.figures.escaping import readable, visible
-from diffscope.figures.selection import layer_at, visible_cells
+from diffscope.figures.inputs import layer_at, visible_cells
 
 
 @cache

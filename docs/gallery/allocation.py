@@ -1,8 +1,8 @@
 """Five bars
 
 What the last token gives to the first token, to the text before the answer, to the answer, to the text after it, and to
-the question, for two models and for uniform attention. Bars are means over heads, then layers, and whiskers lead from
-the least head to the largest: few heads find the answer, and a mean hides them. Shares are of the sum of |D|.
+the question, for two models and for uniform attention. Bars are means over heads, then layers, and small points are
+the least head and the largest: few heads find the answer, and a mean hides them. Shares are of the sum of |D|.
 """
 
 import diffscope

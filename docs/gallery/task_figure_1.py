@@ -1,7 +1,7 @@
 """Figure 1 of the paper
 
 How attention is divided among the first token, the text before the answer, the answer, the text after it and the question, for
-two models on the same prompts. Bars are means over prompts, heads and layers, whiskers lead from the least head to the largest.
+two models on the same prompts. Bars are means over prompts, heads and layers, small points are the least head and the largest.
 How the paper normalised its scores was not published; here shares are of the sum of |D|.
 """
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from diffscope import figures, tables
 from diffscope.errors import DiffscopeError
-from diffscope.figures.of_study import quantities
+from diffscope.figures.tests import quantities
 from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.conclusion import of_kind, overall
 from diffscope.hypotheses.report import left_out, rates_section, runs_section, study_markdown

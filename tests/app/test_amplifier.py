@@ -221,7 +221,7 @@ def test_every_view_can_be_taken_away(amplifier, monkeypatch):
 
 def test_the_python_that_is_shown_draws_the_same(amplifier, tmp_path, monkeypatch):
     """Every figure is drawn; what a drawing is as a file, tests of figures see."""
-    from diffscope.figures.base import Figure
+    from diffscope.figures import Figure
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Figure, "to_bytes", lambda self, suffix: self.matplotlib().get_label().encode())

@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import sys
 import zlib
 from dataclasses import replace
 
@@ -249,7 +250,7 @@ def test_a_width_that_no_page_has_is_refused_before_anything_is_drawn(cap, width
 
 def test_a_figure_that_takes_gigabytes_is_refused(cap, monkeypatch):
     figure = figures.lambdas(cap, width=3)
-    monkeypatch.setattr("diffscope.figures.base.MOST_PIXELS", 100_000)
+    monkeypatch.setattr(sys.modules["diffscope.figures.figure"], "MOST_PIXELS", 100_000)
     with pytest.raises(DiffscopeError, match="dots an inch has .* × .* pixels, and 100,000 are drawn at most; give a smaller"):
         figure.to_bytes(".png")
     assert figure.to_bytes(".svg")
@@ -328,12 +329,42 @@ def test_the_registry_lists_itself_and_names_what_there_is(cap):
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_keyword_that_a_figure_does_not_take(cap, name):
-    """Python says so of the function; by the figure's name it is one line with what it takes."""
+    """Function and name refuse it alike, in one line with what it takes."""
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in inspect.signature(FIGURES[name]).parameters.values())
-    with pytest.raises(TypeError, match="nonsense"):
+    with pytest.raises(DiffscopeError, match=f"'{name}' does not take 'nonsense'; it takes .*venue"):
         FIGURES[name](source(name, cap), nonsense=1)
     with pytest.raises(DiffscopeError, match=f"'{name}' does not take 'nonsense'; it takes .*venue"):
         figure(name, source(name, cap), nonsense=1)
+
+
+CALLS = {  # what was chosen beside the subject, and the Python of it
+    "maps": ({"layer": np.int64(1), "head": 0, "queries": slice(2, 9)}, "(cap, layer=1, head=0, queries=slice(2, 9))"),
+    "heads": (
+        {"statistic": "gini", "where": {"map": "D"}, "venue": "icml"},
+        "statistic='gini', where={'map': 'D'}, venue='icml'",
+    ),
+    "row": ({"query": -1, "prompt": 0}, "diffscope.figures.row(cap)"),
+    "curves": ({"x": "layer", "within": (0.0, float("inf")), "references": {"one": 1.0}}, "within=(0.0, float('inf'))"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_python_of_a_figure_draws_it_again(cap, name):
+    choices, words = CALLS[name]
+    subject = source(name, cap)
+    drawn = FIGURES[name](subject, **choices)
+    call = drawn.python("cap")
+    assert words in call
+    again = eval(call, {"diffscope": diffscope, "cap": subject})
+    xr.testing.assert_identical(again.data, drawn.data)
+    assert (again.width, again.venue, again.style) == (drawn.width, drawn.venue, drawn.style)
+
+
+def test_an_array_stands_in_the_python_of_a_figure_as_a_variable(cap):
+    values = source("curves", cap)
+    call = figures.curves(values, low=values - 1, high=values + 1).python("values")
+    assert call == "diffscope.figures.curves(values, low=low, high=high)"
+    assert figures.heads(cap, measured=cap.measure(["span_mass"])).python("cap") == "diffscope.figures.heads(cap)"
 
 
 def test_a_figure_of_a_capture_is_of_nothing_else():
@@ -624,15 +655,13 @@ def test_layers_go_by_their_number_in_the_model(hybrid, name):
 
 def test_heads_leave_a_row_for_a_layer_without_attention(hybrid):
     result = figure("heads", hybrid)
-    heatmap, points = result.plotly().data
-    assert list(heatmap.y) == [1, 2, 3]
-    values = result.data["span_mass"].values
-    np.testing.assert_array_equal(heatmap.z[[0, 2]], values)
+    (heatmap,) = result.plotly().data
+    assert list(heatmap.y) == ["1", "2", "3"]
+    np.testing.assert_array_equal(heatmap.z[[0, 2]], result.data["span_mass"].values)
     assert np.isnan(heatmap.z[1]).all()
-    assert set(points.y) == {1, 3}  # what can be clicked
-    np.testing.assert_array_equal(points.customdata, values.ravel())
-    labels = {text.get_position(): text.get_text() for text in result.matplotlib().axes[0].texts}
-    assert {y for _, y in labels} == {1, 3}
+    axes = result.matplotlib().axes[0]
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "2", "3"]
+    assert {text.get_position()[1] for text in axes.texts if text.get_text()} == {0, 2}
 
 
 def test_the_last_query_of_a_batch_is_that_of_the_prompt(tiny_scope):

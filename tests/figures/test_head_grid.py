@@ -10,7 +10,7 @@ from safetensors.numpy import load
 import diffscope
 from diffscope.errors import DiffscopeError
 from diffscope.figures import head_grid
-from diffscope.figures.heads import over_heads
+from diffscope.figures.by_head import over_heads
 from tests import tiny
 from tests.views import words_of
 

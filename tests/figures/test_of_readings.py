@@ -298,7 +298,7 @@ def test_a_training_is_drawn_of_captures_by_step(mini_capture):
     "draw, words",
     [
         (lambda mini_capture, found: figures.by_depth(mini_capture), "of diffscope.readings.depths"),
-        (lambda mini_capture, found: figures.by_depth(found, length=7), "no length 7 in these estimates; choose from 64, 96"),
+        (lambda mini_capture, found: figures.by_depth(found, length=7), "no length 7; choose from 64, 96"),
         (lambda mini_capture, found: figures.depth_by_length(found, quantity="loss"), "no quantity 'loss'; choose from exact"),
         (lambda mini_capture, found: figures.interventions(found), r"of diffscope.readings.interventions\(scope"),
         (lambda mini_capture, found: figures.ablation({}), "there is no reading to draw"),
@@ -310,7 +310,7 @@ def test_a_training_is_drawn_of_captures_by_step(mini_capture):
         (lambda mini_capture, found: figures.rejection(mini_capture, layer=1), "choose one head along σ"),
         (
             lambda mini_capture, found: figures.rejection(mini_capture, layer=1, head=8),
-            "no head 8 in these estimates; choose from 0, 1",
+            "no head 8; choose from 0, 1",
         ),
         (lambda mini_capture, found: figures.anatomy(mini_capture), r"of diffscope.readings.composition\(cap"),
         (lambda mini_capture, found: figures.attribution(mini_capture), "of diffscope.readings.branches"),

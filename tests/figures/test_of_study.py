@@ -10,7 +10,7 @@ from scipy import stats
 from diffscope import figures
 from diffscope.cli import main
 from diffscope.errors import DiffscopeError
-from diffscope.figures.of_study import quantities
+from diffscope.figures.tests import quantities
 from diffscope.hypotheses.study_tables import arm_results
 from studies.laptop.calibration.simulate import planted_cohort
 from tests.study_data import study as planted_study

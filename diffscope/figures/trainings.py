@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Unpack
 
 import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.figures import checkpoints as _checkpoints
-from diffscope.figures import training as _training  # noqa: F401 (registers what it draws)
-from diffscope.figures.base import KINDS, Figure
+from diffscope.figures import checkpoint_images as _checkpoint_images
+from diffscope.figures import theme
+from diffscope.figures import training_chart as _training_chart
+from diffscope.figures.figure import Drawing, Printing, figure
 
 Contrast = Literal["sqrt", "linear"]
 
@@ -20,17 +21,15 @@ if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
 
 
+@figure(wide=False)
 def training(
     subject: Reading | xr.Dataset | Mapping[int, Capture],
     *,
     statistic: str = "answer",
     layer: int | None = None,
     head: int = 0,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """A statistic of every head over the steps of a training, one head set apart, beside its control where it has one.
 
     Parameters
@@ -41,8 +40,6 @@ def training(
         One of its variables: ``lambda``, ``answer``, ``sink``, ``overlap``, ``cosine``, ``entropy``, ``gini``.
     layer, head : int
         The head that is set apart; by default of the first layer.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -71,10 +68,10 @@ def training(
             raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
         estimates = along_training(subject).estimates
         model = next(iter(subject.values())).model_name.partition("@")[0]
-    data = KINDS["training"].data(estimates, statistic, layer, head)
+    data = _training_chart.data(estimates, statistic, layer, head)
     data.attrs["signs"] = _signs(estimates, statistic)
     data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
-    return KINDS["training"].figure(data, venue, wide, width, title=title)
+    return Drawing(_training_chart.CHART, data)
 
 
 def _signs(estimates: xr.Dataset, statistic: str) -> str:
@@ -88,19 +85,17 @@ def _signs(estimates: xr.Dataset, statistic: str) -> str:
     return signs.within(f"At step {int(last['step'])}", said)
 
 
+@figure()
 def checkpoints(
     captures: Mapping[int, Capture],
     *,
     layer: int | None = None,
     head: int = 0,
     map: str = "D",
-    size: int = _checkpoints.SIZE,
+    size: int = _checkpoint_images.SIZE,
     contrast: Contrast = "sqrt",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """One head's map at every checkpoint of a training, on one scale.
 
     Parameters
@@ -113,7 +108,7 @@ def checkpoints(
         Which map; of standard attention it is A.
     size : int
         The largest number of bins a side; of longer prompts a bin shows its value of largest magnitude.
-    contrast, venue, wide, width, title
+    contrast
         As of :func:`diffscope.figures.maps`.
 
     Returns
@@ -125,5 +120,8 @@ def checkpoints(
     DiffscopeError
         There is no such layer, head or map, or the captures are of different prompts.
     """
-    data = KINDS["checkpoints"].data(captures, layer, head, map, size)
-    return KINDS["checkpoints"].figure(data, venue, wide, width, contrast=contrast, title=title)
+    if size < 1:
+        raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
+    data = _checkpoint_images.data(captures, layer, head, map, size)
+    about = f"{theme.TITLES[data.attrs['map']]}: one head's map at every checkpoint of a training"
+    return Drawing(_checkpoint_images.CHART, data, {"contrast": contrast}, about)

@@ -1,20 +1,19 @@
-"""What a figure is of: captures or readings, of one model or of several by name; and drawings under a name of their own."""
+"""What a figure is of: captures or readings, of one model or of several by name, and which part of them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import DiffscopeError
-from diffscope.figures.base import KINDS, Figure
-from diffscope.figures.panels import short_name
+from diffscope.errors import DiffscopeError, check_index
+from diffscope.figures.escaping import readable, short_name
 from diffscope.prompts.selection import is_last
 
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
@@ -136,33 +135,110 @@ def checked_query(query: Any, *words: str) -> int | str:
     raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
 
 
-def drawn(name: str, figure: Figure, caption: str, *, edits: str = "", **facts: Any) -> Figure:
-    """A figure under a name of its own, with a caption and facts in its attributes; the caption tells edits."""
-    sentence = f"{caption} Under {edits}." if edits else caption
-    facts = {"edits": edits or None, **facts}
-    about = {"figure": name, "caption": sentence, **{key: value for key, value in facts.items() if value is not None}}
-    return replace(figure, kind=replace(figure.kind, name=name), data=figure.data.assign_attrs(about))
+def check_choice(what: str, choice: Any, known: Iterable) -> None:
+    """Refuse what is none of the known choices.
+
+    Raises
+    ------
+    DiffscopeError
+        It names them.
+    """
+    known = list(known)
+    if choice not in known:
+        raise DiffscopeError(f"there is no {what} {choice!r}; choose from {', '.join(map(str, known))}")
 
 
-def panels_beside(
-    parts: Mapping[str, Figure], venue: str | None, wide: bool | None, width: float | None, title: str | None
-) -> Figure:
-    """Figures of curves that are drawn alike as one, printed as told: panels of each beside those of the next, with its name."""
-    figures = list(parts.values())
-    data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
-    page = True if wide is None else wide
-    return KINDS["curves"].figure(data, venue, page, width, **{**figures[0].style, "title": title})
+def one_prompt(cap: Capture, prompt: int) -> Capture:
+    """The prompt that a figure is of.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such prompt, or `cap` is no capture.
+    """
+    if not isinstance(cap, Capture):
+        raise DiffscopeError(f"this figure is of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
+    try:
+        return cap[prompt]
+    except IndexError as error:
+        raise DiffscopeError(str(error)) from None
 
 
-def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
-    renamed = []
-    for name, data in parts.items():
-        panels = [f"{name}: {panel}" if panel else name for panel in map(str, data["panel"].values)]
-        renamed.append(data.assign_coords(panel=panels))
-    series = dict.fromkeys(str(label) for data in renamed for label in data["series"].values)
-    places = dict.fromkeys(label for data in renamed for label in data["x"].values.tolist())
-    order = {"series": list(series), "x": list(places)}
-    references = {words: value for data in renamed for words, value in data.attrs["references"].items()}
-    together = xr.concat(renamed, "panel", join="outer", combine_attrs="override")
-    return together.sel(order).assign_attrs(references=references)
+def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
+    """The attention inputs of a layer by its number in the model, by default the first; it has the head asked for."""
+    number = cap.layer_numbers[0] if layer is None else layer
+    check_index("layer", number, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    return cap.layers[cap.layer_numbers.index(number)]
+
+
+def visible_cells(layer: LayerAttention, queries, keys) -> np.ndarray:
+    """Whether a query sees a key, (query, key)."""
+    return layer.visible(np.array(queries)).cpu().numpy()[:, keys]
+
+
+def window(choice, n: int, name: str) -> slice:
+    """A slice, a (start, stop) pair, one position, "last" or None as a slice of at least one position."""
+    if choice is None:
+        return slice(0, n)
+    choice = -1 if is_last(choice) else choice
+    if isinstance(choice, (int, np.integer)):
+        start = int(choice) % n if -n <= choice < n else n
+        choice = slice(start, start + 1)
+    elif isinstance(choice, (tuple, list)) and len(choice) == 2:
+        choice = slice(int(choice[0]), int(choice[1]))
+    if not isinstance(choice, slice):
+        raise DiffscopeError(f"{name} must be a slice or (start, stop), not {choice!r}")
+    start, stop, step = choice.indices(n)
+    if step != 1 or stop <= start:
+        raise DiffscopeError(f"{name} {choice.start}:{choice.stop} holds no position of the prompt's {n} tokens")
+    return slice(start, stop)
+
+
+def position_of(query: int | str, n: int) -> int:
+    """A query of a prompt of n tokens, counted from 0: "last", or a position, from the end if it is negative.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token.
+    """
+    query = -1 if is_last(query) else query
+    if isinstance(query, str) or not -n <= query < n:
+        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
+    return query % n
+
+
+def runs(positions) -> list[tuple[int, int]]:
+    """Consecutive positions as (first, one past the last)."""
+    positions = np.unique(np.asarray(positions, dtype=int))
+    if positions.size == 0:
+        return []
+    cuts = np.flatnonzero(np.diff(positions) > 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
+
+
+def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
+    """Data whose coordinates of tokens, as far as there are any, are texts that can be read."""
+    tokens = np.array(readable(cap.prompts[0]), dtype=object)
+    names = {f"{dim}_token": (dim, tokens[data[dim].values].astype(str)) for dim in ("query", "key") if dim in data.dims}
+    return data.assign_coords(names)
+
+
+def edited(cap: Capture) -> str:
+    """The edits that were on, in words; nothing where there were none."""
+    return str(cap.facts.get("edits", ""))
+
+
+def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
+    """What the data of a figure says about where it comes from."""
+    return {
+        "model": cap.model_name,
+        "family": cap.family,
+        "layer": layer.layer,
+        "head": int(head),
+        "n_tokens": cap.n_tokens,
+        "mask": str(layer.mask.kind),
+        "spans": {name: runs(positions) for name, positions in cap.spans.items()},
+        "edits": edited(cap),
+    }

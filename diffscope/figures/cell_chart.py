@@ -8,10 +8,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.print_layout import canvas, finish_print
 
 ROLES = ("panel", "y", "x")
 DARK = 0.55  # of the largest value: from there on numbers are light
@@ -19,6 +19,9 @@ NARROWEST = 0.24  # inches of a printed cell with a number
 WITH_ERROR = 0.34  # and of one with its error
 TITLED = 1.5  # inches of a panel that has a title of its own below
 CHARACTER = 0.055  # inches of a label
+FEW = 16  # rows: of more each is lower
+HIGHEST = 8.0  # inches of a printed figure
+LABEL = 0.12  # inches from one label of a row to the next
 NUMBERED = 400  # cells: of more the numbers would not be read
 
 
@@ -26,7 +29,6 @@ def data(values: xr.DataArray, x: str, y: str, panels: str | None = None, error:
     """Values (panel, y, x) and their errors; parameters as of ``diffscope.figures.cells``."""
     chosen = by_role(values, {"x": x, "y": y, "panel": panels})
     about = {
-        "figure": "cells",
         "model": str(values.attrs.get("model", "")),
         "x": along_title(values, x),
         "y": along_title(values, y),
@@ -76,8 +78,8 @@ def _numbers(panel: xr.Dataset, between: str) -> list[list[str]]:
     ]
 
 
-def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None = None):
-    """The drawing for the screen."""
+def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "linear"):
+    """Draw for the screen; `contrast` as of ``diffscope.figures.maps``."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -99,7 +101,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
             zmax=high,
             xgap=1.5,
             ygap=1.5,
-            colorscale=[list(stop) for stop in theme.colour_scale(kind, "linear")],
+            colorscale=[list(stop) for stop in theme.colour_scale(kind, contrast)],
             showscale=column == 0,
             colorbar=bar,
             text=_numbers(dataset.isel(panel=column), "<br>"),
@@ -111,7 +113,8 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
     figure.update_yaxes(**theme.screen_axis(type="category", autorange="reversed", showline=False, ticks=""))
     figure.update_yaxes(title_text=for_html(dataset.attrs["y"]), col=1)
     top = 8 + (22 if title else 0) + (20 if titles else 0)
-    tall = height or (44 if "error" in dataset else 34) * len(rows) + top + 50
+    tall = (44 if "error" in dataset else 34) * len(rows) if len(rows) <= FEW else max(34 * FEW, 14 * len(rows))
+    tall += top + 50
     figure.update_layout(**theme.screen_layout(height=tall, margin={"l": 8, "r": 8, "t": top, "b": 8}))
     figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
     if title:
@@ -120,27 +123,28 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int | None 
     return figure
 
 
-def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print."""
+def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
+    """Draw for print; `contrast` as of ``diffscope.figures.maps``."""
     panels = [str(name) for name in dataset["panel"].values]
-    figure = canvas(width, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
+    tall = min(HIGHEST, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
+    figure = canvas(width, tall)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     kind, (low, high) = _colours(dataset)
     columns, rows = ([for_print(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
     room = 0.85 * width / (len(panels) * len(columns))
+    every = math.ceil(LABEL * len(rows) / (tall - 0.8))
     step = math.ceil(CHARACTER * (max(map(len, columns)) + 1) / room)
     whole = dataset if room >= WITH_ERROR else dataset.drop_vars("error", errors="ignore")
     for column, (ax, name, values) in enumerate(zip(axes, panels, dataset["value"].values)):
-        image = ax.imshow(
-            values, cmap=theme.colour_map(kind, "linear"), vmin=low, vmax=high, aspect="auto", interpolation="nearest"
-        )
+        colours = theme.colour_map(kind, contrast, empty=theme.PAPER)
+        image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
         if dataset["value"].size <= NUMBERED and room >= NARROWEST:
             texts = _numbers(whole.isel(panel=column), "\n")
             for (y, x), value in np.ndenumerate(values):
                 colour = theme.PAPER if abs(value) > DARK * high else theme.INK
                 ax.text(x, y, texts[y][x], ha="center", va="center", size="x-small", color=colour)
         ax.set_xticks(range(0, len(columns), step), columns[::step])
-        ax.set_yticks(range(len(rows)), rows)
+        ax.set_yticks(range(0, len(rows), every), rows[::every])
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         ax.set_title(for_print(name))
@@ -149,9 +153,12 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)
     bar.outline.set_visible(False)
-    bar.set_label(for_print(dataset.attrs["value"]))
+    label = for_print(dataset.attrs["value"])
+    if title is None and CHARACTER * len(label) > 2 * (tall - 0.6):  # more than two lines along the bar
+        title, label = label, ""
+    bar.set_label(label)
     finish_print(figure, title)
     return figure
 
 
-register("cells", "labelled values as coloured cells with their numbers", data=data, plotly=on_screen, matplotlib=in_print)
+CHART = Chart(on_screen, in_print)

@@ -7,9 +7,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, finish_print
 
 TITLE = "exact answers: in training, and in the end by length and number of distractors"
 
@@ -32,7 +32,7 @@ def data(cohort: xr.Dataset) -> xr.Dataset:
             "grid": cohort["exact_match"].mean("prompt", skipna=False).mean("seed"),
         }
     )
-    return dataset.assign_attrs(figure="cohort", grid="mean over prompts, then seeds")
+    return dataset.assign_attrs(grid="mean over prompts, then seeds")
 
 
 def _formed(data: xr.Dataset, arm: str) -> str:
@@ -166,10 +166,4 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     return figure
 
 
-register(
-    "cohort",
-    "every arm of a trained cohort: curves, formation, answers by length and distractors",
-    data=data,
-    plotly=on_screen,
-    matplotlib=in_print,
-)
+CHART = Chart(on_screen, in_print)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
+from typing import Unpack
 
 import numpy as np
 import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
-from diffscope.figures.base import Figure
-from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import drawn
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.values import curves
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.sample import averaged, rule
@@ -32,6 +32,7 @@ NAMELESS = (
 )  # labels tell what they are
 
 
+@figure(wide=False)
 def sweep(
     dataset: xr.Dataset,
     *,
@@ -40,11 +41,8 @@ def sweep(
     series: str | None = None,
     panels: str | None = None,
     where: Mapping[str, str | float] | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """A variable of a sweep along any of its dimensions, or along a field of its prompts such as their length.
 
     What plays no role is averaged: over heads, then layers, then the prompts, by the statistic's own rule, which for ratios
@@ -64,8 +62,6 @@ def sweep(
     where : mapping of str to str or number, optional
         Which label along any other dimension: by default D, the span "answer" (else the sink), "share", or the first. Also one
         layer or head, or the prompts whose field has this value, such as ``{"length": 96}``; by default all.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -122,7 +118,7 @@ def sweep(
     counts = _by_field(over_heads.notnull(), fields, roles, lambda defined: defined.sum("prompt"))
     mean, low, high = (_named(each, [series, panels]) for each in (mean, low, high))
     points = _named(_by_field(values, fields, roles, partial(middle, by=by)), [series, panels]) if left else None
-    figure = curves(
+    drawing = curves.drawing(
         mean.assign_attrs(long_name=words, units=values.attrs.get("units", "1")),
         x=x,
         series=series,
@@ -131,10 +127,6 @@ def sweep(
         high=high,
         points=points,
         style="lines" if mean[x].dtype.kind in "if" else "points",
-        venue=venue,
-        wide=wide,
-        width=width,
-        title=title,
     )
     over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{count_of_prompts(counts.values.ravel())} a place"])
     beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
@@ -144,7 +136,7 @@ def sweep(
     models = ", ".join(map(str, np.atleast_1d(values["model"].values))) if "model" in values.coords else ""
     edits = str(dataset.attrs.get("edits") or "")
     facts = {"statistic": statistic, "selection": selection, "prompts": values.sizes["prompt"]}
-    return drawn("sweep", figure, caption, edits=edits, model=models or dataset.attrs.get("model", ""), **facts)
+    return drawing.described(caption, edits=edits, model=models or dataset.attrs.get("model", ""), **facts)
 
 
 def _fields(values: xr.DataArray) -> dict[str, np.ndarray]:

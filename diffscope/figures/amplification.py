@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import xarray as xr
@@ -13,8 +13,9 @@ from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures.base import Figure
-from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import captures_of, check_choice, estimates_of
+from diffscope.figures.values import panels_beside
 from diffscope.stats.sample import rule
 
 if TYPE_CHECKING:
@@ -26,15 +27,13 @@ if TYPE_CHECKING:
 BESIDE = {"lambda": "beside its initial value", "cmrr": ""}  # what else is drawn, where it is not the A2 of other heads
 
 
+@figure()
 def amplifier(
     subject: Subject,
     *,
     quantity: str = "best_lambda",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """One quantity of every head as a differential amplifier, beside its controls.
 
     "best_lambda" is λ* against λ, on irrelevant keys and on the answer; "lambda" λ beside its initial value; "cmrr" what equal
@@ -48,8 +47,6 @@ def amplifier(
     subject : Capture, Comparison, Reading, its estimates, or mapping of str to one of these
         Of one prompt, or of :func:`diffscope.readings.amplifier`; several models are panels.
     quantity : {"best_lambda", "lambda", "cmrr", "residual", "floor", "noise_gain", "signal_gain"}
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -81,31 +78,28 @@ def amplifier(
         "noise_gain": ("noise_gain", charts.gain),
         "signal_gain": ("signal_gain", partial(charts.gain, name="signal_gain")),
     }
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     variable, chart = known[quantity]
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
-    figure = panels_beside({name: chart(table) for name, table in drawn_of.items()}, venue, wide, width, title)
+    drawing = panels_beside({name: chart(table) for name, table in drawn_of.items()})
     first = next(iter(drawn_of.values()))
-    ends = " and range" if "low" in figure.data else ""
+    ends = " and range" if "low" in drawing.data else ""
     beside = BESIDE.get(quantity, f"beside the same with the A2 of other heads ({rule(first[variable])}{ends})")
     words = first[variable].attrs["long_name"]
     caption = f"{words} of every head{beside and ', '}{beside}.{_undefined(lacking)}"
-    return drawn("amplifier", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
+    return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
+@figure()
 def rejection(
     subject: Subject,
     *,
     layer: int | None = None,
     head: int | None = None,
     sigma: float | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Common-mode rejection by injection, in dB: along the strength of the noise, or of every head at one strength.
 
     Along σ it is the median over heads with every head as a point behind it, or one head with its standard error over draws. The
@@ -120,8 +114,6 @@ def rejection(
         One head along σ; both, or none for all heads.
     sigma : float, optional
         In nats: all heads at this strength, instead of along it.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -150,9 +142,8 @@ def rejection(
     drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
     for table in drawn_of.values():
         for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
-            known = table[dim].values.tolist()
-            if label is not None and label not in known:
-                raise DiffscopeError(f"there is no {dim} {label!r} in these estimates; choose from {', '.join(map(str, known))}")
+            if label is not None:
+                check_choice(dim, label, table[dim].values.tolist())
     if sigma is not None:
         parts = {name: charts.rejected(table, sigma) for name, table in drawn_of.items()}
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
@@ -162,25 +153,23 @@ def rejection(
     else:
         parts = {name: charts.rejected_by_all(table) for name, table in drawn_of.items()}
         what = "median over heads, points single heads"
-    figure = panels_beside(parts, venue, wide, width, title)
+    drawing = panels_beside(parts)
     without = any("cmrr_ceiling" not in table for table in drawn_of.values())
     most = "Ceiling not measured." if without else "Ceiling: A2 with A1's shape on those keys."
     caption = (
         f"Common-mode rejection by injection, {what}, beside the same with the A2 of other heads. {most}{_undefined(lacking)}"
     )
     facts = {"layer": layer, "head": head, "sigma": sigma}
-    return drawn("rejection", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), **facts)
+    return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), **facts)
 
 
+@figure()
 def signal_to_noise(
     subject: Readings,
     *,
     quantity: str = "gain",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What the subtraction gains in signal-to-noise ratio in every head, in dB, before and after the norm.
 
     "gain" is the ratio of D·V minus that of A1·V, beside the same with a uniform A2 and with that of the next head; "ratio" the
@@ -192,8 +181,6 @@ def signal_to_noise(
     subject : Reading, its estimates, or mapping of str to either
         Of :func:`diffscope.readings.signal_to_noise` or :func:`diffscope.instruments.signal_to_noise`, by model.
     quantity : {"gain", "ratio", "sides"}
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -225,27 +212,24 @@ def signal_to_noise(
         "ratio": ("snr", charts.heard, "Signal-to-noise ratio of what heads give out, ± standard error"),
         "sides": ("signal_change", charts.gained_by_side, "What the subtraction does to signal and noise of what heads give out"),
     }
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     variable, chart, what = known[quantity]
     estimates = estimates_of(subject, "snr", "diffscope.readings.signal_to_noise(scope, prompt)")
     drawn_of, lacking = _where_defined(estimates, variable)
-    figure = panels_beside({name: chart(table) for name, table in drawn_of.items()}, venue, wide, width, title)
+    drawing = panels_beside({name: chart(table) for name, table in drawn_of.items()})
     about = next(iter(drawn_of.values())).attrs
     of = f"; {about['answers']} answers, each in {about['fillers']} other texts"
     caption = f"{what}{of}.{_undefined(lacking)}"
-    return drawn("signal_to_noise", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
+    return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
+@figure()
 def anatomy(
     subject: Readings,
     *,
     way: str = "shapley",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What A2 of every head is made of, beside A1 and, the control, the A2 of the next head in its place: stacked bars.
 
     The parts are a pedestal (uniform), a comb of positions (distance), sinks and keys that all look at (key), a copy of the other
@@ -257,8 +241,6 @@ def anatomy(
         Of :func:`diffscope.readings.composition`, by model.
     way : {"shapley", "added", "alone"}
         What a part adds, mean over all orders; in the order of the legend; or what it explains by itself (need not sum to 1).
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -283,27 +265,23 @@ def anatomy(
     from diffscope.readings.composition import NEXT
 
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
-    if way not in ("shapley", "added", "alone"):
-        raise DiffscopeError(f"there is no way {way!r} to share a map among its parts; choose shapley, added or alone")
+    check_choice("way", way, ("shapley", "added", "alone"))
     parts = {name: charts.made_of_beside_next(table, way) for name, table in estimates.items()}
-    figure = panels_beside(parts, venue, wide, width, title)
+    drawing = panels_beside(parts)
     first = next(iter(estimates.values()))
     others = first.attrs["others"]
     having = [name for name, table in estimates.items() if table[way].sel(map="A2", control=NEXT).notnull().any()]
     of_those = "" if len(having) == len(estimates) else f" of {' and '.join(having)}"
     beside = f", beside A2 of the next head{of_those}" if having else ""
     caption = f"What each map is made of ({way} shares){beside}; profiles are of {others} other prompts."
-    return drawn("anatomy", figure, caption, edits=edits_of(estimates), model=", ".join(estimates), way=way)
+    return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), way=way)
 
 
+@figure()
 def attribution(
     subject: Readings,
-    *,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What A1 and −λ·A2 of every head add to the logits of the answer and of its distractors, directly, in nats.
 
     Panels are the answer, the mean of the distractors and their difference. The control is −λ·A2 with the A2 of other prompts,
@@ -314,8 +292,6 @@ def attribution(
     ----------
     subject : Reading, its estimates, table of branch_attribution, or mapping of str to one of these
         Of :func:`diffscope.readings.branches` or :func:`diffscope.attribution.branch_attribution`, by model.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -342,9 +318,9 @@ def attribution(
     parts = {}
     for name, table in estimates.items():
         parts[name] = charts.added_by_prompts(table) if "prompt" in table["contribution"].dims else charts.added(table)
-    figure = panels_beside(parts, venue, wide, width, title)
+    drawing = panels_beside(parts)
     caption = "What each branch of each head adds to logits, directly; the control, where there is one, has A2 of other prompts."
-    return drawn("attribution", figure, caption, edits=edits_of(estimates), model=", ".join(estimates))
+    return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates))
 
 
 def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.Dataset]:

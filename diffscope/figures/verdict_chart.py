@@ -13,9 +13,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, settle
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
+from diffscope.figures.print_layout import canvas, settle
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 
 ROW = 0.27  # inches a quantity takes in print
@@ -73,7 +73,7 @@ def data(board: Sequence[Mapping]) -> xr.Dataset:
     names = [name for name in rows[0] if name != "words"]
     dataset = xr.Dataset({name: ("row", [row[name] for row in rows]) for name in names}, {"account": list(ACCOUNTS)})
     dataset["word"] = ("row", "account"), [row["words"] for row in rows]
-    dataset.attrs = {"figure": "board", "units": "the smallest effect that matters", "caption": CAPTION}
+    dataset.attrs = {"units": "the smallest effect that matters", "caption": CAPTION}
     return dataset
 
 
@@ -288,10 +288,4 @@ def _hover(data: xr.Dataset) -> list[str]:
     ]
 
 
-register(
-    "board",
-    "tests of the hypotheses: estimates, intervals, and what they say of each account",
-    data=data,
-    plotly=on_screen,
-    matplotlib=in_print,
-)
+CHART = Chart(on_screen, in_print)

@@ -11,9 +11,10 @@ from diffscope.attention.maps import DEFAULT_MAPS, present
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
-from diffscope.figures.base import register
-from diffscope.figures.panels import CHANGED_DIFFERENCE, short_name
-from diffscope.figures.selection import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
+from diffscope.figures.escaping import short_name
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
+from diffscope.figures.panels import CHANGED_DIFFERENCE
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 BINS = 256  # a side: more are finer than print, and large files
@@ -60,7 +61,6 @@ def data(
     if attention.differential and attention.d_is_changed and "D" in dataset:
         dataset["D"].attrs["title"] = CHANGED_DIFFERENCE
     dataset.attrs = {
-        "figure": "maps",
         **described(cap, attention, head),
         "lam": lam if attention.differential else None,
         "bin": maps.attrs.get("bin", 1),
@@ -85,16 +85,10 @@ def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) ->
     seen = np.logical_or(*(dataset["visible"].values for dataset in datasets))
     both = xr.Dataset({name: array.rename(name) for name, array in maps.items()})
     both = both.assign_coords(visible=(("query", "key"), seen))
-    shared = {name: datasets[0].attrs[name] for name in ("figure", "n_tokens", "spans", "bin")}
+    shared = {name: datasets[0].attrs[name] for name in ("n_tokens", "spans", "bin")}
     edits = [f"{name}: {each.attrs['edits']}" for name, each in zip(comparison.names, datasets) if each.attrs["edits"]]
     shared["edits"] = "; ".join(edits)
     return both.assign_attrs(shared, model=" and ".join(map(short_name, comparison.names)), models=list(comparison.names))
 
 
-register(
-    "maps",
-    "A1, A2, λ·A2 and D of one head side by side; of a comparison D of both models",
-    data=data,
-    plotly=maps_screen.draw,
-    matplotlib=maps_print.draw,
-)
+CHART = Chart(maps_screen.draw, maps_print.draw)

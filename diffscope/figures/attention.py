@@ -1,27 +1,27 @@
-"""One function a figure. All take how it is printed: for a venue, wide or one column, or a width in inches."""
+"""Figures of attention: maps, rows, heads, λ, and how exact a capture is; of trained cohorts and of tests."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+from dataclasses import replace
+from typing import Literal, Protocol, Unpack
 
 import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures import board as _board  # noqa: F401 (each registers what it draws)
-from diffscope.figures import cohort as _cohort  # noqa: F401
-from diffscope.figures import heads as _heads
-from diffscope.figures import layers as _layers  # noqa: F401
+from diffscope.figures import by_head as _by_head
+from diffscope.figures import cohort_chart as _cohort_chart
+from diffscope.figures import layers as _layers
+from diffscope.figures import map_data as _map_data
 from diffscope.figures import map_grid as _grid
-from diffscope.figures import maps as _maps  # noqa: F401
-from diffscope.figures import rows as _rows  # noqa: F401
-from diffscope.figures.base import KINDS, Figure
-from diffscope.figures.maps import LARGEST
-from diffscope.figures.of_values import cells
-from diffscope.figures.selection import one_prompt
-from diffscope.figures.subjects import Captures, captures_of
+from diffscope.figures import rows as _rows
+from diffscope.figures import theme
+from diffscope.figures import verdict_chart as _verdict_chart
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import Captures, captures_of, one_prompt
+from diffscope.figures.values import cells
 
 Window = slice | tuple[int, int] | int
 Heads = Sequence[int] | Literal["all"]
@@ -34,6 +34,7 @@ class Verdict(Protocol):
     def as_dict(self) -> dict: ...
 
 
+@figure()
 def maps(
     cap: Captures,
     *,
@@ -49,11 +50,8 @@ def maps(
     contrast: Contrast = "sqrt",
     scale: Literal["shared", "own"] = "shared",
     limit: float | Literal["robust"] | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """The maps of one head side by side: A1, A2, λ·A2 and D; of a comparison D of both models; or one map of many heads.
 
     Parameters
@@ -84,14 +82,6 @@ def maps(
         The value at the end of the colour scale; "robust" is the 99.9th percentile of the weights that are drawn. Larger ones are
         drawn like it, and the scale says so. By default the largest; where that is ten times as large in a picture of bins, of
         which it would leave nothing to see, "robust".
-    venue : {"icml", "neurips", "iclr", "acl", "cvpr", "aaai", "tmlr"}, optional
-        Whose widths and font sizes to print with.
-    wide : bool, optional
-        Printed as wide as the page, or as one column; by default what suits the figure.
-    width : float, optional
-        Printed so many inches wide.
-    title : str, optional
-        Instead of the heading that says what is seen; ``""`` for none.
 
     Returns
     -------
@@ -110,8 +100,10 @@ def maps(
     >>> diffscope.figures.maps(capture, layer=2, head=1, venue="icml")
     <diffscope figure 'maps' of A1, A2, lambda_A2, D (query: 15, key: 15)>
     >>> diffscope.figures.maps(capture, layers="all", heads="all", venue="icml")
-    <diffscope figure 'grid' of map (model: 1, layer: 3, head: 2, query: 15, key: 15)>
+    <diffscope figure 'maps' of map (model: 1, layer: 3, head: 2, query: 15, key: 15)>
     """
+    if size is not None and size < 1:
+        raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
     if layers is not None or heads is not None:
         if layer is not None or head is not None or scale != "shared" or limit is not None:
             raise DiffscopeError(
@@ -119,11 +111,19 @@ def maps(
             )
         captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap).items()}
         data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
-        return KINDS["grid"].figure(data, venue, wide, width, contrast=contrast, title=title)
+        about = f"{_grid.title_of(data)}: one map of many heads: a row a layer, a column a head"
+        return Drawing(_grid.CHART, data, {"contrast": contrast}, about)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
-    data = KINDS["maps"].data(cap, layer, head or 0, prompt, queries, keys, size or LARGEST, names)
-    return KINDS["maps"].figure(data, venue, wide, width, contrast=contrast, scale=scale, limit=limit, title=title)
+    data = _map_data.data(cap, layer, head or 0, prompt, queries, keys, size or _map_data.LARGEST, names)
+    about = _titles(data) if "models" in data.attrs else f"{_titles(data)} of one head"
+    return Drawing(_map_data.CHART, data, {"contrast": contrast, "scale": scale, "limit": limit}, about)
+
+
+def _titles(data: xr.Dataset) -> str:
+    """Return what the maps of a dataset are called, in a row of words."""
+    names = [str(array.attrs.get("title") or theme.TITLES[str(name)]) for name, array in data.data_vars.items()]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _one_name(names: Sequence[str] | None) -> str:
@@ -133,6 +133,7 @@ def _one_name(names: Sequence[str] | None) -> str:
     return chosen[0]
 
 
+@figure()
 def row(
     cap: Capture,
     *,
@@ -141,11 +142,8 @@ def row(
     query: int | str = -1,
     prompt: int = 0,
     keys: Window | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What one query attends to: A1 as bars up, λ·A2 as bars down, and what is left, D, as points.
 
     Parameters
@@ -155,8 +153,6 @@ def row(
         As of :func:`maps`; at most 4,096 keys.
     query : int or "last"
         A token; negative ones count from the end.
-    venue, wide, width, title
-        As of :func:`maps`.
 
     Returns
     -------
@@ -170,10 +166,11 @@ def row(
     >>> diffscope.figures.row(capture, layer=1, head=0)
     <diffscope figure 'row' of A1, lambda_A2, D (key: 15)>
     """
-    data = KINDS["row"].data(cap, layer, head, query, prompt, keys)
-    return KINDS["row"].figure(data, venue, wide, width, title=title)
+    data = _rows.data(cap, layer, head, query, prompt, keys)
+    return Drawing(_rows.CHART, data, about=f"{_titles(data)} of one query")
 
 
+@figure(wide=False, known=["measured"])
 def heads(
     cap: Capture | Comparison,
     *,
@@ -186,11 +183,8 @@ def heads(
     where: Mapping[str, str] | None = None,
     measured: xr.Dataset | None = None,
     contrast: Contrast = "linear",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """A statistic by layer and head; of a comparison of both models side by side, on one scale.
 
     Parameters
@@ -208,7 +202,7 @@ def heads(
         The same along other dimensions, by their names.
     measured : xarray.Dataset, optional
         What ``cap.measure`` returned, where the caller has it; of a comparison that has its dimension ``model``.
-    contrast, venue, wide, width, title
+    contrast
         As of :func:`maps`.
 
     Returns
@@ -230,23 +224,20 @@ def heads(
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
-        values = _heads.of_two(cap, statistic, query, prompt, measured, labels)
-        figure = cells(values, panels="model", venue=venue, wide=wide, width=width, title=title)
-        figure.data.attrs["signs"] = values.attrs["signs"]
-        return figure
-    data = KINDS["heads"].data(cap, statistic, query, prompt, measured, **labels)
-    return KINDS["heads"].figure(data, venue, wide, width, contrast=contrast, title=title)
+        values = _by_head.of_two(cap, statistic, query, prompt, measured, labels)
+        drawing = cells.drawing(values, panels="model")
+        return replace(drawing, data=drawing.data.assign_attrs(signs=values.attrs["signs"]), wide=True)
+    data = _by_head.data(cap, statistic, query, prompt, measured, **labels)
+    return Drawing(_by_head.CHART, data, {"contrast": contrast})
 
 
+@figure(wide=False)
 def lambdas(
     cap: Capture,
     *,
     prompt: int = 0,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """λ by layer: mean and range over heads and queries, beside its initial value.
 
     Parameters
@@ -254,8 +245,6 @@ def lambdas(
     cap : Capture
     prompt : int
         Which prompt of a batch.
-    venue, wide, width, title
-        As of :func:`maps`.
 
     Returns
     -------
@@ -274,24 +263,19 @@ def lambdas(
     >>> diffscope.figures.lambdas(capture)
     <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 3)>
     """
-    return KINDS["lambdas"].figure(KINDS["lambdas"].data(cap, prompt), venue, wide, width, title=title)
+    return Drawing(_layers.CHART, _layers.lambdas_data(cap, prompt), about="λ by layer, with its initial value")
 
 
+@figure(wide=False)
 def fidelity(
     cap: Capture,
-    *,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """The error of the rebuilt attention output by layer, beside its tolerance.
 
     Parameters
     ----------
     cap : Capture
-    venue, wide, width, title
-        As of :func:`maps`.
 
     Returns
     -------
@@ -305,52 +289,43 @@ def fidelity(
     >>> diffscope.figures.fidelity(capture)
     <diffscope figure 'fidelity' of error, tolerance (layer: 3)>
     """
-    return KINDS["fidelity"].figure(KINDS["fidelity"].data(cap), venue, wide, width, title=title)
+    return Drawing(_layers.CHART, _layers.fidelity_data(cap), about="error of the capture by layer, beside its tolerance")
 
 
+@figure()
 def cohort(
     dataset: xr.Dataset,
-    *,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Every arm of a trained cohort: its curves, when it formed, its answers by length and number of distractors.
 
     Parameters
     ----------
     dataset : xarray.Dataset
         What ``diffscope train`` measured; ``diffscope.open`` opens it.
-    venue, wide, width, title
-        As of :func:`maps`.
 
     Returns
     -------
     Figure
     """
-    return KINDS["cohort"].figure(KINDS["cohort"].data(dataset), venue, wide, width, title=title)
+    about = "every arm of a trained cohort: curves, formation, answers by length and distractors"
+    return Drawing(_cohort_chart.CHART, _cohort_chart.data(dataset), about=about)
 
 
+@figure()
 def board(
     verdicts: Sequence[Verdict | Mapping],
-    *,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Tests of the hypotheses: each estimate with its interval, beside what there would be without an effect.
 
     Parameters
     ----------
     verdicts : sequence of Verdict, or of dict
         What ``diffscope.hypotheses.test`` gives, or a board of a study, or what their ``as_dict`` gives.
-    venue, wide, width, title
-        As of :func:`maps`.
 
     Returns
     -------
     Figure
     """
-    return KINDS["board"].figure(KINDS["board"].data(verdicts), venue, wide, width, title=title)
+    return Drawing(_verdict_chart.CHART, _verdict_chart.data(verdicts))

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
-from diffscope.figures.escaping import for_html, for_print
-from diffscope.figures.selection import edited, one_prompt, position_of
+from diffscope.figures import cell_chart
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import edited, one_prompt, position_of
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.sample import averaged
@@ -111,7 +107,6 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | N
         array = array.expand_dims(head=[0], axis=-1)
     dataset = array.transpose("layer", "head").reset_coords(drop=True).to_dataset(name=str(array.name))
     dataset.attrs = {
-        "figure": "heads",
         "model": model,
         "statistic": str(array.name),
         "selection": ", ".join(words),
@@ -141,146 +136,27 @@ def _at_query(array: xr.DataArray, query: int | None) -> tuple[xr.DataArray, str
     return array, f"query {int(array['query'])}" if "query" in array.coords else "one query"
 
 
-class _Grid(NamedTuple):
-    """What both drawings show."""
-
-    values: np.ndarray  # (layer, head); NaN for a layer without attention
-    layers: np.ndarray
-    heads: np.ndarray
-    measured: set[int]  # layers that have attention
-    colours: str
-    limits: tuple[float, float]
-    units: str
-    heading: str
-
-
-def _grid(data: xr.Dataset, title: str | None) -> _Grid:
+def _as_cells(data: xr.Dataset) -> xr.Dataset:
+    """Return data as of cells; a layer without attention is an empty row."""
     array = data[data.attrs["statistic"]]
-    measured = set(array["layer"].values.tolist())
-    array = array.reindex(layer=np.arange(min(measured), max(measured) + 1))  # a layer without attention is an empty row
-    values = np.asarray(array.values, dtype=float)
-    finite = values[np.isfinite(values)]
-    colours = "diverging" if (finite < 0).any() else "blue"
-    limits = theme.colour_limits(colours, float(np.abs(finite).max(initial=0.0)))
+    layers = array["layer"].values
+    array = array.reindex(layer=np.arange(layers.min(), layers.max() + 1))
     units = data.attrs["units"] if data.attrs["units"] not in ("", "1", "dimensionless") else ""
-    words = " · ".join(word for word in (data.attrs["long_name"], data.attrs["selection"]) if word)
-    heading = words if title is None else title
-    return _Grid(values, array["layer"].values, array["head"].values, measured, colours, limits, units, heading)
+    return cell_chart.data(array.assign_attrs(long_name=units, units="1"), "head", "layer")
 
 
-def on_screen(
-    data: xr.Dataset,
-    title: str | None = None,
-    contrast: str = "linear",
-    selected: tuple[int, int] | None = None,
-    height: int | None = None,
-):
-    """Heads as cells; `selected` is the (layer, head) to mark.
-
-    A click selects: invisible points lie on the cells, because only points can be selected.
-    """
-    import plotly.graph_objects as go
-
-    grid = _grid(data, title)
-    cell = 24 if len(grid.layers) <= 16 else 14
-    tall = height or int(np.clip(cell * len(grid.layers) + 90, 190, 560))
-    look = {"thickness": 8, "outlinewidth": 0, "len": 1.0, "xpad": 6, "ypad": 0, "nticks": 4, "ticklen": 2}
-    figure = go.Figure(
-        go.Heatmap(
-            z=grid.values,
-            x=grid.heads,
-            y=grid.layers,
-            zmin=grid.limits[0],
-            zmax=grid.limits[1],
-            xgap=1.5,
-            ygap=1.5,
-            hoverinfo="skip",
-            colorscale=[[position, colour] for position, colour in theme.colour_scale(grid.colours, contrast)],
-            colorbar={**look, "tickfont": {"size": 10, "color": theme.MUTED}, "title": {"text": for_html(grid.units)}},
-        )
-    )
-    figure.add_trace(_points(grid, size=max(8, min(40, (tall - 90) / max(1, len(grid.layers))))))
-    finish_screen(
-        figure,
-        grid.heading,
-        height=tall,
-        shapes=[] if selected is None else [_frame(*selected)],
-        dragmode=False,
-        xaxis=_axis("head", grid.heads, reverse=False),
-        yaxis=_axis("layer", grid.layers, reverse=True),
-    )
-    return figure
+def _heading(data: xr.Dataset, title: str | None) -> str:
+    return " · ".join(word for word in (data.attrs["long_name"], data.attrs["selection"]) if word) if title is None else title
 
 
-def _points(grid: _Grid, size: float):
-    import plotly.graph_objects as go
-
-    cells = [
-        (head, layer, value)
-        for layer, row in zip(grid.layers, grid.values)
-        if layer in grid.measured
-        for head, value in zip(grid.heads, row)
-    ]
-    unseen = {"marker": {"opacity": 0}}
-    return go.Scatter(
-        x=[head for head, _, _ in cells],
-        y=[layer for _, layer, _ in cells],
-        mode="markers",
-        customdata=[value for _, _, value in cells],
-        hovertemplate="layer %{y}, head %{x}<br><b>%{customdata:.4g}</b><extra></extra>",
-        showlegend=False,
-        marker={"symbol": "square", "size": size, "opacity": 0, "color": theme.INK},
-        selected=unseen,
-        unselected=unseen,
-    )
-
-
-def _frame(layer: int, head: int) -> dict:
-    """A frame around the selected cell."""
-    place = {"x0": head - 0.47, "x1": head + 0.47, "y0": layer - 0.47, "y1": layer + 0.47}
-    return {"type": "rect", **place, "line": {"color": theme.INK, "width": 2}, "fillcolor": "rgba(0,0,0,0)"}
-
-
-def _axis(title: str, numbers: np.ndarray, reverse: bool) -> dict:
-    ends = [numbers[0] - 0.55, numbers[-1] + 0.55]
-    ticks = {"dtick": 1, "tick0": 0} if len(numbers) <= 16 else {"tickformat": "d"}
-    look = {"fixedrange": True, "showline": False, "ticks": "", **ticks}
-    return theme.screen_axis(title_text=title, range=ends[::-1] if reverse else ends, **look)
+def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "linear"):
+    """Draw for the screen."""
+    return cell_chart.on_screen(_as_cells(data), _heading(data, title), contrast)
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
-    """The drawing for print; of few heads with the numbers in the cells."""
-    from matplotlib.ticker import MaxNLocator
-
-    grid = _grid(data, title)
-    low, high = grid.limits
-    figure = canvas(width, min(8.0, 0.24 * len(grid.layers) + 0.75))
-    ax = figure.subplots()
-    image = ax.imshow(
-        grid.values,
-        cmap=theme.colour_map(grid.colours, contrast),
-        vmin=low,
-        vmax=high,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(grid.heads[0] - 0.5, grid.heads[-1] + 0.5, grid.layers[-1] + 0.5, grid.layers[0] - 0.5),
-    )
-    ax.spines[:].set_visible(False)
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_locator(MaxNLocator(12, integer=True))
-    ax.set_xlabel("head")
-    ax.set_ylabel("layer")
-    if grid.values.size <= 160:
-        for (row, column), value in np.ndenumerate(grid.values):
-            if np.isfinite(value):
-                colour = theme.PAPER if abs(value) > 0.6 * max(abs(low), high) else theme.INK
-                text = f"{value:.2g}".replace("-", "−")
-                ax.text(grid.heads[column], grid.layers[row], text, ha="center", va="center", size=5.5, color=colour)
-    bar = figure.colorbar(image, ax=ax, fraction=0.05, pad=0.03, aspect=30)
-    bar.outline.set_visible(False)
-    bar.set_label(for_print(grid.units))
-    finish_print(figure, grid.heading)
-    return figure
+    """Draw for print."""
+    return cell_chart.in_print(_as_cells(data), width, _heading(data, title), contrast)
 
 
-register("heads", "a statistic by layer and head", data=data, plotly=on_screen, matplotlib=in_print, wide=False)
+CHART = Chart(on_screen, in_print)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, Unpack
 
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import cells as _cells  # noqa: F401 (each registers what it draws)
-from diffscope.figures import curves as _curves
-from diffscope.figures import curves_print as _curves_print  # noqa: F401
-from diffscope.figures import strips as _strips  # noqa: F401
-from diffscope.figures.base import KINDS, Figure
+from diffscope.figures import cell_chart as _cell_chart
+from diffscope.figures import line_chart as _line_chart
+from diffscope.figures import strip_chart as _strip_chart
+from diffscope.figures.figure import Drawing, Figure, Printing, figure
 
 
+@figure(wide=False)
 def curves(
     values: xr.DataArray,
     *,
@@ -30,14 +30,12 @@ def curves(
     within: tuple[float, float] | None = None,
     points: xr.DataArray | None = None,
     looks: Mapping[str, tuple[str, str]] | None = None,
+    extremes: Sequence[str] = (),
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
     scale: Literal["shared", "own"] = "shared",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Any labelled values: along one dimension, with a colour for each label of another and a panel for each of a third.
 
     Parameters
@@ -65,13 +63,14 @@ def curves(
         and behind it. Of lines and points.
     looks : mapping of str to (str, str), optional
         Colour of a series, and "solid", "dash" or "dot", by its label; by default every series has a colour of its own.
+    extremes : sequence of str
+        Labels of `series` whose ranges go from the least to the largest of single values: their ends are drawn as small points,
+        not as whiskers, which are read as intervals.
     style : {"lines", "points", "bars", "stacked"}
     log : {"", "x", "y", "xy"}
         Which axes are logarithmic.
     scale : {"shared", "own"}
         One vertical scale of all panels, or one each.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -82,16 +81,17 @@ def curves(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    if style not in _curves.STYLES:
-        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_curves.STYLES)}")
+    if style not in _line_chart.STYLES:
+        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_line_chart.STYLES)}")
     if points is not None and (style not in ("lines", "points") or at is not None):
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
     marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
-    data = KINDS["curves"].data(values, x, series, panels, **ranges, **marks)
-    return KINDS["curves"].figure(data, venue, wide, width, style=style, log=log, scale=scale, title=title)
+    data = _line_chart.data(values, x, series, panels, **ranges, **marks)
+    return Drawing(_line_chart.CHART, data, {"style": style, "log": log, "scale": scale, "extremes": list(extremes)})
 
 
+@figure(wide=False)
 def strips(
     values: xr.DataArray,
     *,
@@ -99,11 +99,8 @@ def strips(
     series: str = "side",
     points: str = "head",
     joined: bool = False,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Single values as strips of points: one strip a label of a dimension, side by side at every place along another.
 
     Parameters
@@ -114,8 +111,6 @@ def strips(
         Its dimensions; it has no others.
     joined : bool
         Whether a point of one strip is the same thing as that of the next: lines lead from one to the other.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -126,9 +121,10 @@ def strips(
     DiffscopeError
         There is no such dimension, one without a role, or no value at all.
     """
-    return KINDS["strips"].figure(KINDS["strips"].data(values, x, series, points, joined), venue, wide, width, title=title)
+    return Drawing(_strip_chart.CHART, _strip_chart.data(values, x, series, points, joined))
 
 
+@figure()
 def cells(
     values: xr.DataArray,
     *,
@@ -136,11 +132,8 @@ def cells(
     y: str = "layer",
     panels: str | None = None,
     error: xr.DataArray | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Any labelled values as coloured cells with their numbers, on one scale.
 
     Parameters
@@ -151,8 +144,6 @@ def cells(
         Its dimensions; it has no others.
     error : xarray.DataArray, optional
         What stands below each number with a ±, such as its standard error; with dimensions of `values`.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -163,4 +154,25 @@ def cells(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    return KINDS["cells"].figure(KINDS["cells"].data(values, x, y, panels, error), venue, wide, width, title=title)
+    return Drawing(_cell_chart.CHART, _cell_chart.data(values, x, y, panels, error))
+
+
+def panels_beside(parts: Mapping[str, Figure]) -> Drawing:
+    """Return figures of curves that are drawn alike as one: panels of each beside those of the next, with its name."""
+    figures = list(parts.values())
+    data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
+    return Drawing(_line_chart.CHART, data, {word: value for word, value in figures[0].style.items() if word != "title"})
+
+
+def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
+    renamed = []
+    for name, data in parts.items():
+        panels = [f"{name}: {panel}" if panel else name for panel in map(str, data["panel"].values)]
+        renamed.append(data.assign_coords(panel=panels))
+    series = dict.fromkeys(str(label) for data in renamed for label in data["series"].values)
+    places = dict.fromkeys(label for data in renamed for label in data["x"].values.tolist())
+    order = {"series": list(series), "x": list(places)}
+    references = {words: value for data in renamed for words, value in data.attrs["references"].items()}
+    together = xr.concat(renamed, "panel", join="outer", combine_attrs="override")
+    return together.sel(order).assign_attrs(references=references)

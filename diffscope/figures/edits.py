@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import Figure
-from diffscope.figures.of_values import cells, curves
-from diffscope.figures.subjects import drawn, estimates_of, together
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -24,15 +24,13 @@ ALL = "all"  # heads of a layer
 UNEDITED = ", unedited"  # behind the name of a model
 
 
+@figure()
 def interventions(
     subject: Readings,
     *,
     quantity: str | Sequence[str] = ("log_odds", "loss"),
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
 
     Lines or points are means over prompts with one standard error, each prompt is a point behind them, and broken lines are the
@@ -44,8 +42,6 @@ def interventions(
         Of :func:`diffscope.readings.interventions`, by model or whatever else differs.
     quantity : str, or sequence of str
         Of log_odds and loss, in nats, and exact, the share of exact answers; each is a panel with its own scale.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -69,8 +65,7 @@ def interventions(
     estimates = estimates_of(subject, "log_odds_change", "diffscope.readings.interventions(scope, prompts, edits)")
     names = [quantity] if isinstance(quantity, str) else list(quantity)
     for name in names:
-        if name not in SCORES:
-            raise DiffscopeError(f"there is no quantity {name!r}; choose from {', '.join(SCORES)}")
+        check_choice("quantity", name, SCORES)
     first = next(iter(estimates.values()))
     titles = [SCORES[name] + ("" if name == "exact" else ", nats") for name in names]
     tables = {title: _of_score(estimates, name) for name, title in zip(names, titles)}
@@ -84,7 +79,7 @@ def interventions(
     looks = {name: (colours[name], "solid") for name in estimates}
     for name in estimates:  # points have no dashes, so that of these the unedited are grey
         looks[f"{name}{UNEDITED}"] = (colours[name] if numbers else theme.MUTED, "dash")
-    figure = curves(
+    drawing = curves.drawing(
         table["value"].assign_attrs(long_name="", units="1"),
         x="edit",
         series="series",
@@ -95,10 +90,6 @@ def interventions(
         looks=looks,
         style="lines" if numbers else "points",
         scale="own",
-        venue=venue,
-        wide=True if wide is None else wide,
-        width=width,
-        title=title,
     )
     counts = {SCORES[name]: _scored(estimates, f"unedited_{name}_of_prompt") for name in names}
     same = len(set(counts.values())) == 1
@@ -106,17 +97,14 @@ def interventions(
     along = first["edit"].attrs.get("long_name", "edit")
     within = " ± standard error" if _has_errors(estimates, [f"{name}_se" for name in names]) else ""
     caption = f"Mean over prompts (n = {prompts}){within} by {along}; points are prompts."
-    return drawn("interventions", figure, caption, model=", ".join(estimates), prompts=prompts)
+    return drawing.described(caption, model=", ".join(estimates), prompts=prompts)
 
 
+@figure()
 def ablation(
     subject: Readings,
-    *,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
 
     Every cell is a mean over prompts, in nats, with one standard error below it; the last of a layer is of all its heads at once.
@@ -127,8 +115,6 @@ def ablation(
     ----------
     subject : Reading, its estimates, or mapping of str to either
         Of :func:`diffscope.readings.ablations`, by model or by what is taken away; each is a panel.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -155,14 +141,14 @@ def ablation(
     errors = [_with_layers(table, "_se", most) for table in named.values()]
     error = xr.concat(errors, values["model"], coords="minimal", compat="override", join="outer")
     values = values.assign_attrs(long_name="change of log-odds", units="nats")
-    figure = cells(values, panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
+    drawing = cells.drawing(values, panels="model", error=error)
     whats = " or ".join(dict.fromkeys(TAKEN[table.attrs["what"]] for table in estimates.values()))
     prompts = _scored(estimates, "log_odds_of_prompt")
     within = " ± standard error" if _has_errors(estimates, ["change_se"]) else ""
     caption = (
         f"Change of the answer's log-odds against its distractors without {whats}, mean over prompts (n = {prompts}){within}."
     )
-    return drawn("ablation", figure, caption, model=", ".join(estimates), what=whats, prompts=prompts)
+    return drawing.described(caption, model=", ".join(estimates), what=whats, prompts=prompts)
 
 
 def _with_layers(estimates: xr.Dataset, end: str, most: int) -> xr.DataArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import xarray as xr
 
@@ -11,15 +11,16 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
-from diffscope.figures.base import Figure
-from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import Captures, captures_of, checked_query, drawn, panels_beside, undefined_said
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
+from diffscope.figures.values import curves, panels_beside
 from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
 Normalisation = Literal["share", "raw", "signed", "positive"]
 
 
+@figure(wide=False)
 def allocation(
     subject: Captures,
     *,
@@ -28,15 +29,12 @@ def allocation(
     layer: int | None = None,
     head: int | None = None,
     query: int | Literal["last"] = -1,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Five bars: what a query gives to the first token, before the answer, to the answer, after it, and to the question.
 
     The form of the first figure of "Differential Transformer" (Ye et al., 2024), of any number of models. Bars are means over
-    heads, then layers (of a batch, over its prompts first), and whiskers lead from the least head to the largest; or all is of
+    heads, then layers (of a batch, over its prompts first), and small points are the least head and the largest; or all is of
     one layer or head. Beside them stands what uniform attention would give: the share of keys that the query sees.
 
     Parameters
@@ -51,8 +49,6 @@ def allocation(
         As the model numbers them; a head is of a layer. By default the mean over all.
     query : int or "last"
         A token; negative ones count from a prompt's end.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -87,7 +83,8 @@ def allocation(
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
     for name, table in estimates.items():
         for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
-            _check_label(table["allocation"], dim, label)
+            if label is not None:
+                check_choice(dim, label, table["allocation"][dim].values.tolist())
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layer)
     heads = None if head is None else dict.fromkeys(estimates, (layer, head))
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
@@ -98,20 +95,25 @@ def allocation(
     values = undefined_said(bars["value"], "side").assign_attrs(bars["value"].attrs)
     ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
     over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
-    over = f"layer {layer}, head {head}" if head is not None else f"mean over {over}; whiskers from the least head to the largest"
+    over = (
+        f"layer {layer}, head {head}"
+        if head is not None
+        else f"mean over {over}; small points are the least head and the largest"
+    )
     counts = [len(cap.prompts) for cap in captures.values()]
     prompts = f", mean over {count_of_prompts(counts)}" if max(counts) > 1 else ""
     at = "last query" if query == -1 else f"query at {query}"
     caption = f"Attention of the {at} to five parts of the prompt ({amount(map, normalisation)}){prompts}, {over}."
     if (map, normalisation) == ("D", "share"):
         caption += _of_bars({name: table for name, table in estimates.items() if captures[name].differential}, head)
-    figure = curves(
-        values, x="part", series="side", style="bars", controls=uniform, **ends, venue=venue, wide=wide, width=width, title=title
+    drawing = curves.drawing(
+        values, x="part", series="side", style="bars", controls=uniform, extremes=values["side"].values.tolist(), **ends
     )
     facts = {"map": map, "normalisation": normalisation, "layer": layer, "head": head, "query": query}
-    return drawn("allocation", figure, caption, edits=edits_of(captures), model=", ".join(estimates), **facts)
+    return drawing.described(caption, edits=edits_of(captures), model=", ".join(estimates), **facts)
 
 
+@figure(wide=False)
 def statistic_by_layer(
     subject: Captures,
     *,
@@ -121,11 +123,8 @@ def statistic_by_layer(
     normalisation: str | None = None,
     where: Mapping[str, str] | None = None,
     query: int | Literal["last", "mean"] = -1,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """A statistic by layer: its mean over heads as a line, every head as a point behind it, and its controls.
 
     The mean is a median where the registry averages the statistic so (ratios without a bound, ranks). Of a batch every point is
@@ -147,8 +146,6 @@ def statistic_by_layer(
     query : int, "last" or "mean"
         At which query; negative ones count from a prompt's end. "mean" is over all queries, where what compares A1 and A2 has no
         control. Ranks are of whole maps.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -183,7 +180,7 @@ def statistic_by_layer(
     abouts = [table["heads"].attrs for table in tables.values()]
     titles = [_by_layer.titled(table["heads"]) for table in tables.values()]
     heads, middle = (_beside(tables, part, titles) for part in ("heads", "middle"))
-    figure = curves(
+    drawing = curves.drawing(
         middle,
         x="layer",
         series="series",
@@ -191,10 +188,6 @@ def statistic_by_layer(
         points=heads,
         looks=_by_layer.looks(tables, list(captures)),
         scale="own",
-        venue=venue,
-        wide=wide,
-        width=width,
-        title=title,
     )
     facts = {"statistic": ", ".join(names), "query": str(query), "selection": "; ".join(about["selection"] for about in abouts)}
     chosen = "; ".join(f"{words} of {about['selection']}" for words, about in zip(titles, abouts))
@@ -206,20 +199,18 @@ def statistic_by_layer(
         caption += _of_captures(captures, span, query)
     elif any(is_unsigned(about["selection"].partition(" or ")[0]) for about in abouts):
         caption += f" {WHATEVER}."
-    return drawn("statistic_by_layer", figure, caption, edits=edits_of(captures), model=", ".join(captures), **facts)
+    return drawing.described(caption, edits=edits_of(captures), model=", ".join(captures), **facts)
 
 
+@figure()
 def similarity(
     subject: Captures,
     *,
     statistic: str = "overlap",
     span: str = "irrelevant",
     query: int | Literal["last"] = -1,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What A1 and A2 of every head share, beside the null: the same of A1 and the A2 of the other heads of its layer.
 
     Two softmax maps of one model share position and sinks anyhow; only what is beyond every such pair is a head's own. The null
@@ -237,8 +228,6 @@ def similarity(
         The keys that they are compared on.
     query : int or "last"
         A token; negative ones count from the prompt's end.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -268,12 +257,12 @@ def similarity(
         raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
     lacking = [name for name, pair in values.items() if not pair.notnull().any()]
     parts = {name: beside_other_heads(pair) for name, pair in values.items() if name not in lacking}
-    figure = panels_beside(parts, venue, wide, width, title)
+    drawing = panels_beside(parts)
     about = next(iter(values.values())).attrs
     caption = f"{about['long_name']} on {span} keys, {about['definition']}, beside the same with the A2 of other heads (range)."
     caption += f" Undefined: {', '.join(lacking)}." if lacking else ""
     facts = {"statistic": statistic, "span": span, "query": at}
-    return drawn("similarity", figure, caption, edits=edits_of(captures), model=", ".join(values), **facts)
+    return drawing.described(caption, edits=edits_of(captures), model=", ".join(values), **facts)
 
 
 def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) -> xr.DataArray:
@@ -318,9 +307,3 @@ def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:
     if layer is None:
         return estimates
     return estimates.sel(layer=[layer]).assign(over_layers=estimates["over_heads"].sel(layer=layer, drop=True))
-
-
-def _check_label(values: xr.DataArray, dim: str, label: Any) -> None:
-    labels = values[dim].values.tolist()
-    if label is not None and label not in labels:
-        raise DiffscopeError(f"there is no {dim} {label!r}; choose from {', '.join([str(each) for each in labels])}")

@@ -7,10 +7,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen
 
 ROLES = ("series", "x", "point")
 STRIP = 0.42  # from one strip to the next, where 1 is from one place to the next
@@ -28,7 +28,6 @@ def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = 
     within = (each - each.mean()) * POINTS / max(1, len(each) - 1)
     at = places[None, :, None] + middle[:, None, None] + within  # (series, x, point)
     about = {
-        "figure": "strips",
         "model": str(values.attrs.get("model", "")),
         "x": along_title(values, x),
         "point": along_title(values, points),
@@ -99,6 +98,4 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     return figure
 
 
-register(
-    "strips", "single values as strips of points, side by side", data=data, plotly=on_screen, matplotlib=in_print, wide=False
-)
+CHART = Chart(on_screen, in_print)

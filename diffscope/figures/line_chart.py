@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
@@ -10,14 +11,24 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.escaping import for_html
+from diffscope.figures.escaping import for_html, for_print
+from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.print_layout import canvas, finish_print, legend_below, legend_height, log_axis
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
 GAPS = {"shared": 0.03, "own": 0.08}  # between panels on the screen, of its width
 SYMBOLS = {0: "circle", -1: "triangle-down-open", 1: "triangle-up-open"}  # of points within, below and above what is drawn
 DASHES = ("dash", "dot", "dashdot", "longdash")
+LABELS = 18  # of categories that fit below a printed figure
+TALLEST = 2.2  # inches of a row of printed panels
+NARROWEST = 1.3  # inches of a printed panel: of narrower ones there are several rows
+CHARACTER = 0.055  # inches of a label below a printed figure
+TICK = 0.3  # inches from one numbered tick to the next
+SLANTED = 0.3  # inches that turned labels take below a panel
+MARKERS = ("o", "s", "^", "D", "v", "P")  # of one series after the other, so that they are told apart in grey print too
+IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 Looks = Mapping[str, tuple[str, str]]
 
 
@@ -50,7 +61,6 @@ def data(
         drawn["points"] = _behind(points, chosen)
     dataset = xr.Dataset(drawn).drop_attrs()
     about = {
-        "figure": "curves",
         "model": str(values.attrs.get("model", "")),
         "x": along_title(values, x) if at is None else values_title(at),
         "y": values_title(values),
@@ -132,8 +142,30 @@ def on_screen(
     log: str = "",
     scale: str = "shared",
     height: int = 260,
+    band: Mapping[str, str] | None = None,
+    highlight: Sequence[str] = (),
+    marked: float | None = None,
+    extremes: Sequence[str] = (),
 ):
-    """The drawing for the screen; put together as one dictionary, since plotly takes long to change a figure."""
+    """Draw for the screen; put together as one dictionary, since plotly takes long to change a figure.
+
+    Parameters
+    ----------
+    dataset : xarray.Dataset
+        As ``data`` gives it.
+    style, title, log, scale
+        As of ``diffscope.figures.curves``.
+    height : int
+        Pixels.
+    band : mapping of str to str, optional
+        What the range of some series is called; it is an area and not bars.
+    highlight : sequence of str
+        The series that matter most first; all others are thin, faint and not in the legend.
+    marked : float, optional
+        A place along x that a broad line marks.
+    extremes : sequence of str
+        The series whose ranges end at single values: these are small points, since whiskers are read as intervals.
+    """
     import plotly.graph_objects as go
 
     panels = [str(name) for name in dataset["panel"].values]
@@ -148,11 +180,15 @@ def on_screen(
     grouped = style == "points" and not numbers
     if grouped:
         layout |= {"scattermode": "group", "scattergap": 0.6}  # beside each other, like bars
+    elif extremes and not numbers:
+        layout |= {"scattermode": "group", "scattergap": layout["bargap"]}  # at the middle of their bars
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
         layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
-    layout |= {"annotations": [], "shapes": []}
+    mark = {"type": "line", "x0": marked, "x1": marked, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
+    broad = {"line": {"color": theme.RULE, "width": 8}}
+    layout |= {"annotations": [], "shapes": [] if marked is None else [mark | broad]}
     data = []
     for column, panel in enumerate(panels):
         axis = "" if column == 0 else str(column + 1)
@@ -169,9 +205,17 @@ def on_screen(
             layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column, series=number)
-            for trace in [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]:
+            traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
+            if band and name in band and "low" in part:
+                traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
+            if name in extremes and "low" in part:
+                ends = _extremes(part, places, name, colours[name])
+                traces = [ends, *({key: value for key, value in each.items() if key != "error_y"} for each in traces)]
+            if highlight:
+                traces = [each | _emphasis(name, colours[name], highlight) for each in traces]
+            for trace in traces:
                 axes = {"xaxis": f"x{axis}", "yaxis": f"y{axis}", "showlegend": bool(trace["name"]) and column == 0}
-                data.append(trace | axes)
+                data.append(axes | trace)
     figure = go.Figure({"data": data, "layout": layout})
     figure.layout.template = None  # of a dictionary it would be the usual one
     return figure
@@ -226,9 +270,14 @@ def _references(dataset: xr.Dataset, axis: str) -> list[dict]:
     return lines
 
 
+def _has_single(part: xr.Dataset) -> bool:
+    """Return whether a series has single values that its values do not say already, as those of a control do."""
+    return "points" in part and not np.allclose(part["points"], part["value"].values[:, None], rtol=1e-6, atol=0, equal_nan=True)
+
+
 def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict]:
     """The single values behind one series of one panel, (x, point)."""
-    if "points" not in part:
+    if not _has_single(part):
         return []
     values = shown(part, "points")
     labels = [[for_html(str(label)), str(place)] for place in places for label in part["point"].values]
@@ -269,6 +318,31 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
     return _marks(part, common, colour)
 
 
+def _area(part: xr.Dataset, places: list, colour: str, label: str) -> dict:
+    """Return the range of one series as an area."""
+    ends = np.concatenate([shown(part, "high"), shown(part, "low")[::-1]])
+    look = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
+    return {"type": "scatter", "x": [*places, *places[::-1]], "y": ends, "name": for_html(label)} | look
+
+
+def _extremes(part: xr.Dataset, places: list, name: str, colour: str) -> dict:
+    """Return the ends of the ranges of one series as small points."""
+    down, up = spread(part)
+    middle = shown(part, "value")
+    look = {"mode": "markers", "marker": {"size": 5, "color": colour, "line": {"width": 1, "color": theme.PAPER}}, "name": ""}
+    words = {"offsetgroup": for_html(name), "hovertemplate": f"{for_html(name)}<br>%{{x}}: %{{y:.4g}}<extra></extra>"}
+    return {"type": "scatter", "x": [*places, *places], "y": np.concatenate([middle - down, middle + up])} | look | words
+
+
+def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
+    """Return how a line looks among others of which some are highlighted."""
+    if name not in highlight:
+        look = {"line": {"color": colour, "width": 1}, "marker": {"color": colour, "size": 4}}
+        return look | {"opacity": 0.5, "showlegend": False}
+    first = highlight[0] == name
+    return {"line": {"color": colour, "width": 3 if first else 2, "dash": "solid" if first else "dash"}}
+
+
 def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
     """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     side = np.nan_to_num(beyond(part))
@@ -281,3 +355,189 @@ def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:
         look = {"mode": "markers", "marker": {"size": 7, "color": colour, "symbol": symbol}, "offsetgroup": common["name"]}
         traces.append(common | seen | look)
     return traces
+
+
+def in_print(
+    dataset: xr.Dataset,
+    width: float,
+    style: str = "lines",
+    title: str | None = None,
+    log: str = "",
+    scale: str = "shared",
+    band: Mapping[str, str] | None = None,
+    highlight: Sequence[str] = (),
+    extremes: Sequence[str] = (),
+):
+    """Draw for print; panels that would be too narrow beside each other stand in several rows. Parameters as of ``on_screen``."""
+    from matplotlib.ticker import MaxNLocator
+
+    panels = [str(name) for name in dataset["panel"].values]
+    columns = min(len(panels), max(1, int(width / NARROWEST)))
+    rows = math.ceil(len(panels) / columns)
+    wide = width / columns
+    tall = min(max(1.6, wide * 0.5), TALLEST)
+    colours = colours_of(dataset)
+    lines = [*dataset.attrs["references"], dataset.attrs["diagonal"]]
+    named = [*filter(None, [*(highlight or colours), *(band or {}).values(), *lines])]
+    places, numbers = places_of(dataset)
+    numbers = numbers and style in ("lines", "points")
+    turned = not numbers and "at" not in dataset and _turned(places, wide)
+    figure = canvas(width, rows * (tall + (SLANTED if turned else 0.0)) + legend_height(named, width))
+    grid = figure.subplots(rows, columns, sharey=scale == "shared", squeeze=False)
+    ticks = np.asarray(places, float) if numbers else np.arange(len(places), dtype=float)
+    for number, ax in enumerate(grid.flat):
+        if number >= len(panels):
+            ax.set_visible(False)
+            continue
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight, extremes)
+        _print_references(ax, dataset)
+        ax.set_title(for_print(panels[number]))
+        if number >= len(panels) - columns:
+            ax.set_xlabel(for_print(dataset.attrs["x"]))
+        if not numbers and "at" not in dataset:
+            _name_places(ax, places, wide)
+        elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+        elif "at" not in dataset:
+            ax.xaxis.set_major_locator(
+                MaxNLocator(min(12, max(3, int(wide / TICK))), integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10])
+            )
+            ax.xaxis.set_major_formatter("{x:g}")
+        ax.yaxis.grid(True)
+        for axis in (ax.xaxis if letter == "x" else ax.yaxis for letter in log):
+            log_axis(axis)
+            if axis is ax.yaxis and within_a_decade(dataset):
+                axis.set_minor_formatter("{x:g}")
+        if "x" in log and numbers:
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
+    for row in grid:
+        row[0].set_ylabel(for_print(dataset.attrs["y"]))
+    legend_below(figure, grid[0, 0], width)
+    finish_print(figure, title)
+    return figure
+
+
+def _print_references(ax, dataset: xr.Dataset) -> None:
+    """The lines of one panel that are no data."""
+    if words := dataset.attrs["diagonal"]:
+        ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
+    for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
+        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=line, label=for_print(words))
+
+
+def _apart(ticks: np.ndarray, width: float) -> bool:
+    """Whether a tick at every place of a panel so many inches wide leaves room for its label."""
+    if len(ticks) == 1:
+        return True
+    labels = max(len(f"{tick:g}") for tick in ticks) + 1
+    return float(np.diff(np.sort(ticks)).min() / np.ptp(ticks)) * 0.8 * width > labels * CHARACTER
+
+
+def _step(places: list, width: float) -> int:
+    """Of how many labels one is shown below a panel so many inches wide: every one where there are few."""
+    return math.ceil(len(places) * TALLEST / width / LABELS) if len(places) > LABELS / 2 else 1
+
+
+def _turned(places: list, width: float) -> bool:
+    """Whether labels would touch if they were not turned."""
+    labels = places[:: _step(places, width)]
+    return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
+
+
+def _name_places(ax, places: list, width: float) -> None:
+    """Labels below a panel so many inches wide."""
+    step = _step(places, width)
+    labels = [for_print(place) for place in places[::step]]
+    look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if _turned(places, width) else {}
+    ax.set_xticks(range(0, len(places), step), labels, **look)
+
+
+def _bars_or_lines(
+    ax,
+    part: xr.Dataset,
+    places: np.ndarray,
+    colours: Mapping[str, str],
+    style: str,
+    band: Mapping[str, str],
+    highlight: Sequence[str],
+    extremes: Sequence[str],
+) -> None:
+    """Draw all series of one panel, (series, x)."""
+    count = len(colours)
+    inks = list(dict.fromkeys(colours.values()))
+    above = np.zeros(len(places))
+    below = np.zeros(len(places))
+    for number, (name, colour) in enumerate(colours.items()):
+        series = part.isel(series=number)
+        values = shown(series, "value")
+        marker = MARKERS[inks.index(colour) % len(MARKERS)]
+        aside = (number - (count - 1) / 2) / count
+        ends = {}
+        if "low" in series:
+            ends = {"yerr": np.stack(spread(series))}
+        label = for_print(name) if name else None
+        numbers = "at" in series or places_of(series)[1]
+        beside = 0.0 if style == "lines" or numbers else 0.4 * aside
+        if name in extremes and ends:
+            at = places + (0.8 * aside if style == "bars" else beside)
+            _print_extremes(ax, series, at, theme.INK if style == "bars" else colour)
+            ends = {}
+        if _has_single(series):
+            single = shown(series, "points")
+            at = np.repeat(_parted(places, aside) if numbers else places + beside, single.shape[1])
+            ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
+        if style == "stacked":
+            bottom = np.where(values < 0, below, above)
+            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
+            above += np.nan_to_num(np.maximum(values, 0))
+            below += np.nan_to_num(np.minimum(values, 0))
+        elif style == "bars":
+            ax.bar(
+                places + 0.8 * aside,
+                values,
+                0.8 / count,
+                color=colour,
+                label=label,
+                error_kw={"lw": 0.6, "ecolor": theme.INK},
+                **ends,
+            )
+        elif style == "lines":
+            if name in band and "low" in series:
+                area = {"color": colour, "alpha": 0.15, "lw": 0, "label": for_print(band[name])}
+                ax.fill_between(places, shown(series, "low"), shown(series, "high"), **area)
+                ends = {}
+            line = IN_PRINT[dash_of(series, name)]
+            look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
+            if highlight and name not in highlight:
+                look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5, "label": None}
+            elif highlight:
+                look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
+            ax.errorbar(places, values, color=colour, **look, **ends)
+        else:
+            _points(ax, series, places + beside, colour, marker, label, ends)
+
+
+def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:
+    """Draw the ends of the ranges of one series as small points."""
+    for end in shown(part, "value") + np.stack(spread(part)) * [[-1], [1]]:
+        ax.plot(places, end, color=colour, ls="", marker="o", ms=2.0, mew=0, alpha=0.7, zorder=3)
+
+
+def _parted(places: np.ndarray, aside: float) -> np.ndarray:
+    """Return numbered places, a little to the side so that points of several series do not cover each other."""
+    return places + 0.12 * aside * np.diff(np.unique(places)).min(initial=np.inf) if len(places) > 1 else places
+
+
+def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
+    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    values = shown(part, "value")
+    places = part["at"].values if "at" in part else places
+    side = np.nan_to_num(beyond(part))
+    within = np.where(side == 0, values, np.nan)
+    look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
+    ax.errorbar(places, within, color=colour, ls="", marker=marker, ms=2.6, elinewidth=0.6, label=label, **look, **ends)
+    for arrow, outside in (("v", side < 0), ("^", side > 0)):
+        ax.plot(places[outside], values[outside], color=colour, ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)
+
+
+CHART = Chart(on_screen, in_print)

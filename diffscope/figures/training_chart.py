@@ -6,10 +6,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import curves, theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print
-from diffscope.figures.escaping import for_print
+from diffscope.figures import line_chart, theme
+from diffscope.figures.figure import Chart
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
@@ -44,8 +42,8 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
     uniform = float(estimates["uniform"].sel(layer=layer)[-1])
     references = {UNIFORM: uniform} if statistic == "answer" and np.isfinite(uniform) else {}
-    dataset = curves.data(table, "step", "series", references=references)
-    return dataset.assign_attrs(figure="training", apart=apart)
+    dataset = line_chart.data(table, "step", "series", references=references)
+    return dataset.assign_attrs(apart=apart)
 
 
 def _same_for_heads(values: xr.DataArray) -> bool:
@@ -67,52 +65,20 @@ def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
     }
 
 
+def _with_looks(data: xr.Dataset) -> xr.Dataset:
+    """Return data with the colours of what is set apart, and grey for all else."""
+    apart = dict(zip(data.attrs["apart"], zip(INKS, ("solid", "dash"))))
+    return data.assign_attrs(looks={str(name): apart.get(str(name), (theme.MUTED, "solid")) for name in data["series"].values})
+
+
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
-    """The drawing for the screen."""
-    figure = curves.on_screen(data, "lines", title, height=height)
-    apart = data.attrs["apart"]
-    for trace in figure.data:
-        if trace.name in apart:
-            number = apart.index(trace.name)
-            dash = "solid" if number == 0 else "dash"
-            trace.update(line={"color": INKS[number], "width": 3 - number, "dash": dash}, marker={"color": INKS[number]})
-        else:
-            look = {"line": {"color": theme.MUTED, "width": 1}, "marker": {"color": theme.MUTED, "size": 4}}
-            trace.update(**look, opacity=0.5, showlegend=False)
-    return figure
+    """Draw for the screen."""
+    return line_chart.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print."""
-    figure = canvas(width, max(1.6, width * 0.45))
-    ax = figure.subplots()
-    part = data.isel(panel=0)
-    at = np.arange(data.sizes["x"])
-    apart = data.attrs["apart"]
-    for name in map(str, part["series"].values):
-        values = part["value"].sel(series=name).values
-        if name in apart:
-            number = apart.index(name)
-            look = {"color": INKS[number], "lw": 1.6 - 0.4 * number, "ls": "--" if number else "-", "label": for_print(name)}
-            ax.plot(at, values, marker="o", ms=2.6, zorder=3, **look)
-        else:
-            ax.plot(at, values, color=theme.MUTED, alpha=0.5, lw=0.6, marker="o", ms=1.2)
-    for words, value in data.attrs["references"].items():
-        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=":", label=for_print(words))
-    ax.set_xticks(at, [for_print(str(step)) for step in data["x"].values])
-    ax.set_xlabel(for_print(data.attrs["x"]))
-    ax.set_ylabel(for_print(data.attrs["y"]))
-    ax.yaxis.grid(True)
-    figure.legend(loc="outside lower left", ncols=3, columnspacing=1.2)
-    finish_print(figure, title)
-    return figure
+    """Draw for print."""
+    return line_chart.in_print(_with_looks(data), width, title=title, highlight=data.attrs["apart"])
 
 
-register(
-    "training",
-    "a statistic of every head over the steps of a training",
-    data=data,
-    plotly=on_screen,
-    matplotlib=in_print,
-    wide=False,
-)
+CHART = Chart(on_screen, in_print)

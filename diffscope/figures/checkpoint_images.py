@@ -10,11 +10,10 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import register
-from diffscope.figures.canvas import canvas, finish_print
-from diffscope.figures.escaping import for_html, for_print
-from diffscope.figures.panels import short_name
-from diffscope.figures.selection import layer_at
+from diffscope.figures.escaping import for_html, for_print, short_name
+from diffscope.figures.figure import Chart
+from diffscope.figures.inputs import layer_at
+from diffscope.figures.print_layout import canvas, finish_print
 
 SIZE = 64  # bins a side
 IN_A_ROW = 8  # pictures
@@ -44,7 +43,7 @@ def data(
         "head": head,
         "bin": maps[0].attrs["bin"],
     }
-    return together.rename("map").to_dataset().assign_attrs(figure="checkpoints", map=shown, **about)
+    return together.rename("map").to_dataset().assign_attrs(map=shown, **about)
 
 
 def _limits(data: xr.Dataset) -> tuple[str, float, float]:
@@ -146,10 +145,4 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, contrast:
     return figure
 
 
-register(
-    "checkpoints",
-    "one head's map at every checkpoint of a training",
-    data=data,
-    plotly=on_screen,
-    matplotlib=in_print,
-)
+CHART = Chart(on_screen, in_print)

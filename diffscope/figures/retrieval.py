@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
-from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.base import Figure
-from diffscope.figures.of_values import cells, curves
-from diffscope.figures.subjects import drawn, estimates_of, together
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -32,17 +31,15 @@ UNIFORM = "uniform attention"
 QUANTITIES = {"exact": "share of exact answers", "log_odds": "log-odds of the answer"}
 
 
+@figure()
 def by_depth(
     subject: Readings,
     *,
     length: int | None = None,
     map: str = "D",
     span: str | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
@@ -59,8 +56,6 @@ def by_depth(
     map : {"D", "A1", "A2"}
     span : str, optional
         The only one that lines are of; by default both the answer and irrelevant tokens.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -109,7 +104,7 @@ def by_depth(
     about = "attention" if span is None else f"attention on {_words(span)}"
     values = together(rows, "series").assign_attrs(long_name=about, units="1")
     error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")
-    figure = curves(
+    drawing = curves.drawing(
         values,
         x="depth",
         series="series",
@@ -117,10 +112,7 @@ def by_depth(
         low=values - error,
         high=values + error,
         looks=looks,
-        venue=venue,
-        wide=True if wide is None else wide,
-        width=width,
-        title=title,
+        scale="own",
     )
     first = next(iter(chosen.values()))
     within = ", ± standard error over prompts" if any(table["mass_se"].notnull().any() for table in chosen.values()) else ""
@@ -133,20 +125,18 @@ def by_depth(
         tables = {name: table.sel(length=[tokens]) for name, table in estimates.items()}
         caption = f"{caption} {signs.of_depths(tables, lines)}".rstrip()
     facts = {"length": int(tokens), "map": map, "span": span, "prompts": int(first.attrs["prompts"])}
-    return drawn("by_depth", figure, caption, edits=edits_of(chosen), model=", ".join(chosen), **facts)
+    return drawing.described(caption, edits=edits_of(chosen), model=", ".join(chosen), **facts)
 
 
+@figure()
 def depth_by_length(
     subject: Readings,
     *,
     quantity: str = "exact",
     map: str = "D",
     normalisation: str = "share",
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """Whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
@@ -162,8 +152,6 @@ def depth_by_length(
         "answer", mean over heads, then layers.
     map, normalisation : str
         Of the attention.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -190,8 +178,7 @@ def depth_by_length(
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]
-    if quantity not in known:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(known)}")
+    check_choice("quantity", quantity, known)
     lengths = common_lengths(estimates)
     estimates = {name: table.sel(length=lengths) for name, table in estimates.items()}
     values: dict[str, xr.DataArray] = {}
@@ -219,7 +206,7 @@ def depth_by_length(
         facts = {"map": map, "normalisation": normalisation}
     panels = together(values).assign_attrs(long_name=words, units="nats" if quantity == "log_odds" else "1")
     error = xr.concat(list(errors.values()), panels["model"], coords="minimal", compat="override", join="outer")
-    figure = cells(panels, x="depth", y="length", panels="model", error=error, venue=venue, wide=wide, width=width, title=title)
+    drawing = cells.drawing(panels, x="depth", y="length", panels="model", error=error)
     first = next(iter(estimates.values()))
     below = "half their 95 % interval (Wilson)" if quantity == "exact" else "its standard error over prompts"
     within = f", ± {below}" if error.notnull().any() else ""
@@ -227,7 +214,7 @@ def depth_by_length(
     if quantity not in QUANTITIES and (map, normalisation) == ("D", "share"):
         caption = f"{caption} {signs.of_depths(estimates, [quantity])}".rstrip()
     facts |= {"edits": edits_of(estimates), "prompts": int(first.attrs["prompts"])}
-    return drawn("depth_by_length", figure, caption, model=", ".join(estimates), **facts)
+    return drawing.described(caption, model=", ".join(estimates), **facts)
 
 
 def _uniform(model: str) -> str:
@@ -247,8 +234,6 @@ def _words(span: str) -> str:
 def _chosen(estimates: xr.Dataset, **labels: int | str | list[str]) -> xr.Dataset:
     """One label along each of some dimensions, or several."""
     for dim, label in labels.items():
-        known = estimates[dim].values.tolist()
-        if unknown := [each for each in (label if isinstance(label, list) else [label]) if each not in known]:
-            words = ", ".join(map(str, known))
-            raise DiffscopeError(f"there is no {dim} {unknown[0]!r} in these estimates; choose from {words}")
+        for each in label if isinstance(label, list) else [label]:
+            check_choice(dim, each, estimates[dim].values.tolist())
     return estimates.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))

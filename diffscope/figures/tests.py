@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Unpack
 
 import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.base import Figure
-from diffscope.figures.of_values import curves
-from diffscope.figures.subjects import drawn
+from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.inputs import check_choice
+from diffscope.figures.values import curves
 
 MAIN = ("diff", "standard", "double-width", "signed")
 ENDS = ("value", "low", "high")
@@ -27,7 +27,7 @@ OF_FORMED = (
 DESCRIBED = "Of runs in which the lookup circuit formed."
 PLACES = ("formed", "end")  # steps that are another one in every run
 Chosen = Sequence[str] | None  # arms
-Drawn = tuple[Figure, str]  # and its caption
+Drawn = tuple[Drawing, str]  # and its caption
 
 
 class Study(Protocol):
@@ -38,16 +38,14 @@ class Study(Protocol):
     described: list[dict[str, Any]]
 
 
+@figure()
 def study(
     subject: Study,
     *,
     quantity: str = "answers",
     arms: Sequence[str] | str | None = None,
-    venue: str | None = None,
-    wide: bool | None = None,
-    width: float | None = None,
-    title: str | None = None,
-) -> Figure:
+    **printing: Unpack[Printing],
+) -> Drawing:
     """What the arms of a study came to: every seed, means over seeds and their 95 % intervals.
 
     Parameters
@@ -62,8 +60,6 @@ def study(
     arms : str or sequence of str, optional
         By default all; of log_odds and exact diff, standard, double-width and signed; of rejection diff, if it has them. Behind
         the name of an arm stands in how many of its runs the circuit formed, where not in all.
-    venue, wide, width, title
-        As of :func:`diffscope.figures.maps`.
 
     Returns
     -------
@@ -77,59 +73,57 @@ def study(
     """
     if not (hasattr(subject, "outcomes") and hasattr(subject, "described")):
         raise DiffscopeError("this figure is of a study: diffscope.hypotheses.study.open_study(FOLDER)")
-    if quantity not in QUANTITIES:
-        raise DiffscopeError(f"there is no quantity {quantity!r}; choose from {', '.join(QUANTITIES)}")
+    check_choice("quantity", quantity, QUANTITIES)
     if quantity not in quantities(subject):
         known = ", ".join(quantities(subject)) or "none; run it anew with: diffscope study run --cohort FOLDER"
         raise DiffscopeError(f"this study has no {quantity}; of these quantities it has {known}")
     chosen = [arms] if isinstance(arms, str) else arms
-    look = {"venue": venue, "wide": True if wide is None else wide, "width": width, "title": title}
-    figure, caption = QUANTITIES[quantity](subject, chosen, look)
+    drawing, caption = QUANTITIES[quantity](subject, chosen)
     name = str(subject.facts["recipe"])
-    return drawn("study", figure, f"{caption} The {name} cohort.", cohort=name, quantity=quantity)
+    return drawing.described(f"{caption} The {name} cohort.", cohort=name, quantity=quantity)
 
 
-def _answers(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _answers(subject: Study, arms: Chosen) -> Drawn:
     words = {"long_name": "log-odds of the answer, 24 and 48 distractors", "units": "nats"}
-    figure = _by_arm(_rows(subject.outcomes, arms, "answers"), words, look)
+    drawing = _by_arm(_rows(subject.outcomes, arms, "answers"), words)
     over = "mean over prompts, then the lengths that hold them, then 24 and 48 distractors"
-    return figure, f"Log-odds of the answer by arm, {over}; {SEEDS}. {INTERVALS}. {OF_FORMED}"
+    return drawing, f"Log-odds of the answer by arm, {over}; {SEEDS}. {INTERVALS}. {OF_FORMED}"
 
 
-def _formation(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _formation(subject: Study, arms: Chosen) -> Drawn:
     rows = _rows(subject.outcomes, arms, "formation")
     given_up = [row["each"][str(seed)] for row in rows for seed in row["never"] if str(seed) in row["each"]]
     references = {"given up": max(given_up)} if given_up else None
     words = {"long_name": "steps until the lookup circuit forms", "units": "1"}
-    figure = _by_arm(rows, words, {**look, "log": "y", "references": references})
+    drawing = _by_arm(rows, words, log="y", references=references)
     never = (
         "A run in which it never forms stands, and counts, at the steps after which it was given up; such arms have no interval"
     )
-    return figure, f"Steps until the lookup circuit forms, by arm; {SEEDS}. {INTERVALS}, of their logarithm. {never}."
+    return drawing, f"Steps until the lookup circuit forms, by arm; {SEEDS}. {INTERVALS}, of their logarithm. {never}."
 
 
-def _log_odds(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _log_odds(subject: Study, arms: Chosen) -> Drawn:
     words = {"long_name": "log-odds of the answer", "units": "nats"}
-    figure = _by_distractors(_rows(subject.outcomes, arms, "log_odds", MAIN), words, look)
-    return figure, f"Log-odds of the answer by distractors and length, mean over prompts; {SEEDS}. {INTERVALS}. {OF_FORMED}"
+    drawing = _by_distractors(_rows(subject.outcomes, arms, "log_odds", MAIN), words)
+    return drawing, f"Log-odds of the answer by distractors and length, mean over prompts; {SEEDS}. {INTERVALS}. {OF_FORMED}"
 
 
-def _exact(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _exact(subject: Study, arms: Chosen) -> Drawn:
     words = {"long_name": "share of exact answers", "units": "1"}
-    figure = _by_distractors(_rows(subject.outcomes, arms, "exact", MAIN), words, look)
+    drawing = _by_distractors(_rows(subject.outcomes, arms, "exact", MAIN), words)
     cut = "cut at 0 and 1"
-    return figure, f"Share of exact answers by distractors and length; {SEEDS}. {INTERVALS}, {cut}. {OF_FORMED}"
+    return drawing, f"Share of exact answers by distractors and length; {SEEDS}. {INTERVALS}, {cut}. {OF_FORMED}"
 
 
-def _lambda(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _lambda(subject: Study, arms: Chosen) -> Drawn:
     rows = [row | {"layer": f"layer {row['layer']}", "step": str(row["step"])} for row in _rows(subject.described, arms, LAMBDA)]
     values, _ = _labelled(rows, ("arm", "layer", "step"))
     steps = sorted(values["step"].values.tolist(), key=_in_order)
     axes = {"x": "step", "series": "layer", "panels": "arm"}
-    figure = _curves(values.sel(step=steps), {"long_name": "λ", "units": "1"}, **axes, **look)
+    drawing = _curves(values.sel(step=steps), {"long_name": "λ", "units": "1"}, **axes)
     over = "λ by step of the training (not to scale) and layer, mean over prompts' numbers of distractors"
     turned = "Formed: when a run turned to longer prompts, another step in each; steps beside it are of runs before and after"
-    return figure, f"{over}. {INTERVALS}. {turned}. {DESCRIBED}"
+    return drawing, f"{over}. {INTERVALS}. {turned}. {DESCRIBED}"
 
 
 def _in_order(step: str) -> tuple[int, int]:
@@ -137,7 +131,7 @@ def _in_order(step: str) -> tuple[int, int]:
     return (1, PLACES.index(step)) if step in PLACES else (0, int(step))
 
 
-def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
+def _rejection(subject: Study, arms: Chosen) -> Drawn:
     rows = [
         row
         | {
@@ -151,12 +145,12 @@ def _rejection(subject: Study, arms: Chosen, look: dict[str, Any]) -> Drawn:
     values, _ = _labelled(_rows(rows, arms, "rejection", MAIN[:1]), ("arm", "of", "σ"))
     words = {"long_name": "common-mode rejection", "units": "dB"}
     axes = {"x": "σ", "series": "of", "panels": "arm", "log": "x", "references": {"none, or none above": 0.0}}
-    figure = _curves(values.sortby("σ"), words, **axes, **look)
+    drawing = _curves(values.sortby("σ"), words, **axes)
     noise = "by the strength σ of the noise in the scores of both maps, heads weighted by what they cost the answer"
-    return figure, f"Common-mode rejection on irrelevant tokens {noise}; ceiling not measured. {INTERVALS}. {DESCRIBED}"
+    return drawing, f"Common-mode rejection on irrelevant tokens {noise}; ceiling not measured. {INTERVALS}. {DESCRIBED}"
 
 
-QUANTITIES: dict[str, Callable[[Study, Chosen, dict[str, Any]], Drawn]] = {
+QUANTITIES: dict[str, Callable[[Study, Chosen], Drawn]] = {
     "answers": _answers,
     "formation": _formation,
     "log_odds": _log_odds,
@@ -175,18 +169,18 @@ def quantities(subject: Study) -> list[str]:
     return [name for name in QUANTITIES if name in known]
 
 
-def _by_arm(rows: Sequence[dict[str, Any]], words: dict[str, str], look: dict[str, Any]) -> Figure:
+def _by_arm(rows: Sequence[dict[str, Any]], words: dict[str, str], **choices: Any) -> Drawing:
     """One number of each arm, its seeds behind it."""
     values, seeds = _labelled([row | {"arm": _of_runs(row)} for row in rows], ("arm",))
-    return _curves(values, words, x="arm", style="points", points=seeds, **look)
+    return _curves(values, words, x="arm", style="points", points=seeds, **choices)
 
 
-def _by_distractors(rows: Sequence[dict[str, Any]], words: dict[str, str], look: dict[str, Any]) -> Figure:
+def _by_distractors(rows: Sequence[dict[str, Any]], words: dict[str, str]) -> Drawing:
     """One number by arm, length and number of distractors, its seeds behind it."""
     labelled = [row | {"arm": _of_runs(row), "length": f"{row['length']} tokens"} for row in rows]
     values, seeds = _labelled(labelled, ("length", "arm", "distractors"))
     axes = {"x": "distractors", "series": "arm", "panels": "length", "log": "x" if values["distractors"].min() > 0 else ""}
-    return _curves(values.sortby("distractors"), words, points=seeds.sortby("distractors"), **axes, **look)
+    return _curves(values.sortby("distractors"), words, points=seeds.sortby("distractors"), **axes)
 
 
 def _of_runs(row: dict[str, Any]) -> str:
@@ -229,5 +223,5 @@ def _labelled(rows: Sequence[dict[str, Any]], dims: Sequence[str]) -> tuple[xr.D
     return table, each
 
 
-def _curves(table: xr.Dataset, words: dict[str, str], **choices: Any) -> Figure:
-    return curves(table["value"].assign_attrs(words), low=table["low"], high=table["high"], **choices)
+def _curves(table: xr.Dataset, words: dict[str, str], **choices: Any) -> Drawing:
+    return curves.drawing(table["value"].assign_attrs(words), low=table["low"], high=table["high"], **choices)
