@@ -270,7 +270,7 @@ def _queries(query, queries):
 
 def _average(values, dims):
     """The average over some dimensions; of one query its value, and of what is not averaged all values."""
-    from diffscope.stats.sample import Average, averaged, rule
+    from diffscope.stats.averaging import Average, averaged, rule
 
     if values.sizes.get("query") == 1:
         values = values.isel(query=0)

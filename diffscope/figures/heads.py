@@ -13,9 +13,9 @@ from diffscope.figures.base import register
 from diffscope.figures.canvas import canvas, finish_print, finish_screen
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.selection import edited, one_prompt, position_of
+from diffscope.stats.averaging import averaged
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
-from diffscope.stats.sample import averaged
 
 
 def data(

@@ -15,7 +15,7 @@ from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.base import Figure
 from diffscope.figures.subjects import captures_of, drawn, estimates_of, panels_beside
-from diffscope.stats.sample import rule
+from diffscope.stats.averaging import rule
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading

@@ -10,8 +10,7 @@ import xarray as xr
 
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
-from diffscope.readings.over_prompts import error_of_mean
-from diffscope.readings.reading import Reading, described
+from diffscope.readings.reading import Reading, with_error
 from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.readings.words import LEAST, alike, change_in_nats, counted, figures, numbered, shortened
 from diffscope.scope import Scope
@@ -150,13 +149,9 @@ def _estimates(
         "everything": (everything, "change of the answer’s log-odds without all of them", formula.replace("a head", "all heads")),
         "log_odds": (unedited, "log-odds of the answer", LOG_ODDS),
     }
-    variables = {}
+    variables: dict[str, xr.DataArray] = {}
     for name, (values, words, definition) in rows.items():
-        variables[name] = described(values.mean("prompt"), words, f"{definition}; mean over prompts", "nats")
-        variables[f"{name}_se"] = described(
-            error_of_mean(values), f"standard error of the {words}", "standard deviation over prompts / √prompts", "nats"
-        )
-        variables[f"{name}_of_prompt"] = described(values, f"{words}, by prompt", definition, "nats")
+        variables |= with_error(name, values, words, definition, "nats")
     return xr.Dataset(variables)
 
 

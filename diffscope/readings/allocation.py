@@ -14,8 +14,8 @@ from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, listed, percent
+from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
-from diffscope.stats.sample import averaged
 
 PARTS = ("first token", "before", "answer", "after", "question")
 ROUNDING = 0.005

@@ -11,6 +11,7 @@ from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import between, counted, figures
 from diffscope.scope import Scope
+from diffscope.stats.averaging import mean_over_prompts
 
 FIRST, SECOND = "A₁", "−λ·A₂"
 CONTROLS = OTHER, LEAST, LARGEST = ("A₂ of other prompts", "A₂ of other prompts, least", "A₂ of other prompts, largest")
@@ -85,7 +86,7 @@ def _of_controls(controls: Sequence[xr.DataArray], own: xr.DataArray) -> list[xr
     if not controls:
         return [own.isel(branch=[0]).where(False).assign_coords(branch=[name]) for name in CONTROLS]
     together = xr.concat(controls, "prompt")
-    parts = (together.mean("prompt"), together.min("prompt"), together.max("prompt"))
+    parts = (mean_over_prompts(together), together.min("prompt"), together.max("prompt"))
     return [part.expand_dims(branch=[name]) for name, part in zip(CONTROLS, parts)]
 
 

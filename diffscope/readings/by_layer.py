@@ -12,7 +12,6 @@ from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.prompts.selection import is_last
-from diffscope.readings import over_prompts
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
 from diffscope.readings.controls import once_or_each
@@ -20,8 +19,8 @@ from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
+from diffscope.stats.averaging import averaged, mean_over_prompts, rule
 from diffscope.stats.labels import at_labels
-from diffscope.stats.sample import averaged, rule
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"
@@ -191,7 +190,7 @@ def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
     if len(tables) == 1:
         return first
     prompts = xr.concat(tables, "prompt", join="outer", combine_attrs="override")
-    return over_prompts.middle(prompts, rule(first)).assign_attrs(first.attrs)
+    return mean_over_prompts(prompts, rule(first)).assign_attrs(first.attrs)
 
 
 def _sentence(estimates: xr.Dataset) -> str:

@@ -7,9 +7,10 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
-from diffscope.readings.depths import CELL, common_lengths, has_second_map, standard_error
+from diffscope.readings.depths import CELL, common_lengths, has_second_map
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.words import counted, decimal, figures, listed, percent
+from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 
 def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
@@ -52,7 +53,7 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     about = "mean over lengths, depths and prompts"
     sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
     sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
-    sides["difference"] = described((first_mass - second_mass).mean("prompt"), "difference of D", f"first − second, {about}")
+    sides["difference"] = described(mean_over_prompts(first_mass - second_mass), "difference of D", f"first − second, {about}")
     sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
     sides.attrs |= {"paired": int(paired)}
     return Reading(_contrast_sentence(sides, first, second), sides)

@@ -16,11 +16,11 @@ from scipy.stats import binomtest
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.readings import signs
-from diffscope.readings.reading import Reading, described
+from diffscope.readings.reading import Reading, described, with_error
 from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
+from diffscope.stats.averaging import averaged, mean_over_prompts, standard_error
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
-from diffscope.stats.sample import averaged
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS
@@ -212,11 +212,11 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(
         {
             "mass_of_prompt": over_heads,
-            "by_head": prompts["mass"].mean("prompt"),
-            "negative": averaged(prompts["negative"], ["head", "layer"]).values.mean("prompt"),
-            "negative_by_head": prompts["negative"].mean("prompt"),
+            "by_head": mean_over_prompts(prompts["mass"]),
+            "negative": mean_over_prompts(averaged(prompts["negative"], ["head", "layer"]).values),
+            "negative_by_head": mean_over_prompts(prompts["negative"]),
             "undefined": prompts["mass"].sel(map="D").isnull().sum(),
-            "uniform": averaged(prompts["uniform"], ["layer"], "mean").values.mean("prompt"),
+            "uniform": mean_over_prompts(averaged(prompts["uniform"], ["layer"], "mean").values),
             "exact_of_prompt": prompts["exact"],
             "log_odds_of_prompt": prompts["log_odds"],
         },
@@ -233,13 +233,8 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     alike = "mean over heads, then layers, of the last query"
     answers_so = "answers whose tokens are all the first choice / answers"
     against = "log p(answer) − log Σ p(distractor)"
-    undefined = int(table["undefined"].sum())
     variables = {
-        "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
-        "mass_se": described(
-            standard_error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
-        ),
-        "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
+        **with_error("mass", mass, "attention on each span", alike),
         "negative": described(table["negative"], "negative weights on each span", f"{FORMULA}, {alike}, then prompts"),
         "negative_by_head": described(
             table["negative_by_head"], "negative weights on each span, by head", f"{FORMULA}, mean over prompts"
@@ -250,24 +245,14 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
             "what uniform attention gives",
             "keys of the span / keys that the last query sees, mean over layers that see it and others",
         ),
-        "exact": described(right.mean("prompt"), "share of exact answers", answers_so),
+        "exact": described(mean_over_prompts(right), "share of exact answers", answers_so),
         "exact_low": described(low, "least share of exact answers", "lower end of the 95 % interval (Wilson)"),
         "exact_high": described(high, "largest share of exact answers", "upper end of the 95 % interval (Wilson)"),
         "exact_of_prompt": described(right, "whether the answer is exact", "1: every token of it is the first choice"),
-        "log_odds": described(odds.mean("prompt"), "log-odds of the answer", f"{against}, mean over prompts", "nats"),
-        "log_odds_se": described(
-            standard_error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
-        ),
-        "log_odds_of_prompt": described(odds, "log-odds of the answer, by prompt", against, "nats"),
+        **with_error("log_odds", odds, "log-odds of the answer", against, "nats"),
     }
+    variables["mass"].attrs["undefined_left_out"] = int(table["undefined"].sum())
     return xr.Dataset(variables)
-
-
-def standard_error(values: xr.DataArray) -> xr.DataArray:
-    """Return the standard error of the mean over prompts; NaN for fewer than two."""
-    count = values.notnull().sum("prompt")
-    spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
-    return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -331,7 +316,7 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
     Prompt i has the same cities and numbers at all lengths and depths, so only the means of prompts vary independently.
     """
     of_prompt = values.mean(CELL)
-    return float(of_prompt.mean()), float(standard_error(of_prompt))
+    return float(mean_over_prompts(of_prompt)), float(standard_error(of_prompt))
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:

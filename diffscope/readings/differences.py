@@ -13,11 +13,10 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.readings.captures import any_capture
-from diffscope.readings.middle import mean, median
 from diffscope.readings.reading import Reading
 from diffscope.readings.words import figures
+from diffscope.stats.averaging import average, finite_mean, finite_median, rule
 from diffscope.stats.labels import UNSIGNED
-from diffscope.stats.sample import average, rule
 from diffscope.stats.spans import NORMALISATIONS
 
 Side = Capture | xr.Dataset
@@ -163,7 +162,7 @@ def _left_out(measured: xr.Dataset) -> list[str]:
 def _averaged(measured: xr.Dataset) -> xr.Dataset:
     """Averages over queries, and then over prompts."""
     averages = average(measured, "query")
-    return average(averages.rename(prompt="query"), "query") if "prompt" in averages.dims else averages
+    return average(averages, "prompt")
 
 
 def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) -> dict[Item, xr.DataArray]:
@@ -201,7 +200,7 @@ def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], lis
 
 def _centre(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
     """Means or medians over heads: (item, layer, head) → (item, layer)."""
-    return np.where(medians[:, None], median(values), mean(values))
+    return np.where(medians[:, None], finite_median(values), finite_mean(values))
 
 
 def _unit(sides: Sequence[np.ndarray]) -> np.ndarray:
@@ -210,7 +209,7 @@ def _unit(sides: Sequence[np.ndarray]) -> np.ndarray:
     free = np.zeros(len(sides[0]))
     for values in sides:
         heads = values.reshape(len(values), -1)
-        squares += np.nansum((heads - mean(heads)[:, None]) ** 2, -1)
+        squares += np.nansum((heads - finite_mean(heads)[:, None]) ** 2, -1)
         free += np.maximum(np.isfinite(heads).sum(-1) - 1, 0)
     defined = (free > 0) & (squares > 0)
     return np.sqrt(np.where(defined, squares, np.nan) / np.where(defined, free, 1))

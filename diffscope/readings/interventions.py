@@ -11,8 +11,7 @@ import xarray as xr
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
-from diffscope.readings.over_prompts import error_of_mean
-from diffscope.readings.reading import Reading, described
+from diffscope.readings.reading import Reading, described, with_error
 from diffscope.readings.scores import LOG_ODDS, check_unedited, of_prompts, questions
 from diffscope.readings.words import LEAST, alike, between, change_in_nats, counted, figures, shortened
 from diffscope.scope import Scope
@@ -128,19 +127,9 @@ def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
         words = {"": NAMES[name], "_change": f"change of the {NAMES[name]}"}
         definitions = {"": DEFINED[name], "_change": f"{DEFINED[name]}; edited − unedited, prompt by prompt"}
         for end, values in parts.items():
-            variables |= _means(name + end, values, words[end], definitions[end], units)
-        variables |= _means(f"unedited_{name}", unedited[name], f"{NAMES[name]}, unedited", DEFINED[name], units)
+            variables |= with_error(name + end, values, words[end], definitions[end], units)
+        variables |= with_error(f"unedited_{name}", unedited[name], f"{NAMES[name]}, unedited", DEFINED[name], units)
     return xr.Dataset(variables)
-
-
-def _means(name: str, values: xr.DataArray, words: str, definition: str, units: str) -> dict[str, xr.DataArray]:
-    """A score of each prompt, its mean over prompts and the standard error of that."""
-    error = "standard deviation over prompts / √prompts"
-    return {
-        name: described(values.mean("prompt"), words, f"{definition}; mean over prompts", units),
-        f"{name}_se": described(error_of_mean(values), f"standard error of the {words}", error, units),
-        f"{name}_of_prompt": described(values, f"{words}, by prompt", definition, units),
-    }
 
 
 def _sentence(estimates: xr.Dataset) -> str:

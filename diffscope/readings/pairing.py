@@ -14,9 +14,8 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt, query_position
-from diffscope.readings.middle import mean, median
 from diffscope.stats import STATISTICS
-from diffscope.stats.sample import rule
+from diffscope.stats.averaging import finite_mean, finite_median, rule
 
 OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
 COUNT = "controls"
@@ -109,7 +108,7 @@ def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) ->
     shape = (len(moved), *own.shape)  # (shift, layer, head, ...)
     shifts = np.stack([values.transpose(*own.dims).values for values in moved]) if moved else np.empty(shape, own.dtype)
     shifts = np.where(brings.reshape(*brings.shape, *[1] * (own.ndim - 2)), shifts, np.nan)
-    middle = median if by == "median" else mean
+    middle = finite_median if by == "median" else finite_mean
     least, largest = (bound.reduce(shifts, 0, initial=np.nan) for bound in (np.fmin, np.fmax))  # NaN only where all are
     values = np.stack([own.values, middle(shifts, 0), least, largest], -1)
     about = {**own.attrs, "control": f"the second maps of the layer's other heads; in the middle their {by}"}

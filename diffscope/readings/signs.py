@@ -13,8 +13,8 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.readings.captures import query_positions
 from diffscope.readings.words import counted, decimal, listed, percent, shortened
+from diffscope.stats.averaging import averaged, mean_over_prompts
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
-from diffscope.stats.sample import averaged
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
 
@@ -94,7 +94,7 @@ def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
         rows = None if query == "mean" else query_positions(prompt, query)
         measured = prompt.measure(NEEDED, queries=rows)
         parts.append(averaged(_of_d(measured, span), ["query"], "mean").values)
-    share, negative = xr.concat(parts, "prompt", join="outer", combine_attrs="override").mean("prompt")
+    share, negative = mean_over_prompts(xr.concat(parts, "prompt", join="outer", combine_attrs="override"))
     return by_head(share, negative, called(span))
 
 

@@ -17,10 +17,11 @@ from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.readings import signs
 from diffscope.readings.words import runs
+from diffscope.stats.averaging import OF_ONE_PROMPT, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
-from diffscope.stats.sample import ORDER, PLURALS, QuerySample, averaged, rule
+from diffscope.stats.sample import QuerySample
 from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
@@ -72,7 +73,7 @@ def statistics(
     """
     asked, needed = _with_signs(subject, names)
     measured = _measured(subject, needed, queries)
-    dims = [dim for dim in ORDER if not (by_layer and dim == "layer")]
+    dims = [dim for dim in OF_ONE_PROMPT if not (by_layer and dim == "layer")]
     entries: list[_Entry] = []
     left_out = []
     used: set[str] = set()

@@ -2,10 +2,9 @@
 
 import math
 
-import numpy as np
 import pytest
 
-from diffscope.readings import middle, words
+from diffscope.readings import words
 from diffscope.readings.noise import decibels
 
 PRINTED = [
@@ -82,10 +81,3 @@ def test_what_is_undefined_is_never_printed():
     for printed in (words.percent, words.decimal, words.figures):
         with pytest.raises(ValueError, match="undefined"):
             printed(math.nan)
-
-
-def test_middles_leave_out_what_is_not_finite():
-    values = np.array([[1.0, np.nan, 4.0], [np.inf, 2.0, 8.0], [np.nan, np.nan, np.nan], [1, 2, 9]])
-    np.testing.assert_array_equal(middle.mean(values), [2.5, 5, np.nan, 4])
-    np.testing.assert_array_equal(middle.median(values), [2.5, 5, np.nan, 2])
-    assert np.isnan(middle.median(values[:, :0])).all() and np.isnan(middle.mean(values[:, :0])).all()
