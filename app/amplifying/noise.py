@@ -19,9 +19,9 @@ from diffscope.edits import inject_noise
 from diffscope.figures import amplifier_charts as charts
 from diffscope.figures.escaping import visible
 from diffscope.instruments.injection import DRAWS
+from diffscope.numbers import percent
 from diffscope.readings import effort
 from diffscope.readings.noise import lost, rejection, rejection_sentence
-from diffscope.readings.words import percent
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 FIRST_SIGMA = "0.5"

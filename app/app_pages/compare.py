@@ -18,7 +18,7 @@ from app.questions import LETTERS
 from diffscope import Comparison, figures, readings
 from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
-from diffscope.readings.words import percent
+from diffscope.numbers import percent
 from diffscope.stats import STATISTICS
 from diffscope.stats.spans import NORMALISATIONS
 

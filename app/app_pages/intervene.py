@@ -21,9 +21,9 @@ from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name
+from diffscope.numbers import course, percent
+from diffscope.numbers import two_figures as number
 from diffscope.readings import answers, next_tokens
-from diffscope.readings.words import course, percent
-from diffscope.readings.words import figures as number
 
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}

@@ -8,6 +8,7 @@ import typer
 from diffscope.cli.options import Device, Dtype, Json, Model, check_model, check_out
 from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import ranges
 
 EXAMPLE = ("diffscope check --model mini-diff",)
 
@@ -67,7 +68,7 @@ def _show(report):
     say()
     show_table(
         ("verdict", "check", "layers", "what was found"),
-        [(finding.verdict, finding.check, _ranges(finding.layers), finding.says) for finding in report.findings],
+        [(finding.verdict, finding.check, ranges(finding.layers), finding.says) for finding in report.findings],
     )
     say()
     say("Differences from the paper's V1, by design: " + ("; ".join(report.differences) or "none"))
@@ -80,14 +81,3 @@ def _cell(value):
         low, high = value
         return f"{low:.6g}" if low == high else f"{low:.4g} to {high:.4g}"
     return round(value, 6) if isinstance(value, float) else value
-
-
-def _ranges(layers):
-    """0, 1, 2, 5 as 0–2, 5."""
-    spans = []
-    for layer in sorted(set(layers)):
-        if spans and layer == spans[-1][1] + 1:
-            spans[-1][1] = layer
-        else:
-            spans.append([layer, layer])
-    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in spans)

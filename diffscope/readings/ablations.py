@@ -10,9 +10,9 @@ import xarray as xr
 
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
+from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
 from diffscope.readings.reading import Reading, with_error
 from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
-from diffscope.readings.words import LEAST, alike, change_in_nats, counted, figures, numbered, shortened
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")
@@ -159,10 +159,10 @@ def _sentence(estimates: xr.Dataset) -> str:
     """The heads whose absence costs most, how many cost anything, and what the absence of all costs."""
     what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
     prompts = counted(int(estimates["log_odds_of_prompt"].notnull().sum()), "prompt")  # of those with distractors
-    start = f"Of {figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
+    start = f"Of {two_figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
     heads = estimates[["change", "change_se"]].stack(which=("layer", "head")).dropna("which", subset=["change"])
     change, error = heads["change"].values, heads["change_se"].values
-    worst = [at for at in change.argsort() if alike(float(change[at]), float(change.min()))]
+    worst = [at for at in change.argsort() if print_alike(float(change[at]), float(change.min()))]
     places = [f"L{layer}H{head}" for layer, head in heads["which"].values]
     named = shortened([f"{places[at]} ({change_in_nats(float(change[at]), float(error[at]))})" for at in worst])
     takes = "takes most in" if change.min() <= -LEAST else "takes nothing in any; least is gained in"

@@ -9,11 +9,11 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import SpanError
+from diffscope.numbers import counted, listed, percent
 from diffscope.prompts.selection import is_last
 from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, listed, percent
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 

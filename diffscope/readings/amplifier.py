@@ -8,11 +8,11 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import between, capital, counted, decimal, two_figures
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
-from diffscope.readings.words import between, capital, counted, decimal, figures
 
 ON_KEYS = ("lambda_star", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "overlap", "cosine")
 SPANS = ("irrelevant", "answer")
@@ -128,7 +128,7 @@ def _of_cmrr(estimates: xr.Dataset) -> str:
     (decibels,) = _defined(estimates["cmrr"])
     if not len(decibels):
         return ""
-    return f"Were both maps equal, what they share would be rejected by {between(decibels, figures)} dB."
+    return f"Were both maps equal, what they share would be rejected by {between(decibels, two_figures)} dB."
 
 
 def _of_lambda_star(estimates: xr.Dataset) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
+from diffscope.numbers import between, counted, two_figures
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures
 from diffscope.scope import Scope
 from diffscope.stats.averaging import mean_over_prompts
 
@@ -113,9 +113,9 @@ def _sentence(estimates: xr.Dataset, count: int) -> str:
     totals = estimates["contribution"].sum(["layer", "head"])
 
     def total(branch: str, target: str) -> str:
-        return figures(float(totals.sel(branch=branch, target=target)))
+        return two_figures(float(totals.sel(branch=branch, target=target)))
 
-    logit = figures(float(estimates["logit"].sel(target="answer")))
+    logit = two_figures(float(estimates["logit"].sel(target="answer")))
     end = f"All parts of the model sum to its logit of {logit} but for {float(abs(estimates['unexplained']).max()):.0e}."
     start = (
         f"Directly, A1 of all heads adds {total(FIRST, 'answer')} to the answer's logit and {total(FIRST, 'distractors')} to "
@@ -130,5 +130,5 @@ def _sentence(estimates: xr.Dataset, count: int) -> str:
     control = ""
     if "others" in estimates:
         leads = estimates["others"].sel(target="margin").values
-        control = f"; with A2 of {counted(len(leads), 'other prompt')} in its place by {between(leads, figures)}"
+        control = f"; with A2 of {counted(len(leads), 'other prompt')} in its place by {between(leads, two_figures)}"
     return f"{start}; {second}{control}. {end}"

@@ -11,13 +11,13 @@ import xarray as xr
 from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, minus, two_figures
 from diffscope.prompts.selection import is_last
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
 from diffscope.readings.controls import once_or_each
 from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import averaged, mean_over_prompts, rule
 from diffscope.stats.labels import at_labels
@@ -167,7 +167,7 @@ def _places(cap: Capture, statistic: str, query: int | str) -> str:
         return f"{over}, then {prompts}" if prompts else over
     if not prompts:
         return f"query {int(query) % len(cap.prompts[0].ids)}"
-    place = "the last query" if query == -1 else f"query {query}".replace("-", "−")
+    place = "the last query" if query == -1 else minus(f"query {query}")
     return f"{place} of {prompts}"
 
 
@@ -201,7 +201,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     selection = f" ({about['selection']})" if about["selection"] else ""
     start = f"By layer, the {about['averaged']} over heads of {about['long_name']}{selection}"
     finite = {str(label): row[np.isfinite(row)] for label, row in zip(middle["series"].values, middle.values)}
-    courses = [f"{label} {between(row, figures)}" for label, row in finite.items() if row.size]
+    courses = [f"{label} {between(row, two_figures)}" for label, row in finite.items() if row.size]
     if not courses:
         return f"{start} is undefined everywhere."
     return f"{start}{units}: {'; '.join(courses)}."

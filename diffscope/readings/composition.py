@@ -10,9 +10,9 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.instruments.map_parts import anatomy
+from diffscope.numbers import between, percent
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, percent
 
 OWN, NEXT = "as it is", "A2 of the next head"
 READS = (

@@ -6,10 +6,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import counted, decimal, listed, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.depths import CELL, common_lengths, has_second_map
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, decimal, figures, listed, percent
 from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 
@@ -70,8 +70,8 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     share = change.sel(normalisation="share")
     points = 100 * float(share["difference"])
     error = 100 * float(share["difference_se"])
-    size = f"{figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
-    within = f" (standard error {figures(error)})" if np.isfinite(error) else ""
+    size = f"{two_figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
+    within = f" (standard error {two_figures(error)})" if np.isfinite(error) else ""
     how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
     given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]

@@ -15,9 +15,9 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.numbers import counted, listed, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described, with_error
-from diffscope.readings.words import counted, figures, listed, percent
 from diffscope.scope import Scope
 from diffscope.stats.averaging import averaged, mean_over_prompts, standard_error
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
@@ -298,7 +298,7 @@ def _gets(share: xr.Dataset, span: str) -> str:
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
     beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
-    within = f" ± {figures(100 * error)} points" if np.isfinite(error) else ""
+    within = f" ± {two_figures(100 * error)} points" if np.isfinite(error) else ""
     weights = "|D|" if differential else "A"
     if differential:
         beside.insert(0, signs.of_it(mean, float(share["negative"].sel(map="D", span=span).mean(CELL))))

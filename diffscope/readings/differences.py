@@ -12,9 +12,9 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import two_figures
 from diffscope.readings.captures import any_capture
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import figures
 from diffscope.stats.averaging import average, finite_mean, finite_median, rule
 from diffscope.stats.labels import UNSIGNED
 from diffscope.stats.spans import NORMALISATIONS
@@ -284,8 +284,8 @@ def _sentence(estimates: xr.Dataset) -> str:
     matched = bool(estimates.attrs["matched"])
     where = f"layer {int(top['layer'])}" + (f", head {int(top['head'])}" if matched else "")
     units = "" if top["units"] == "1" else f" {top['units'].item()}"
-    values = " against ".join(f"{figures(float(top[side]))}{units}" for side in ("first", "second"))
-    size = f"{figures(abs(float(top['standardised'])))} times the spread over all heads"
+    values = " against ".join(f"{two_figures(float(top[side]))}{units}" for side in ("first", "second"))
+    size = f"{two_figures(abs(float(top['standardised'])))} times the spread over all heads"
     start = f"Of {estimates.sizes['entry']} differences between {names} the largest is in {where}:"
     start = f"{start} {top['what'].item()}, {values}, {size}"
     if matched:
@@ -296,4 +296,5 @@ def _sentence(estimates: xr.Dataset) -> str:
     if np.isnan(rare):
         return f"{start}."
     verdict = "more than" if abs(float(top["standardised"])) > rare else "no more than"
-    return f"{start}; {verdict} exchanging heads at random gives ({figures(usual)} in the middle, {figures(rare)} in 1 of 20)."
+    chance = f"{two_figures(usual)} in the middle, {two_figures(rare)} in 1 of 20"
+    return f"{start}; {verdict} exchanging heads at random gives ({chance})."

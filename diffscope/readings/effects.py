@@ -14,8 +14,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, counted, listed, two_figures
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures, listed
 
 ROWS = 256
 MOST = 6  # heads that a sentence names
@@ -134,9 +134,8 @@ def _sentence(estimates: xr.Dataset) -> str:
         sentences.append(f"Of those that changed directly, {again} also got another input, which changed them further.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
-        sentences.append(
-            f"For comparison, neighbouring heads of a layer differ by {figures(float(other.median()))} of the size of D (median)."
-        )
+        distance = two_figures(float(other.median()))
+        sentences.append(f"For comparison, neighbouring heads of a layer differ by {distance} of the size of D (median).")
     return " ".join(sentences)
 
 
@@ -164,7 +163,7 @@ def _sizes(change: xr.DataArray, rounding: xr.DataArray) -> str:
     count = int(changed.sum())
     sizes = of_d.where(changed) if count else change.sel(quantity="output")
     values = sizes.values[np.isfinite(sizes.values)]
-    words = f"by {between(values, figures)} of its size"
+    words = f"by {between(values, two_figures)} of its size"
     if len(values) > 1:
         most = sizes.isel(sizes.fillna(-1.0).argmax(...))
         words += f", most L{int(most['layer'])}H{int(most['head'])}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import between, counted, decimal, percent, shortened
 from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, place_of, query_position
 from diffscope.readings.head_sentence import CLEARLY, MOST
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, decimal, percent, shortened
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 
 

@@ -11,9 +11,9 @@ import xarray as xr
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import LEAST, between, change_in_nats, counted, print_alike, shortened, two_figures
 from diffscope.readings.reading import Reading, described, with_error
 from diffscope.readings.scores import LOG_ODDS, check_unedited, of_prompts, questions
-from diffscope.readings.words import LEAST, alike, between, change_in_nats, counted, figures, shortened
 from diffscope.scope import Scope
 
 UNITS = {"log_odds": "nats", "loss": "nats", "exact": "1"}
@@ -138,7 +138,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     scored = int(estimates[f"unedited_{name}_of_prompt"].notnull().sum())  # log-odds are of those with distractors
     prompts = counted(scored, "prompt")
     change = estimates[f"{name}_change"].dropna("edit")
-    whole = f"{figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
+    whole = f"{two_figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
     start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
     if not change.size:
         return f"{start}; under the edits these are undefined."
@@ -168,7 +168,7 @@ def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
     along = estimates["edit"].attrs["long_name"]
     words = []
     for label, value in zip(change["edit"].values, change.values):
-        if alike(float(value), size):
+        if print_alike(float(value), size):
             edit = str(label) if isinstance(label, str) else f"{along} is {label:g}"
             error = float(estimates[f"{change.name}_se"].sel(edit=label))
             words.append(f"{edit} ({change_in_nats(float(value), error)})")

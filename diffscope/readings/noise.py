@@ -12,12 +12,12 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
+from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, endless, figures
 from diffscope.scope import Scope
 
 CLEARLY = 2.0  # standard errors
@@ -151,11 +151,6 @@ def of_at_most(rejected: float, ceiling: float | None) -> str:
     return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
 
 
-def decibels(value: float) -> str:
-    """One decimal: 12.9, −0.3."""
-    return endless(value) if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
-
-
 def lost(
     scope: Scope,
     question: Question,
@@ -219,10 +214,10 @@ def _lost(estimates: xr.Dataset) -> str:
     values = estimates.sel(sigma=sigma)
     common, opposite = (float(values["log_odds_lost"].sel(mode=mode)) for mode in MODES)
     errors = [float(values["log_odds_lost_error"].sel(mode=mode)) for mode in MODES]
-    start = f"Of {figures(whole)} nats of log-odds, noise of σ = {sigma:g} takes"
+    start = f"Of {two_figures(whole)} nats of log-odds, noise of σ = {sigma:g} takes"
     if any(map(math.isnan, errors)):
-        return f"{start} {figures(common)} where it is common and {figures(opposite)} where it is opposite, in one draw."
-    takes = [f"{figures(amount)} ± {figures(error)}" for amount, error in zip((common, opposite), errors)]
+        return f"{start} {two_figures(common)} where it is common and {two_figures(opposite)} where it is opposite, in one draw."
+    takes = [f"{two_figures(amount)} ± {two_figures(error)}" for amount, error in zip((common, opposite), errors)]
     verdict = "they differ by less than two standard errors"
     if abs(common - opposite) > CLEARLY * math.hypot(*errors):
         verdict = f"common noise takes {'less' if common < opposite else 'more'}"

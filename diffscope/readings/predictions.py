@@ -12,8 +12,8 @@ import xarray as xr
 from transformers import PreTrainedTokenizerBase
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import counted, course, two_figures
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, course, figures
 from diffscope.scope import Scope
 from diffscope.scope import answers as answering
 from diffscope.tasks import Prompt
@@ -132,4 +132,4 @@ def _sentence(before: Prediction, after: Prediction, against: str, chance: float
         return f"{words}; at 0 it would be as likely as all else together."
     if not chance:
         return f"{words}; at 0 both would be as likely."
-    return f"{words}; at 0 it would be as likely as all of them together, at {figures(chance)} as each."
+    return f"{words}; at 0 it would be as likely as all of them together, at {two_figures(chance)} as each."

@@ -8,9 +8,9 @@ import xarray as xr
 
 from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
+from diffscope.numbers import between, counted, listed, two_figures
 from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, counted, figures, listed
 
 #: how each definition is made of the singular values σ of a map
 DEFINED = {
@@ -64,7 +64,7 @@ def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
             continue
         error = values["effective_rank_error"].sel(rank_control="permuted")
         below = int((rank < uniform).sum()), int((rank < permuted - error).sum())
-        spread = between(rank.values[rank.notnull().values], figures)
+        spread = between(rank.values[rank.notnull().values], two_figures)
         shown = "A" if _is_one_map(estimates) else MAPS[label].text
         parts.append(f"{spread} of {shown} ({below[0]} and {below[1]} of {counted(count, 'head')})")
     if not parts:

@@ -10,9 +10,9 @@ import xarray as xr
 
 from diffscope import instruments
 from diffscope.instruments.snr import DRAWS, tells
-from diffscope.readings.noise import CLEARLY, decibels
+from diffscope.numbers import between, counted, decibels
+from diffscope.readings.noise import CLEARLY
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, counted
 from diffscope.scope import Scope
 
 BEFORE = "before"

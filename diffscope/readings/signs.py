@@ -11,8 +11,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import counted, decimal, listed, percent, shortened
 from diffscope.readings.captures import query_positions
-from diffscope.readings.words import counted, decimal, listed, percent, shortened
 from diffscope.stats.averaging import averaged, mean_over_prompts
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
 

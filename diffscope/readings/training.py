@@ -10,11 +10,11 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, decimal, percent
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, decimal, percent
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 
 Captures = Mapping[int, Capture] | Iterable[tuple[int, Capture]]

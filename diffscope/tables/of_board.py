@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from diffscope import numbers
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.report import in_order
 from diffscope.hypotheses.sentence import whole, word
 from diffscope.hypotheses.verdict import Verdict
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 SECOND = ("by_answer", "by_answer_low", "by_answer_high")
@@ -105,7 +105,7 @@ def _records(verdict: Verdict) -> list[dict]:
             "low": estimate.low,
             "high": estimate.high,
             **dict(zip(SECOND, estimate.by_answer or (math.nan,) * 3)),
-            "layers": ", ".join(numbers.plain(layer, 2) for layer in estimate.layers),
+            "layers": ", ".join(numbers.significant(layer, 2) for layer in estimate.layers),
             "weighted_by": estimate.weighted_by,
             "null_low": estimate.null_low,
             "null_high": estimate.null_high,
@@ -124,7 +124,7 @@ def _records(verdict: Verdict) -> list[dict]:
 
 def _first(record: dict) -> tuple[str, ...]:
     """The cells of a test: its question with the p of the whole test, if it has one, the words, and of which heads they are."""
-    p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.plain(record['p_of_test'], 2)})"
+    p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.significant(record['p_of_test'], 2)})"
     words = [record[account] or numbers.ABSENT for account in ACCOUNTS]
     there = "; ".join(filter(None, (record["of"], record["a2_cost_of"] and f"A2: {record['a2_cost_of']}")))
     return record["test"], f"{record['question']}{p}", *words, there or record["verdict"]
@@ -133,6 +133,6 @@ def _first(record: dict) -> tuple[str, ...]:
 def _cells(record: dict, views: bool) -> tuple[str, ...]:
     count = f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT
     value = numbers.with_interval(record["value"], record["low"], record["high"])
-    p = numbers.plain(record["p_corrected"], 2)
+    p = numbers.significant(record["p_corrected"], 2)
     second = (record["layers"] or numbers.ABSENT, numbers.with_interval(*(record[name] for name in SECOND))) if views else ()
     return (record["quantity"] or numbers.ABSENT, value, *second, record["answer"] or numbers.ABSENT, p, count)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from diffscope import numbers
 from diffscope.conformance.report import Report
 from diffscope.errors import DiffscopeError
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 HEADER = ("layer", "heads", "pairing", "λ", "λ_init", "norm", "mask", "error", "tolerance", "verdict")
@@ -36,7 +36,7 @@ def conformance(report: Report) -> Table:
         raise DiffscopeError(f"this table is of what diffscope.check gives, not of a {type(report).__name__}")
     records = [_record(report, layer) for layer in report.layers]
     rows = tuple(_row(record) for record in records)
-    tokens = "; ".join(f"{prompt}: {numbers.plain(error, 2)}" for prompt, error in report.fidelity.items())
+    tokens = "; ".join(f"{prompt}: {numbers.significant(error, 2)}" for prompt, error in report.fidelity.items())
     outcome = "passed" if report.passed else "failed"
     caption = (
         f"Conformance of {report.model} (family {report.family}, attention {report.attention}, {report.dtype}): {outcome}. "
@@ -70,16 +70,16 @@ def _record(report: Report, layer: dict) -> dict:
 
 
 def _row(record: dict) -> tuple[str, ...]:
-    ends = [numbers.plain(record[end]) for end in ("lambda_low", "lambda_high")]
+    ends = [numbers.significant(record[end]) for end in ("lambda_low", "lambda_high")]
     return (
         str(record["layer"]),
         str(record["heads"]),
         record["pairing"],
         ends[0] if ends[0] == ends[1] else " to ".join(ends),
-        numbers.plain(record["lambda_init"]),
+        numbers.significant(record["lambda_init"]),
         record["norm"],
         record["mask"],
-        numbers.plain(record["error"], 2),
-        numbers.plain(record["tolerance"], 2),
+        numbers.significant(record["error"], 2),
+        numbers.significant(record["tolerance"], 2),
         record["verdict"],
     )

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
+from diffscope import numbers
 from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset

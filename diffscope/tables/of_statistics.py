@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
+from diffscope import numbers
 from diffscope.attention.maps import MAPS
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import runs
 from diffscope.readings import signs
-from diffscope.readings.words import runs
 from diffscope.stats.averaging import OF_ONE_PROMPT, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
 from diffscope.stats.sample import QuerySample
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _cell(entry: _Entry) -> str:
     if entry.interval.startswith("SD"):
         return numbers.with_spread(entry.value, (entry.high - entry.low) / 2)
     if entry.interval == "none":
-        return numbers.plain(entry.value) + (f" ± {numbers.ABSENT}" if math.isfinite(entry.value) else "")
+        return numbers.significant(entry.value) + (f" ± {numbers.ABSENT}" if math.isfinite(entry.value) else "")
     return numbers.with_interval(entry.value, entry.low, entry.high)
 
 

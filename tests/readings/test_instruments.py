@@ -9,9 +9,10 @@ import torch
 import diffscope
 from diffscope import PromptError, readings
 from diffscope.instruments.injection import with_a2_moved
+from diffscope.numbers import decibels
 from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
 from diffscope.readings.composition import NEXT, composition
-from diffscope.readings.noise import decibels, lost, of_at_most, rejection, rejection_sentence
+from diffscope.readings.noise import lost, of_at_most, rejection, rejection_sentence
 from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.ranks import ranks, ranks_sentence
 from diffscope.readings.signal_to_noise import sentence

@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 
 import diffscope
 from diffscope import DiffscopeError, edits, tables
-from diffscope.tables.numbers import plain, with_interval, with_spread
+from diffscope.numbers import significant, with_interval, with_spread
 from tests import tiny
 from tests.study_data import study as planted_study
 
@@ -145,7 +145,7 @@ def test_a_board_has_every_quantity_of_every_test():
     assert len(table.rows) == sum(max(1, len(verdict.estimates)) for verdict in verdicts)
     first = next(verdict for verdict in verdicts if verdict.test.kind == "primary")
     label = next(iter(first.test.quantities.values())).label
-    asked = f"{first.test.question} (p {plain(first.p, 2)})"
+    asked = f"{first.test.question} (p {significant(first.p, 2)})"
     words = tuple(first.verdicts.values())
     said = "no" if first.test.asks[next(iter(first.test.quantities))] == "below" else "yes"
     assert table.rows[0][:9] == (first.test.id, asked, *words, first.test.of, label, "1.00 [0.50, 1.50]", said)
