@@ -14,10 +14,10 @@ from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
-from diffscope.readings.branches import branches
+from diffscope.readings.logits import branches
 from diffscope.readings.question import made_up
 
-IMPORTS = "from diffscope.readings.branches import branches\nfrom diffscope.readings.question import made_up, question"
+IMPORTS = "from diffscope.readings.logits import branches\nfrom diffscope.readings.question import made_up, question"
 OTHERS = 4  # prompts whose A2 is the control
 
 

@@ -93,7 +93,7 @@ def command(
 def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """What the command says of prompts that it draws."""
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
-    from diffscope.readings.depths import depths_of
+    from diffscope.readings.retrieval import depths_of
     from diffscope.readings.signs import of_depths
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.log_odds import logits_of

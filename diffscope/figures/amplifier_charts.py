@@ -11,13 +11,13 @@ from diffscope.attention.maps import MAPS, RANKED_MAPS
 from diffscope.figures.base import Figure
 from diffscope.figures.heads import by_head
 from diffscope.figures.of_values import curves
-from diffscope.readings.amplifier import per_unit
-from diffscope.readings.branches import FIRST, OTHER, SECOND, targets
-from diffscope.readings.branches import LARGEST as LARGEST_OTHER
-from diffscope.readings.branches import LEAST as LEAST_OTHER
-from diffscope.readings.composition import NEXT
-from diffscope.readings.composition import OWN as AS_IT_IS
-from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
+from diffscope.readings.gains import per_unit
+from diffscope.readings.logits import FIRST, OTHER, SECOND, targets
+from diffscope.readings.logits import LARGEST as LARGEST_OTHER
+from diffscope.readings.logits import LEAST as LEAST_OTHER
+from diffscope.readings.map_structure import NEXT
+from diffscope.readings.map_structure import OWN as AS_IT_IS
+from diffscope.readings.pairing_control import LARGEST, LEAST, MIDDLE, OWN
 from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}

@@ -82,7 +82,7 @@ def by_depth(
     """
     from diffscope.readings import signs  # which loads code of models
     from diffscope.readings.controls import once_or_each
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.retrieval import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     common = common_lengths(estimates)
@@ -186,7 +186,7 @@ def depth_by_length(
     """
     from diffscope.readings import signs  # which loads code of models
     from diffscope.readings.controls import once_or_each
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.retrieval import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]

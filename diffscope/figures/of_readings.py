@@ -70,7 +70,7 @@ def amplifier(
     <diffscope figure 'amplifier' of value, low, high (panel: 1, series: 2, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
-    from diffscope.readings.amplifier import amplifier as read
+    from diffscope.readings.gains import amplifier as read
 
     known = {
         "best_lambda": ("lambda_star", charts.best_lambda),
@@ -280,7 +280,7 @@ def anatomy(
     <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
-    from diffscope.readings.composition import NEXT
+    from diffscope.readings.map_structure import NEXT
 
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
     if way not in ("shapley", "added", "alone"):

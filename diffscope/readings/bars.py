@@ -28,7 +28,7 @@ def bars(
     Parameters
     ----------
     first, second : xarray.Dataset
-        The ``estimates`` of :func:`diffscope.readings.allocation.allocation`, each of one query.
+        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
     names : (str, str)
         What the two are called.
     map, normalisation : str

@@ -8,8 +8,8 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.numbers import counted, decimal, listed, percent, two_figures
 from diffscope.readings import signs
-from diffscope.readings.depths import CELL, common_lengths, has_second_map
 from diffscope.readings.reading import Reading, described
+from diffscope.readings.retrieval import CELL, common_lengths, has_second_map
 from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 

@@ -17,7 +17,7 @@ def of_ranks(cap: Capture) -> float:
 
 
 def of_composition(cap: Capture) -> float:
-    """Seconds for :func:`diffscope.readings.composition.composition` with a few other prompts of the same length."""
+    """Seconds for :func:`diffscope.readings.map_structure.composition` with a few other prompts of the same length."""
     return _heads(cap) * (0.05 + 1.5e-6 * cap.n_tokens**2)
 
 
@@ -28,7 +28,7 @@ def of_rejection(cap: Capture, sigmas: int, draws: int) -> float:
 
 
 def of_signal_to_noise(scope: Scope, tokens: int, draws: int) -> float:
-    """Seconds for :func:`diffscope.readings.signal_to_noise.signal_to_noise` with so many answers and fillers."""
+    """Seconds for :func:`diffscope.readings.snr.signal_to_noise` with so many answers and fillers."""
     return of_runs(scope, tokens, draws**2)
 
 

@@ -15,7 +15,7 @@ from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_inject
 from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
-from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.question import Question
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope

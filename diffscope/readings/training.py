@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.numbers import between, decimal, percent
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
-from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 
@@ -42,9 +42,9 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
         ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, the parts of
         |D| that negative weights there have, ``answer_negative`` and ``sink_negative``, ``answer_net``, what D sums to on the
         answer, ``entropy`` and ``gini``; on irrelevant tokens ``overlap`` and ``cosine`` (control), and ``controls``
-        (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
-        answer. The sentence follows the head that has most of |D| on the answer at the last step, and says where it takes weight
-        from the answer instead of giving it.
+        (:func:`diffscope.readings.pairing_control.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives
+        the answer. The sentence follows the head that has most of |D| on the answer at the last step, and says whether it takes
+        weight from the answer instead of giving it.
 
     Raises
     ------

@@ -51,7 +51,7 @@ def depths(
     import pandas as pd
 
     from diffscope.readings import signs  # which loads code of models
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.retrieval import common_lengths
 
     given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
     tables = {name: _estimates(one) for name, one in given.items()}

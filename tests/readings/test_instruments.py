@@ -10,12 +10,12 @@ import diffscope
 from diffscope import PromptError, readings
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.numbers import decibels
-from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
-from diffscope.readings.composition import NEXT, composition
+from diffscope.readings.logits import FIRST, OTHER, SECOND, branches
+from diffscope.readings.map_structure import NEXT, composition
 from diffscope.readings.noise import lost, of_at_most, rejection, rejection_sentence
 from diffscope.readings.question import made_up, other_prompts, question
 from diffscope.readings.ranks import ranks, ranks_sentence
-from diffscope.readings.signal_to_noise import sentence
+from diffscope.readings.snr import sentence
 from diffscope.tasks import examples
 from studies.laptop.calibration.signal import PlantedSignal
 from tests.instruments.planted import capture_of, layer_of

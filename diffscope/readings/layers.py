@@ -16,7 +16,7 @@ from diffscope.prompts.selection import is_last
 from diffscope.readings.bars import UNIFORM
 from diffscope.readings.captures import any_capture, query_positions, uniform_attention
 from diffscope.readings.controls import once_or_each
-from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
+from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, of_pair
 from diffscope.readings.reading import Reading
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import averaged, mean_over_prompts, rule

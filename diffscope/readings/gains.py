@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.numbers import between, capital, counted, decimal, two_figures
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
-from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
 
@@ -51,7 +51,7 @@ def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Rea
         ``estimates``: ``lambda``, ``lambda_init``, ``gain`` and ``cmrr`` (layer, head); on irrelevant tokens and on the answer
         ``lambda_star``, ``residual_noise``, ``residual_floor``, ``residual_over_floor``, ``noise_gain``, ``signal_gain``,
         ``overlap`` and ``cosine`` (layer, head, span, control), and ``controls`` (layer, head), as of
-        :func:`diffscope.readings.pairing.beside_controls`; ``effective_rank`` (layer, head, ranked_map, definition,
+        :func:`diffscope.readings.pairing_control.beside_controls`; ``effective_rank`` (layer, head, ranked_map, definition,
         rank_control). The attribute ``reads`` is how to read a variable, ``says`` what it comes to here; the sentence is all that
         they say. NaN where attention is standard, and on the answer where none is marked.
 

@@ -12,7 +12,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
 from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
-from diffscope.readings.pairing import beside_controls
+from diffscope.readings.pairing_control import beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats import branches
 from diffscope.stats.dataset import attributes
@@ -40,8 +40,8 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
     uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2),
-    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less
-    is said only where the overlap is outside the range of all controls, by 0.02 at least.
+    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing_control`). They are said to overlap
+    more or less only if the overlap is outside the range of all controls, by 0.02 at least.
 
     Parameters
     ----------
