@@ -41,7 +41,7 @@ def shown(scope):
         "capture": capture,
         "batch": edited,
         "comparison": diffscope.compare(scope, scope, TEXT, SPANS),
-        "reading": readings.finders(capture),
+        "reading": readings.answer_heads(capture),
         "report": diffscope.check(scope),
         "board": verdicts,
         "verdict": verdicts[0],

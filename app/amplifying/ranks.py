@@ -10,7 +10,7 @@ from words import in_words, plain
 from amplifying.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
-from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
+from diffscope.readings.map_structure import DEFINED, ranks, ranks_sentence
 
 
 @st.fragment
@@ -32,7 +32,7 @@ def show_ranks(subject, cap) -> None:
         about = estimates["effective_rank"].attrs
         code = python(
             subject,
-            "from diffscope.readings.ranks import ranks",
+            "from diffscope.readings import ranks",
             "reading = ranks(cap)",
             "print(reading)",
             f"charts.ranks(reading.estimates, {definition!r}).save('ranks.pdf')",

@@ -260,7 +260,7 @@ def _allocation(key: tuple, _cap):
 
 @st.cache_resource(show_spinner="Measuring", max_entries=16)
 def _finders(key: tuple, _cap):
-    return readings.finders(_cap)
+    return readings.answer_heads(_cap)
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
@@ -106,3 +108,20 @@ def irrelevant_in_words(spans: Mapping[str, Sequence[int]]) -> str:
     if "answer" in spans:
         return "irrelevant tokens"
     return "all tokens but the first and the question" if "query" in spans else "all tokens but the first"
+
+
+def shared_or_each(controls: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
+    """Return a control once, under no name, if all models share it, else one for each; undefined ones are left out.
+
+    Controls are never averaged over models.
+    """
+    defined = {name: values for name, values in controls.items() if values.notnull().any()}
+    if len(defined) == 1 == len(controls) or (len(defined) > 1 and _equal(list(defined.values()))):
+        return {"": next(iter(defined.values()))}
+    return defined
+
+
+def _equal(controls: Sequence[xr.DataArray]) -> bool:
+    """Whether all have the same numbers at the same places."""
+    first, *others = controls
+    return all(values.shape == first.shape and np.allclose(values, first, equal_nan=True) for values in others)

@@ -11,8 +11,8 @@ import xarray as xr
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
 from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
+from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.readings.reading import Reading, with_error
-from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")

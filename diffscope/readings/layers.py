@@ -13,10 +13,9 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.numbers import between, minus, two_figures
 from diffscope.prompts.selection import is_last
-from diffscope.readings.bars import UNIFORM
-from diffscope.readings.captures import any_capture, query_positions, uniform_attention
-from diffscope.readings.controls import once_or_each
-from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, of_pair
+from diffscope.readings.captures import any_capture, query_positions, shared_or_each, uniform_attention
+from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, paired_statistic
+from diffscope.readings.prompt_parts import UNIFORM
 from diffscope.readings.reading import Reading
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import averaged, mean_over_prompts, rule
@@ -89,7 +88,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     tables = {name: _with_controls(cap, statistic, choices or {}, at) for name, cap in named.items()}
     series = [_Series(name, "", table[""]) for name, table in tables.items()]
     for control in [name for name in next(iter(tables.values())) if name]:
-        own = once_or_each({name: table[control] for name, table in tables.items()})
+        own = shared_or_each({name: table[control] for name, table in tables.items()})
         series += [_Series(name, control, values) for name, values in own.items()]
     selections = [
         ", ".join(filter(None, [str(tables[name][""].attrs["selection"]), _places(cap, statistic, at)]))
@@ -135,7 +134,7 @@ def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | s
         span = choices.get("span") or "irrelevant"
         if query == "mean":
             return {"": _heads(cap, statistic, {**choices, "span": span}, query)}
-        pairs = [of_pair(prompt, statistic, span, int(query)) for prompt in cap]
+        pairs = [paired_statistic(prompt, statistic, span, int(query)) for prompt in cap]
         controls = {"": OWN, OTHERS: MIDDLE}
         return {words: _over_prompts([pair.sel(control=name, drop=True) for pair in pairs]) for words, name in controls.items()}
     return {"": _heads(cap, statistic, choices, query)}

@@ -8,7 +8,7 @@ import xarray as xr
 
 from diffscope.attribution import branch_attribution
 from diffscope.numbers import between, counted, two_figures
-from diffscope.readings.question import Question
+from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
 from diffscope.stats.averaging import mean_over_prompts
@@ -29,7 +29,7 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
     ----------
     scope : Scope
     question : Question
-        Of :func:`diffscope.readings.question.question`.
+        Of :func:`diffscope.readings.question`.
     others : sequence of token ids
         Other prompts of as many tokens, each for a control.
 

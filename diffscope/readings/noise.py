@@ -16,7 +16,7 @@ from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
-from diffscope.readings.question import Question
+from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
 
@@ -151,7 +151,7 @@ def of_at_most(rejected: float, ceiling: float | None) -> str:
     return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
 
 
-def lost(
+def noise_cost(
     scope: Scope,
     question: Question,
     *,
@@ -169,7 +169,7 @@ def lost(
     ----------
     scope : Scope
     question : Question
-        Of :func:`diffscope.readings.question.question`.
+        Of :func:`diffscope.readings.question`.
     span, sigmas, draws, seed, layers, heads
         As of :func:`diffscope.instruments.injection.log_odds_under_noise`.
     progress : callable, optional

@@ -62,7 +62,7 @@ def compares_maps(statistic: str) -> bool:
     return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
 
 
-def of_pair(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
+def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
     """What compares A1 and A2 at a query on a span, beside the same with the A2 of other heads, (layer, head, control).
 
     Raises

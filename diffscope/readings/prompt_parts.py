@@ -16,6 +16,7 @@ from diffscope.readings.captures import Queries, any_capture, query_positions, r
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
+from diffscope.stats.uniform import keys_seen, uniform_share
 
 PARTS = ("first token", "before", "answer", "after", "question")
 ROUNDING = 0.005
@@ -103,12 +104,10 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     mass, negative = (
         values.sel(span=list(PARTS)).rename(span="part") for values in (measured["span_mass"], negative_mass(measured))
     )
-    seen = [_seen(layer.prompt(0).visible(rows).cpu().numpy(), sets) for layer in cap.layers]
-    keys = xr.DataArray(seen, {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}, ("layer", "query", "part"))
-    total = keys.sum("part")
-    uniform = (keys / total).where(
-        (keys > 0) & (keys < total)
-    )  # undefined where the mass is, so that means are over the same rows
+    visible = np.stack([layer.prompt(0).visible(rows).cpu().numpy() for layer in cap.layers])  # (layer, query, key)
+    coords = {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}
+    keys = xr.DataArray(keys_seen(visible, sets), coords, tuple(coords))
+    uniform = xr.DataArray(uniform_share(visible, sets), coords, tuple(coords))
     variables = {
         "allocation": mass.assign_attrs(long_name="attention on each part of the prompt"),
         "negative": negative.assign_attrs(long_name="negative weights on each part of the prompt"),
@@ -117,11 +116,6 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     }
     dataset = xr.Dataset(variables, attrs=measured.attrs)
     return dataset.isel(query=0, drop=True) if isinstance(queries, int) else dataset
-
-
-def _seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """How many keys of each set each query sees, (query, set), from what it sees, (query, key)."""
-    return [[int(row[list(at)].sum()) for at in sets.values()] for row in visible]
 
 
 def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
@@ -162,3 +156,76 @@ def _where(cap: Capture, queries: Queries) -> str:
     last = all(queries in (-1, len(prompt.ids) - 1) for prompt in cap.prompts)
     at = queries if len(cap) > 1 else queries % len(cap.prompts[0].ids)
     return f"At {'the last token' if last else f'token {at}'}{prompts}"
+
+
+UNIFORM = "uniform attention"
+Head = tuple[int, int]  # layer and head
+
+
+def bars(
+    first: xr.Dataset,
+    second: xr.Dataset,
+    names: tuple[str, str],
+    *,
+    map: str = "D",
+    normalisation: str = "share",
+    heads: tuple[Head, Head] | None = None,
+) -> xr.Dataset:
+    """What two captures give to the five parts of their prompts, beside what uniform attention gives.
+
+    Parameters
+    ----------
+    first, second : xarray.Dataset
+        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
+    names : (str, str)
+        What the two are called.
+    map, normalisation : str
+    heads : ((int, int), (int, int)), optional
+        Layer and head of each; by default the mean over heads, then layers.
+
+    Returns
+    -------
+    xarray.Dataset, (side, part)
+        ``value``; of means also the least and the largest head of all layers, ``low`` and ``high``. The last sides are uniform
+        attention: one where it is the same for both, else one each.
+    """
+    chosen = dict(zip(names, heads)) if heads else None
+    return bars_of_all(dict(zip(names, (first, second), strict=True)), map=map, normalisation=normalisation, heads=chosen)
+
+
+def bars_of_all(
+    estimates: Mapping[str, xr.Dataset],
+    *,
+    map: str = "D",
+    normalisation: str = "share",
+    heads: Mapping[str, Head] | None = None,
+) -> xr.Dataset:
+    """The bars of any number of captures by name, as of :func:`bars`; `heads` by the same names."""
+    sides = [
+        _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
+        for name, table in estimates.items()
+    ]
+    controls = [side["uniform"].rename("value").to_dataset() for side in sides]
+    first, *others = (side["uniform"].values for side in sides)
+    # means over other numbers of layers are rounded otherwise
+    alike = all(np.allclose(first, other, equal_nan=True) for other in others)
+    labels = [*estimates, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in estimates])]
+    together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
+    dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
+    over = "one head" if heads else "mean over heads, then layers"
+    words = {"value": over, "low": "least head of all layers", "high": "largest head of all layers"}
+    name = f"attention, {signs.amount(map, normalisation)}"
+    return xr.Dataset({key: described(values, name, words[str(key)]) for key, values in dataset.data_vars.items()})
+
+
+def _of_side(estimates: xr.Dataset, head: Head | None) -> xr.Dataset:
+    """The bars of one side and of uniform attention, (part,)."""
+    allocation = estimates["allocation"]
+    if head is None:
+        ends = {"low": allocation.min(("layer", "head")), "high": allocation.max(("layer", "head"))}
+        dataset = xr.Dataset({"value": estimates["over_layers"], "uniform": estimates["uniform"].mean("layer"), **ends})
+    else:
+        layer, number = head
+        value = allocation.sel(layer=layer, head=number)
+        dataset = xr.Dataset({"value": value, "uniform": estimates["uniform"].sel(layer=layer)})
+    return dataset.reset_coords(drop=True)

@@ -69,10 +69,10 @@ def signal_to_noise(
     )
     for name, words in READS.items():
         estimates[name].attrs["reads"] = words
-    return Reading(sentence(estimates), estimates)
+    return Reading(snr_sentence(estimates), estimates)
 
 
-def sentence(estimates: xr.Dataset) -> str:
+def snr_sentence(estimates: xr.Dataset) -> str:
     """What the subtraction gains in heads that tell the answer; `estimates` as of the instrument of that name."""
     gain = estimates["snr_gain"].sel(stage=BEFORE)
     if not gain.notnull().any():

@@ -16,6 +16,7 @@ from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_o
 from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
+from diffscope.stats.uniform import uniform_share
 
 Captures = Mapping[int, Capture] | Iterable[tuple[int, Capture]]
 
@@ -86,9 +87,8 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     )
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
-    visible = [layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers]
-    shares = [seen[keys].sum() / seen.sum() if 0 < seen[keys].sum() < seen.sum() else np.nan for seen in visible]
-    uniform = xr.DataArray(shares, {"layer": cap.layer_numbers}, ("layer",))
+    visible = np.stack([layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers])  # (layer, key)
+    uniform = xr.DataArray(uniform_share(visible, {"answer": keys})[:, 0], {"layer": cap.layer_numbers}, ("layer",))
     formula = "sum_X |D| / sum |D|"
     return pair.assign(
         {

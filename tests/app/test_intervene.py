@@ -197,7 +197,7 @@ def test_what_is_shown_is_what_the_library_says(page, folders):
     assert listed(test) == ["λ × 0"] and not lines(test)
     scope = diffscope.load(str(folders["small-diff"]))
     before = scope.capture(PROMPT, spans=SPANS)
-    question = readings.asked(scope, before, "7421", ["1983"])
+    question = readings.encode_question(scope, before, "7421", ["1983"])
     made = edits.scale_lambda(0.0)
     said = [readings.predict(scope, before, question)]
     with scope.edit(made):

@@ -32,7 +32,7 @@ def one_by_one(scope, prompts, *active):
     for prompt in prompts:
         cap = scope.capture(prompt.text, prompt.spans)
         with scope.edit(*active):
-            asked = readings.asked(scope, cap, prompt.answer, prompt.distractors)
+            asked = readings.encode_question(scope, cap, prompt.answer, prompt.distractors)
             odds.append(readings.predict(scope, cap, asked).log_odds)
             losses.append(scope.loss(prompt.text))
     return np.array(odds), np.array(losses)
