@@ -14,8 +14,9 @@ from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.numbers import LEAST, between, change_in_nats, counted, print_alike, shortened, two_figures
 from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
+from diffscope.scope.answers import score_answers
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
-from diffscope.tasks.scoring import answers, prompt_losses
+from diffscope.tasks.scoring import prompt_losses
 
 LOG_ODDS = "log p(answer) − log Σ p(distractor)"
 UNITS = {"log_odds": "nats", "loss": "nats", "exact": "1"}
@@ -246,8 +247,9 @@ def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = 
         ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
     """
     with scope.edit(*edits):
-        answered = answers(scope.logits, prompts)
-        values = {"log_odds": answered.log_odds, "exact": answered.right.astype(float)}
+        answered = score_answers(scope, prompts)
+        against = [bool(prompt.distractors) for prompt in prompts]
+        values = {"log_odds": np.where(against, answered["log_odds"], np.nan), "exact": answered["exact"].values.astype(float)}
         if text:
             values["loss"] = prompt_losses(scope.logits, prompts)
     return xr.Dataset({name: ("prompt", scores) for name, scores in values.items()})

@@ -19,13 +19,13 @@ from diffscope.numbers import counted, decimal, listed, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
+from diffscope.scope.answers import score_answers
 from diffscope.stats.averaging import averaged, mean_over_prompts, standard_error
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.stats.uniform import uniform_share
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS
-from diffscope.tasks.scoring import answers
 from diffscope.tasks.training_sentence import template_of
 
 LENGTHS = (128, 256, 512)
@@ -191,7 +191,7 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
-    answered = answers(scope.logits, [prompt])
+    answered = score_answers(scope, [prompt])
     encoded = scope.encode(prompt.ids, spans).span_positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
     uniform = uniform_share(seen, {name: encoded[name] for name in mass["span"].values.tolist()})
@@ -199,8 +199,8 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
         "mass": mass,
         "negative": negative_mass(measured).isel(query=0, drop=True),
         "uniform": (("layer", "span"), uniform),
-        "exact": float(answered.right[0]),
-        "log_odds": float(answered.log_odds[0]),
+        "exact": float(answered["exact"][0]),
+        "log_odds": float(answered["log_odds"][0]) if prompt.distractors else np.nan,
     }
     return xr.Dataset(variables, attrs=measured.attrs)
 
