@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import between, decimal, percent
+from diffscope.numbers import NAMED, between, counted, decimal, listed, percent
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
@@ -22,6 +24,7 @@ Captures = Mapping[int, Capture] | Iterable[tuple[int, Capture]]
 
 OF_D = (*NEEDED, "entropy", "gini")
 PAIR = ("overlap", "cosine")
+SWING = 0.05  # of λ, a share or an overlap: smaller rises and falls are not told
 
 
 def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.5) -> Reading:
@@ -131,6 +134,8 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
     if len(steps) == 1 or np.isnan(course[0]):
         return f"{start}, where uniform attention would give {uniform}."
     start = f"{start}, and {percent(course[0])} at step {steps[0]}; uniform attention would give {uniform}"
+    if turns := _turns(course):
+        start = f"{start}. In between its share {_rises_and_falls(course, steps, turns, percent)}"
     above = [number for number, value in enumerate(course) if value > level]
     if not above:
         return f"{start}. It is above {percent(level)} at none of them."
@@ -156,11 +161,60 @@ def _maps(estimates: xr.Dataset) -> list[str]:
     if not all(map(len, lams)):
         return []
     at_steps = [f"{between(lam)} at step {int(end['step'])}" for lam, end in zip(lams, ends)]
-    sentences = [f"λ is {' and '.join(at_steps)}, over heads."]
+    sentences = [f"λ is {' and '.join(at_steps)}, over heads.", *_turning_lambda(estimates)]
     overlaps = [_overlap(end) for end in ends]
     if all(overlaps):
         sentences.append(f"On {estimates.attrs['irrelevant']} A1 and A2 overlap by {' and '.join(overlaps)}, mean over heads.")
+        course = estimates["overlap"].sel(control=OWN).mean(("layer", "head")).values.tolist()
+        if turns := _turns(course):
+            steps = estimates["step"].values.tolist()
+            sentences.append(f"In between the overlap {_rises_and_falls(course, steps, turns, decimal)}.")
     return sentences
+
+
+def _turning_lambda(estimates: xr.Dataset) -> list[str]:
+    """Say where λ, mean over heads, rises and falls, of each layer in which it turns."""
+    steps = estimates["step"].values.tolist()
+    layers = estimates["lambda"].mean("head")
+    courses = {int(layer): layers.sel(layer=layer).values.tolist() for layer in layers["layer"].values}
+    turning = [
+        f"in layer {layer} it {_rises_and_falls(course, steps, turns, decimal)}"
+        for layer, course in courses.items()
+        if (turns := _turns(course))
+    ]
+    others = [f"{counted(len(turning) - NAMED, 'other layer')} rise and fall too"] if len(turning) > NAMED else []
+    return [f"In between, mean over heads: {'; '.join([*turning[:NAMED], *others])}."] if turning else []
+
+
+def _turns(course: Sequence[float]) -> list[int]:
+    """Return where values turn from rising to falling or back, by `SWING` at least, as indices; none if one is undefined."""
+    if any(map(math.isnan, course)):
+        return []
+    turns = []
+    extreme = 0
+    rising = None
+    for number, value in enumerate(course):
+        moved = value - course[extreme]
+        if rising is None:
+            rising, extreme = (moved > 0, number) if abs(moved) >= SWING else (None, 0)
+        elif (moved > 0) == rising:
+            extreme = number
+        elif abs(moved) >= SWING:
+            turns.append(extreme)
+            rising, extreme = not rising, number
+    return turns
+
+
+def _rises_and_falls(course: Sequence[float], steps: Sequence[int], turns: Sequence[int], printed: Callable[[float], str]) -> str:
+    """Write a course by its turns: rises from .21 to .87 at step 50, falls to .43 at step 200 and rises to 1.02."""
+    places = [0, *turns, len(course) - 1]
+    parts = []
+    for before, after in pairwise(places):
+        verb = "rises" if course[after] > course[before] else "falls"
+        start = f" from {printed(course[before])}" if before == 0 else ""
+        at = f" at step {steps[after]}" if after in turns else ""
+        parts.append(f"{verb}{start} to {printed(course[after])}{at}")
+    return listed(parts)
 
 
 def _overlap(end: xr.Dataset) -> str:
