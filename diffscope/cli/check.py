@@ -34,7 +34,7 @@ def command(
     out: Out = None,
     as_json: Json = False,
 ):
-    """Is the attention of a model what it claims to be? Each layer is proved on prompts that can fail it; exit 1 if not."""
+    """Check that a model's attention is what it claims to be. Each layer is proved on prompts that can fail it; exit 1 if not."""
     from diffscope.conformance import check
     from diffscope.tables import conformance
     from diffscope.tables.table import check_suffix

@@ -64,7 +64,7 @@ def command(
     dtype: Dtype = None,
     as_json: Json = False,
 ):
-    """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle.
+    """Score exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle.
 
     Of your own prompts: exact answers, log-odds, and where the answering query looks, prompt by prompt. Exit status 1 where not
     all of them have answers and say where these are stated: the last lines say what is wanting, and how to give it.
@@ -91,7 +91,7 @@ def command(
 
 
 def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
-    """What the command says of prompts that it draws."""
+    """Evaluate a model on prompts that are drawn for it."""
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
     from diffscope.readings.retrieval import depths_of
     from diffscope.readings.signs import of_depths
@@ -151,7 +151,7 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
 
 
 def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
-    """What the command says of a model of the Bigram-Backcopy task: its losses, and how much first tokens have of attention."""
+    """Evaluate a model of the Bigram-Backcopy task: its losses, and how much attention first tokens get."""
     from diffscope.lab.copying import copying
 
     if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
@@ -188,7 +188,7 @@ def _rounded(share):
 
 
 def _usual_length(model, scope):
-    """What a bundled model was trained on, 256 for others, or what a model has positions for."""
+    """Return the length that a bundled model was trained on, 256 for others, or the longest that a model has positions for."""
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     usual = trained.get(model.partition("@")[0], 256)
     return usual if scope.max_length is None or model in trained else min(usual, scope.max_length - ROOM)
@@ -205,7 +205,7 @@ def _draw(task, prompts, facts):
 
 
 def _evaluate_own(model, scope, texts, as_json):
-    """What the command says of a person's own prompts: each by itself, and how the model stands."""
+    """Evaluate a model on a user's own prompts: each by itself, and all together."""
     from diffscope.lab.accuracy import accuracy_of, prompt_by_prompt
     from diffscope.stats.negative_mass import WHATEVER
     from diffscope.tasks import encode_prompts
@@ -233,7 +233,7 @@ def _evaluate_own(model, scope, texts, as_json):
 
 
 def _titled(column):
-    """A column's title: of the weights' sizes, and of those what is negative."""
+    """Return a column's title, which says what is a share of sizes and what is negative."""
     if column.startswith("negative on "):
         return f"negative part on {column.removeprefix('negative on ')}"
     return f"share of |D| on {column.removeprefix('on ')}" if column.startswith("on ") else column
@@ -244,7 +244,7 @@ def _shown(value):
 
 
 def _show_scores(facts, scores, losses, prompts, accuracy):
-    """Exact answers and losses in words."""
+    """Show exact answers and losses in words."""
     low, high = scores["interval"]
     kind = "near-duplicate cities" if facts["near"] else "cities"
     question = "one question" if facts["questions"] == 1 else f"{facts['questions']} questions, all to be answered"

@@ -92,7 +92,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """Return whether no check failed."""
         return not any(finding.verdict == "fail" for finding in self.findings)
 
     def as_dict(self) -> dict:

@@ -47,7 +47,7 @@ def differences(
     draws: int = 99,
     seed: int = 0,
 ) -> Reading:
-    """The statistics of two captures beside each other, what differs most first.
+    """Compare the statistics of two captures, and list what differs most first.
 
     Of two models, means over heads are compared layer by layer (medians of ratios without a bound, as ``diffscope.average`` takes
     them), since head h of one is not head h of the other. The unit is the standard deviation over the heads of all layers, pooled
@@ -126,7 +126,7 @@ def _sides(
     statistics: Sequence[str] | str | None,
     queries: str | slice | Sequence[int] | None,
 ) -> tuple[list[xr.Dataset], tuple[str, str]]:
-    """What was measured of the two, and what they are called."""
+    """Return what was measured of the two, and their names."""
     if isinstance(first, Comparison):
         names = names or first.names
         first, second = first.captures
@@ -143,7 +143,7 @@ def _sides(
 
 
 def _one_model(sides: Sequence[xr.Dataset]) -> bool:
-    """Whether both sides are of one model, as far as their names tell."""
+    """Return whether both sides are of one model, judged by their names."""
     names = [str(side.attrs.get("model", "")) for side in sides]
     first, second = (name.rpartition("@")[0] or name for name in names)
     of_a_class = names[0] == names[1] and first.isidentifier()
@@ -151,7 +151,7 @@ def _one_model(sides: Sequence[xr.Dataset]) -> bool:
 
 
 def _left_out(measured: xr.Dataset) -> list[str]:
-    """What has no mean over heads."""
+    """Return the names of statistics that have no mean over heads."""
     return [
         str(name)
         for name, values in measured.data_vars.items()
@@ -160,13 +160,13 @@ def _left_out(measured: xr.Dataset) -> list[str]:
 
 
 def _averaged(measured: xr.Dataset) -> xr.Dataset:
-    """Averages over queries, and then over prompts."""
+    """Average over queries, then over prompts."""
     averages = average(measured, "query")
     return average(averages, "prompt")
 
 
 def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) -> dict[Item, xr.DataArray]:
-    """Values by layer and head, each of one item."""
+    """Return the values of each item, (layer, head)."""
     items = {}
     for name, values in averages.data_vars.items():
         error = str(name).endswith("_se") and str(name).removesuffix("_se") in averages
@@ -186,7 +186,7 @@ def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) ->
 
 
 def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], list[int], list[np.ndarray]]:
-    """What both sides have: items, layers, and the values of each side, (item, layer, head), NaN where they are not finite."""
+    """Return items, layers and each side's values (item, layer, head) that both sides have; NaN if not finite."""
     first, second = sides
     items = [item for item in first if item in second]
     layers = (
@@ -199,12 +199,12 @@ def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], lis
 
 
 def _centre(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
-    """Means or medians over heads: (item, layer, head) → (item, layer)."""
+    """Compute means or medians over heads: (item, layer, head) → (item, layer)."""
     return np.where(medians[:, None], finite_median(values), finite_mean(values))
 
 
 def _unit(sides: Sequence[np.ndarray]) -> np.ndarray:
-    """What differences are measured in, (item,): the standard deviation over the heads of all layers, of both sides together."""
+    """Compute the unit of differences, (item,): the standard deviation over the heads of all layers, pooled over both sides."""
     squares = np.zeros(len(sides[0]))
     free = np.zeros(len(sides[0]))
     for values in sides:
@@ -216,7 +216,7 @@ def _unit(sides: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _by_chance(sides: Sequence[np.ndarray], medians: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """Quantiles of the largest standardised difference where heads are exchanged at random within each layer."""
+    """Compute quantiles of the largest standardised difference if heads are exchanged at random within each layer."""
     rng = np.random.default_rng(seed)
     pooled = np.concatenate(sides, -1)  # (item, layer, head)
     largest = []
@@ -232,7 +232,7 @@ def _by_chance(sides: Sequence[np.ndarray], medians: np.ndarray, draws: int, see
 def _table(
     items: Sequence[Item], layers: Sequence[int], sides: Sequence[np.ndarray], medians: np.ndarray, matched: bool
 ) -> xr.Dataset:
-    """One entry for each item and layer, and head if matched, that is defined on both sides; the largest first."""
+    """Return one entry for each item, layer and (if matched) head that both sides define, the largest first."""
     unit = _unit(sides)
     first, second = sides if matched else (_centre(values, medians)[..., None] for values in sides)
     counts = [np.ones_like(values) if matched else np.isfinite(values).sum(-1, keepdims=True) for values in sides]
@@ -272,7 +272,7 @@ def _table(
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The largest difference in words."""
+    """Say where the largest difference is."""
     names = f"{estimates.attrs['first']} and {estimates.attrs['second']}"
     if not estimates.sizes["entry"]:
         return f"Nothing is defined in both {names}."

@@ -41,7 +41,7 @@ def interventions(
     along: str = "edit",
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """How prompts are answered under each of several edits, beside the unedited model.
+    """Score prompts under each of several edits, and compare with the unedited model.
 
     Prompts of equal length run together. The change is paired: of each prompt the value under the edit less that without.
 
@@ -111,7 +111,7 @@ def interventions(
 
 
 def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
-    """The edits of each value, as tuples."""
+    """Return the edits of each value as tuples."""
     if not isinstance(edits, Mapping) or not edits:
         raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
     tried = {value: (chosen,) if isinstance(chosen, Edit) else tuple(chosen) for value, chosen in edits.items()}
@@ -122,7 +122,7 @@ def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
 
 
 def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
-    """Means over prompts, their errors and the changes of each score."""
+    """Compute means over prompts, their errors and the changes of each score."""
     variables: dict[str, xr.DataArray] = {}
     for name, units in UNITS.items():
         change = edited[name] - unedited[name]
@@ -136,7 +136,7 @@ def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The edits that cost the answer least and most; those that print alike are named together."""
+    """Say which edits cost the answer least and most, naming together those that print alike."""
     name = "log_odds" if bool(estimates["log_odds_change"].notnull().any()) else "loss"
     scored = int(estimates[f"unedited_{name}_of_prompt"].notnull().sum())  # log-odds are of those with distractors
     prompts = counted(scored, "prompt")
@@ -155,7 +155,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lost: str, gained: str) -> str:
-    """Where most and least is lost, or gained, in words that go with the sign of the changes beside them."""
+    """Say which edits lose and gain most, with verbs that agree with the signs of the changes."""
     worst, best = (_named(estimates, change, float(change[at])) for at in (worth.argmin(), worth.argmax()))
     if worst == best:
         return f"changed {'alike ' if change.size > 1 else ''}where {worst}"
@@ -167,7 +167,7 @@ def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lo
 
 
 def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
-    """All edits whose change prints like one size, each with its own."""
+    """Name all edits whose change prints like one size, each with its own change."""
     along = estimates["edit"].attrs["long_name"]
     words = []
     for label, value in zip(change["edit"].values, change.values):
@@ -179,7 +179,7 @@ def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
 
 
 def questions(scope: Scope, prompts: Any) -> list[Prompt]:
-    """Prompts that have an answer, in the tokens of a model.
+    """Encode prompts that have an answer in the tokens of a model.
 
     Parameters
     ----------

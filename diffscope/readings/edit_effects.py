@@ -25,7 +25,7 @@ HEADS = ("layer", "head")
 
 
 def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int = ROWS) -> Reading:
-    """How much every head changed under edits, and why.
+    """Measure how much every head changed under edits, and why.
 
     A head of an edited layer changes because of the edit. Every head of a later layer also changes because its input did. The
     two are told apart by making the edits on what the head attended with before: what that changes is the edit's own part, and
@@ -88,7 +88,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
 
 
 def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttention, queries: Tensor) -> np.ndarray:
-    """Norms over rows of D and of the output, (quantity, norm, head): the whole change, its parts, the next head's, its own."""
+    """Compute norms of D and of the output, (quantity, norm, head): the change, its two parts, the next head's distance, own."""
     squares = np.zeros((len(QUANTITIES), len(CAUSES) + 2, first.n_heads))
     for block in blocks_of(first, queries, all_heads=True):
         for number, quantity in enumerate((_differences, _outputs)):
@@ -104,17 +104,17 @@ def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttentio
 
 
 def _differences(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """D, (head, query, key)."""
+    """Return D, (head, query, key)."""
     return layer.rows(queries).d
 
 
 def _outputs(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """What heads give to the output projection, (head, query, width)."""
+    """Return what heads give to the output projection, (head, query, width)."""
     return layer.output(queries)
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """Which heads changed and why, by how much, and the control."""
+    """Say which heads changed and why, by how much, and the control."""
     directly, downstream = (estimates[name] for name in ("directly", "downstream"))
     defined = estimates["change"].sel(quantity="output", cause="all", drop=True).notnull()
     count = int(defined.sum())
@@ -140,7 +140,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
-    """Some heads by name, bool (layer, head): layers of which it is all, then single heads, of many the first."""
+    """Name heads, bool (layer, head): whole layers first, then single heads; of many only the first."""
     whole = [int(layer) for layer in heads["layer"] if (heads | ~defined).sel(layer=layer).all()]
     single = [
         f"L{layer}H{head}"
@@ -157,7 +157,7 @@ def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
 
 
 def _sizes(change: xr.DataArray, rounding: xr.DataArray) -> str:
-    """By how much D of some heads changes, else what they give on; (quantity, layer, head), NaN of all other heads."""
+    """Say by how much D of some heads changes, or their output if D does not; (quantity, layer, head), other heads NaN."""
     of_d = change.sel(quantity="D")
     changed = of_d > rounding
     count = int(changed.sum())

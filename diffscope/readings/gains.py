@@ -34,7 +34,7 @@ READS = {
 
 
 def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Reading:
-    """λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
+    """Measure λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Rea
 
 
 def _on_keys(cap: Capture, query: int) -> xr.Dataset:
-    """What the two maps do on the key sets, (layer, head, span)."""
+    """Measure what the two maps do on the key sets, (layer, head, span)."""
     measured = cap.measure(ON_KEYS, queries=[query]).isel(query=0, drop=True).reindex(span=list(SPANS))
     floor = measured["residual_floor"]
     over = described(
@@ -90,7 +90,7 @@ def _on_keys(cap: Capture, query: int) -> xr.Dataset:
 
 
 def _of_layers(cap: Capture, query: int) -> dict[str, xr.DataArray]:
-    """λ, its initial value, the gain of A1 and the rejection that follows, each (layer, head)."""
+    """Return λ, its initial value, the gain of A1 and the rejection that follows from them, each (layer, head)."""
     measured = cap.measure(["lambda", "cmrr"], queries=[query]).isel(query=0, drop=True)
     gains = measured["cmrr"].copy(data=np.full(measured["cmrr"].shape, np.nan))
     for row, layer in zip(gains.values, cap.layers):
@@ -106,7 +106,7 @@ def _of_layers(cap: Capture, query: int) -> dict[str, xr.DataArray]:
 
 
 def _defined(*arrays: xr.DataArray) -> list[np.ndarray]:
-    """The values of the heads that all of some arrays (layer, head) are defined of, each (head,)."""
+    """Return the values of the heads for which all of some arrays (layer, head) are defined, each (head,)."""
     values = [array.transpose(*HEADS).values.ravel() for array in arrays]
     heads = np.all([~np.isnan(value) for value in values], axis=0)
     return [value[heads] for value in values]
@@ -170,7 +170,7 @@ def _of_noise(estimates: xr.Dataset) -> str:
 
 
 def _signs(estimates: xr.Dataset, span: str, where: str) -> str:
-    """In which heads a part of what comes out on a span is negative, and how much of it."""
+    """Say in which heads D is partly negative on a span, and by how much."""
     noise, signal = (_on(estimates, name, span=span).drop_vars(["span", "control"]) for name in ("noise_gain", "signal_gain"))
     said = by_head(noise, negative_of_gains(noise, signal) * noise, where)
     return f" {said}" if said else ""
@@ -211,7 +211,7 @@ SAYS: dict[str, Callable[[xr.Dataset], str]] = {
 
 
 def per_unit(estimates: xr.Dataset) -> str:
-    """What the coefficient of A2 is called when that of A1 is 1: λ, or λ over the gain g of A1."""
+    """Name the coefficient of A2 if that of A1 is 1: λ, or λ over the gain g of A1."""
     gains = estimates["gain"]
     return "λ" if bool(((gains == 1) | gains.isnull()).all()) else "λ / g"
 
@@ -221,6 +221,6 @@ def _on(estimates: xr.Dataset, name: str, control: str = OWN, span: str = "irrel
 
 
 def _controls(estimates: xr.Dataset) -> str:
-    """How many controls heads have."""
+    """Say how many controls a head has."""
     counts = sorted({int(count) for count in estimates[COUNT].values.ravel() if count})
     return f"{counted(counts[0], 'control') if len(counts) == 1 else f'{counts[0]} to {counts[-1]} controls'} a head"

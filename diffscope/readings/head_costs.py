@@ -29,7 +29,7 @@ def ablations(
     layers: Iterable[int] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """What each head is worth: the change of the answer's log-odds when it is taken away, one head at a time.
+    """Measure what each head is worth: the change of the answer's log-odds if it alone is taken away.
 
     Prompts of equal length run together, once for each head. The change is paired, prompt by prompt. Taking one head away says
     what the rest makes of its absence; heads that stand in for each other cost little one by one.
@@ -118,13 +118,13 @@ def ablations(
 
 
 def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
-    """How many heads each layer has that can lose it, by the layer's number."""
+    """Return how many heads each layer has that can lose it, by the layer's number."""
     layers = scope.capture(ids[:ENOUGH]).layers
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
 
 
 def _of_layers(chosen: list[int], all_layers: list[int]) -> str:
-    """Which layers heads are of, in words; nothing where these are all that have such heads."""
+    """Say of which layers heads are; nothing if these are all layers that have such heads."""
     if set(chosen) >= set(all_layers):
         return ""
     return f" of {numbered('layer', chosen)}"
@@ -137,7 +137,7 @@ def _without(what: str, layer: int, head: int | None = None) -> Edit:
 def _estimates(
     change: xr.DataArray, of_layers: xr.DataArray, everything: xr.DataArray, unedited: xr.DataArray, what: str
 ) -> xr.Dataset:
-    """Means over prompts, with their errors and what they are of."""
+    """Compute means over prompts with their errors."""
     formula = f"{LOG_ODDS}, without {WORDS[what]} − as it is, prompt by prompt"
     rows = {
         "change": (change, "change of the answer’s log-odds", formula),
@@ -156,7 +156,7 @@ def _estimates(
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The heads whose absence costs most, how many cost anything, and what the absence of all costs."""
+    """Say which heads cost most, how many cost anything, and what all together cost."""
     what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
     prompts = counted(int(estimates["log_odds_of_prompt"].notnull().sum()), "prompt")  # of those with distractors
     start = f"Of {two_figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
@@ -175,7 +175,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _by_layer(estimates: xr.Dataset) -> str:
-    """What the absence of each layer's heads at once changes; nothing of one layer, which is all of them."""
+    """Say what each layer's heads cost together; nothing if there is one layer, which is all of them."""
     change, error = estimates["layer_change"], estimates["layer_change_se"]
     if change.sizes["layer"] < 2:
         return ""

@@ -40,7 +40,7 @@ TAKEN = {
 
 
 def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Reading:
-    """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
+    """Measure where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
     uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2),
@@ -82,7 +82,7 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
 
 
 def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:
-    """All that may be said of a head, from a capture of its layer alone."""
+    """Compute all estimates of a head from a capture of its layer alone."""
     sets = cap.spans | {ITSELF: [query]}
     if query:
         sets[BEFORE] = [query - 1]
@@ -114,7 +114,7 @@ def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr
 
 
 def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
-    """What the two maps of each head of the one layer have in common on irrelevant tokens `keys`, (layer, head).
+    """Compute what the two maps of each head of the one layer share on irrelevant tokens `keys`, (layer, head).
 
     From the row itself, since whoever clicks from head to head waits for every control.
     """
@@ -131,7 +131,7 @@ def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
 @torch.no_grad()
 @without_autocast()
 def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tensor]:
-    """Statistics of two maps on some keys, each (head,)."""
+    """Compute statistics of two maps on some keys, each (head,)."""
     rows = layer.rows([query])
     nothing = torch.full((layer.n_heads,), torch.nan)
     if rows.a2 is None or int(rows.n) < 2:
@@ -152,7 +152,7 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 @torch.no_grad()
 @without_autocast()
 def _weights(layer: LayerAttention, head: int, query: int) -> xr.DataArray:
-    """What D is on every token at one query, (token,)."""
+    """Return D on every token at one query, (token,)."""
     values = layer.rows([query]).d[head, 0].double().cpu().numpy()
     return xr.DataArray(values, {"token": range(len(values))}, ("token",))
 
@@ -174,7 +174,7 @@ def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict
 
 
 def answer_heads(cap: Capture, query: int | str = -1) -> Reading:
-    """The heads that give the answer at least half of their weights at one query, and those that take weight from it.
+    """Find the heads that give the answer at least half of their weights at one query, and those that take weight from it.
 
     A head takes weight where D sums to less than 0 on the answer and half of its weights are there, or twice what uniform
     attention would give.
@@ -244,7 +244,7 @@ def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
 
 
 def _takers(heads: xr.Dataset, weights: str) -> str:
-    """The heads that take weight from the answer; nothing where there is none."""
+    """Name the heads that take weight from the answer; nothing if there is none."""
     count = heads.sizes["which"]
     if not count:
         return ""

@@ -42,7 +42,7 @@ class _Series(NamedTuple):
 
 
 def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels | None = None, query: int | str = -1) -> Reading:
-    """A statistic of every head, its average over the heads of each layer, and the same of its controls.
+    """Measure a statistic of every head, its average over the heads of each layer, and the same of its controls.
 
     Controls are, of effective ranks the map with its rows permuted and the uniform map; of what compares A1 and A2 the same with
     the A2 of other heads; of λ its initial value; of all else that is of a map, uniform attention over the keys that the query
@@ -110,7 +110,7 @@ def _check(statistic: str) -> None:
 
 
 def _together(series: list[_Series]) -> xr.DataArray:
-    """All series, (series, layer, head); NaN where one lacks a layer or head of another."""
+    """Join all series, (series, layer, head); NaN if one lacks a layer or head of another."""
     labels = xr.DataArray([each.label for each in series], dims="series", name="series")
     values = [each.values for each in series]
     heads = xr.concat(values, labels, join="outer", combine_attrs="override", coords="minimal", compat="override")
@@ -119,7 +119,7 @@ def _together(series: list[_Series]) -> xr.DataArray:
 
 
 def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
-    """Heads (layer, head) by the name of the control, their own by none."""
+    """Return values (layer, head) by the name of their control, the model's own under no name."""
     dims = set(STATISTICS[statistic].dims)
     if "ranked_map" in dims:
         return _ranks(cap, statistic, choices, query)
@@ -141,7 +141,7 @@ def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | s
 
 
 def _ranks(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
-    """An effective rank beside that of the map with its rows permuted and of the uniform map."""
+    """Return an effective rank with that of the permuted map and of the uniform map."""
     ranked = choices.get("map") or choices.get("ranked_map") or ("lambda_A2" if cap.differential else "D")
     controls = {"": "map"} | {words: name for name, words in RANKS.items()}
     tables = {
@@ -156,7 +156,7 @@ def _ranks(cap: Capture, statistic: str, choices: Labels, query: int | str) -> d
 
 
 def _places(cap: Capture, statistic: str, query: int | str) -> str:
-    """At which queries of which prompts a statistic is, in words; nothing of one prompt's whole maps."""
+    """Say which queries of which prompts a statistic is of; nothing for whole maps of one prompt."""
     prompts = f"{len(cap)} prompts" if len(cap) > 1 else ""
     if "query" not in STATISTICS[statistic].dims:
         return prompts
@@ -171,7 +171,7 @@ def _places(cap: Capture, statistic: str, query: int | str) -> str:
 
 
 def _heads(cap: Capture, statistic: str, choices: Labels, query: int | str) -> xr.DataArray:
-    """One statistic of every head, (layer, head), over the prompts of a batch."""
+    """Measure one statistic of every head, (layer, head), averaged over the prompts of a batch."""
     tables = []
     for prompt in cap:
         rows = None if query == "mean" or "query" not in STATISTICS[statistic].dims else query_positions(prompt, [int(query)])
@@ -184,7 +184,7 @@ def _heads(cap: Capture, statistic: str, choices: Labels, query: int | str) -> x
 
 
 def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
-    """The average over prompts of every head, by the statistic's own rule."""
+    """Average over prompts, by the statistic's own rule."""
     first = tables[0]
     if len(tables) == 1:
         return first
@@ -193,7 +193,7 @@ def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """From which average of a layer to which each series goes."""
+    """Say from which layer average to which each series goes."""
     middle = estimates["middle"]
     about = middle.attrs
     units = "" if about["units"] in ("", "1") else f" in {about['units']}"

@@ -23,7 +23,7 @@ PART_READS = (
 
 
 def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int], object] | None = None) -> Reading:
-    """What A2, and beside it A1, of every head is made of; and A2 of the next head in its place, the pairing control.
+    """Decompose A2 and A1 of every head into parts, beside the same with A2 of the next head as control.
 
     Parameters
     ----------
@@ -61,12 +61,12 @@ def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int],
 
 
 def _part_of(progress: Callable[[int, int], object] | None, before: int, runs: int) -> Callable[[int, int], object] | None:
-    """Progress of one of several runs, as that of all."""
+    """Return a progress callback that counts one of several runs as a part of all."""
     return None if progress is None else lambda done, total: progress(before * total + done, runs * total)
 
 
 def _moved(cap: Capture) -> xr.DataArray:
-    """Which heads get another second map than their own, bool (layer, head)."""
+    """Return which heads get another second map than their own, bool (layer, head)."""
     table = np.zeros((cap.n_layers, cap.n_heads), dtype=bool)
     for row, layer in zip(table, cap.layers):
         if layer.differential:
@@ -113,7 +113,7 @@ RANKED = ("lambda_A2", "A1", "D")  # of the sentences: what is subtracted first
 
 
 def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = None) -> Reading:
-    """Effective ranks of λ·A2, A1 and D of every head, of whole maps.
+    """Measure effective ranks of λ·A2, A1 and D of every head, of whole maps.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = Non
 
 
 def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
-    """What the ranks of one definition come to, beside both controls; `estimates` as of :func:`ranks`."""
+    """Say how ranks by one definition compare with both controls; `estimates` as of :func:`ranks`."""
     parts = []
     for label in RANKED:
         values = estimates.sel(ranked_map=label, definition=definition)
@@ -158,5 +158,5 @@ def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
 
 
 def _is_one_map(estimates: xr.Dataset) -> bool:
-    """Whether attention is standard, so that A1 and D are the one map."""
+    """Return whether attention is standard, so that A1 and D are the one map."""
     return not estimates["effective_rank"].sel(ranked_map="lambda_A2").notnull().any()

@@ -40,7 +40,7 @@ def rejection(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """Common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
+    """Measure common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def rejection(
 
 
 def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
-    """What heads reject of noise of one strength, beside the controls; `estimates` as of :func:`rejection`."""
+    """Say how much noise of one strength heads reject, beside the controls; `estimates` as of :func:`rejection`."""
     values = estimates.sel(sigma=sigma)
     rejected = values["cmrr_injected"]
     span = rejected.attrs["span"]
@@ -137,7 +137,7 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
 
 
 def _at_most(values: xr.Dataset) -> str:
-    """The ceilings of heads, in words that come after what they reject."""
+    """Say how much heads could reject at most."""
     if "cmrr_ceiling" not in values or not values["cmrr_ceiling"].notnull().any():
         return ", ceiling not measured"
     ceiling = values["cmrr_ceiling"].values
@@ -145,7 +145,7 @@ def _at_most(values: xr.Dataset) -> str:
 
 
 def of_at_most(rejected: float, ceiling: float | None) -> str:
-    """What is rejected, of what there is to reach: 0.5 dB of at most 5.8 dB; without a ceiling, that there is none."""
+    """Write a rejection with its ceiling: 0.5 dB of at most 5.8 dB."""
     if ceiling is None or math.isnan(ceiling):
         return f"{decibels(rejected)} dB (ceiling not measured)"
     return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
@@ -163,7 +163,7 @@ def noise_cost(
     heads: Indices = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """What noise costs the answer's log-odds against its distractors, common and opposite, over its strength.
+    """Measure what common and opposite noise cost the answer's log-odds against its distractors, by strength.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def noise_cost(
 
 
 def _lost(estimates: xr.Dataset) -> str:
-    """What either noise takes at the strength at which common noise first takes a tenth, or else at the largest."""
+    """Say what noise costs at the strength at which common noise first costs a tenth, or else at the largest."""
     whole = float(estimates["log_odds"])
     share = estimates["log_odds_lost"].sel(mode="common") / whole
     strong = estimates["sigma"].values[(share >= 0.1).values] if whole > 0 else []

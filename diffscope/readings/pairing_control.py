@@ -23,7 +23,7 @@ HEADS = ("layer", "head")
 
 
 def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head: int | None = None) -> xr.Dataset:
-    """What is measured of a capture, beside the same with every other second map of the layer in place of a head's own.
+    """Measure a capture, and measure it again with every other second map of the layer in place of a head's own.
 
     Parameters
     ----------
@@ -58,12 +58,12 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
 
 
 def compares_maps(statistic: str) -> bool:
-    """Whether a statistic compares A1 and A2 at a query on a span, so that it may be compared with the A2 of other heads."""
+    """Return whether a statistic compares A1 and A2 at a query on a span, so that A2 of other heads is its control."""
     return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
 
 
 def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
-    """What compares A1 and A2 at a query on a span, beside the same with the A2 of other heads, (layer, head, control).
+    """Measure a statistic of A1 and A2 at a query on a span, and the same with A2 of other heads, (layer, head, control).
 
     Raises
     ------
@@ -85,7 +85,7 @@ def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str =
 
 
 def _others(cap: Capture) -> np.ndarray:
-    """Whether a shift brings a head a second map that neither is its own nor came by a smaller one, bool (shift, layer, head)."""
+    """Return whether a shift brings a head a second map that is new to it, bool (shift, layer, head)."""
     table = np.zeros((cap.n_heads, cap.n_layers, cap.n_heads), dtype=bool)
     for number, layer in enumerate(cap.layers):
         if layer.differential:
@@ -94,7 +94,7 @@ def _others(cap: Capture) -> np.ndarray:
 
 
 def _brings(a2: np.ndarray) -> np.ndarray:
-    """The same of one layer, from the second map of each head (head,), without the shift by none: bool (shift - 1, head)."""
+    """Return the same for one layer from its second maps (head,), for shifts from 1: bool (shift - 1, head)."""
     maps = np.stack([np.roll(a2, -by) for by in range(len(a2))])  # (shift, head)
     same = maps[:, None] == maps  # (shift, other shift, head)
     smaller = np.tri(len(a2), k=-1, dtype=bool)[..., None]
@@ -102,7 +102,7 @@ def _brings(a2: np.ndarray) -> np.ndarray:
 
 
 def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) -> xr.DataArray:
-    """One variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
+    """Join one variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
     by = rule(own)
     own = own.transpose(*HEADS, ...)
     shape = (len(moved), *own.shape)  # (shift, layer, head, ...)

@@ -52,12 +52,12 @@ class Prediction:
 
 
 def encode_question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answers.encode_question`."""
+    """Encode the prompt of a capture with its answer, as :func:`diffscope.scope.answers.encode_question` does."""
     return answering.encode_question(scope, cap.prompts[0], answer, distractors)
 
 
 def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Prediction:
-    """What a model says after the prompt of a capture, under the edits that are on.
+    """Predict what comes after the prompt of a capture, under the edits that are on.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
 
 
 def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedTokenizerBase | None, count: int = 5) -> xr.Dataset:
-    """The most probable next tokens of either side, beside each other.
+    """Return the most probable next tokens of both sides.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedToke
 
 
 def answers(before: Prediction, after: Prediction) -> Reading:
-    """The answer before and after, beside what no preference would be.
+    """Compare the answer before and after, and with no preference at all.
 
     Returns
     -------
@@ -172,12 +172,12 @@ class Question:
 
     @property
     def key(self) -> tuple[int, ...]:
-        """What distinguishes it from other questions about one prompt."""
+        """Return what tells it from other questions about one prompt."""
         return self.answer, *self.distractors.values()
 
 
 def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Question:
-    """What a prompt asks for, as the tokens that may come next.
+    """Read what a prompt asks for as the tokens that may come next.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
 
 
 def synthetic_prompts(scope: Scope, length: int, count: int) -> list[list[int]]:
-    """Other prompts of exactly `length` tokens of a model's own, always the same ones: retrieval over real text, or text alone.
+    """Make other prompts of exactly `length` tokens, always the same: retrieval over real text, or text alone.
 
     Retrieval is in the sentence that the model was trained on, where its folder says so.
 
@@ -236,7 +236,7 @@ def _one_synthetic_prompt(task: Retrieval, length: int, rng: np.random.Generator
 
 
 def other_prompts(scope: Scope, cap: Capture, count: int) -> Capture:
-    """Captures of other prompts that are as long as this one at least: the examples, and more that are made up.
+    """Capture other prompts that are at least as long as this one: the examples, then synthetic ones.
 
     Raises
     ------

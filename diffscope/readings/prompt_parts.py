@@ -30,7 +30,7 @@ IN_WORDS = {  # the answer leads
 
 
 def allocation(cap: Capture, queries: Queries = -1) -> Reading:
-    """How attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
+    """Measure how attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
 
     The parts are disjoint and hold every token, so that shares sum to 1. A token that could be in several is in the first that
     has it: the answer (the span ``answer``), the question (the span ``query``, else ``question``, else the last token of the
@@ -78,7 +78,7 @@ def allocation(cap: Capture, queries: Queries = -1) -> Reading:
 
 
 def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
-    """The five parts of a prompt of n tokens, in the order of ``PARTS``, as token positions.
+    """Divide a prompt of n tokens into five parts, in the order of ``PARTS``, as token positions.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
 
 
 def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
-    """What each head of a prompt gives to each part."""
+    """Measure what each head of a prompt gives to each part."""
     sets = parts(cap.spans, cap.n_tokens)
     rows = query_positions(cap, queries)
     measured = relabelled(cap, sets).measure(NEEDED, queries=rows)
@@ -119,7 +119,7 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
 
 
 def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
-    """The bars of D in words, mean over heads and layers, beside those of A1 and of uniform attention."""
+    """Say what D gives to each part, mean over heads and layers, beside A1 and uniform attention."""
     share = estimates[["allocation", "over_layers", "negative"]].sel(normalisation="share")
     share["negative"] = averaged(estimates["negative"].sel(map="D"), ["head", "layer"]).values
     share["uniform"] = estimates["uniform"].mean("layer")
@@ -149,7 +149,7 @@ def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
 
 
 def _where(cap: Capture, queries: Queries) -> str:
-    """Which queries, in words."""
+    """Say which queries these are."""
     prompts = f" of {len(cap)} prompts" if len(cap) > 1 else ""
     if not isinstance(queries, int):
         return f"Mean over queries{prompts}"
@@ -171,7 +171,7 @@ def bars(
     normalisation: str = "share",
     heads: tuple[Head, Head] | None = None,
 ) -> xr.Dataset:
-    """What two captures give to the five parts of their prompts, beside what uniform attention gives.
+    """Compare what two captures, and uniform attention, give to the five parts of their prompts.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def bars_of_all(
     normalisation: str = "share",
     heads: Mapping[str, Head] | None = None,
 ) -> xr.Dataset:
-    """The bars of any number of captures by name, as of :func:`bars`; `heads` by the same names."""
+    """Compare the bars of any number of captures by name, as :func:`bars` does; `heads` by the same names."""
     sides = [
         _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
         for name, table in estimates.items()
@@ -219,7 +219,7 @@ def bars_of_all(
 
 
 def _of_side(estimates: xr.Dataset, head: Head | None) -> xr.Dataset:
-    """The bars of one side and of uniform attention, (part,)."""
+    """Return the bars of one side and of uniform attention, (part,)."""
     allocation = estimates["allocation"]
     if head is None:
         ends = {"low": allocation.min(("layer", "head")), "high": allocation.max(("layer", "head"))}

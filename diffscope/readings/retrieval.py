@@ -38,7 +38,7 @@ Progress = Callable[[int, int], object]
 
 
 def usual_lengths(scope: Scope) -> tuple[int, ...]:
-    """Lengths of prompts that a model has positions for, of 128, 256 and 512 tokens; or the longest that it has."""
+    """Return those of 128, 256 and 512 tokens that a model has positions for, or the longest that it has."""
     if scope.max_length is None:
         return LENGTHS
     longest = scope.max_length - ROOM
@@ -225,7 +225,7 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
 
 
 def _estimates(table: xr.Dataset) -> xr.Dataset:
-    """Means over prompts and what they are worth, beside what they are of."""
+    """Compute means over prompts with their errors."""
     mass = table["mass_of_prompt"]
     odds = table["log_odds_of_prompt"]
     right = table["exact_of_prompt"]
@@ -265,7 +265,7 @@ def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """How the prompts are answered, and where D is, beside A1 and uniform attention."""
+    """Say how prompts are answered, and where D is, beside A1 and uniform attention."""
     share = estimates.sel(normalisation="share")
     right = estimates["exact_of_prompt"]
     lengths = listed([str(length) for length in estimates["length"].values.tolist()])

@@ -142,14 +142,14 @@ def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:
 
 
 def _of_d(measured: xr.Dataset, span: str) -> xr.DataArray:
-    """The share of |D| on a span, and the negative part of it, along ``part``."""
+    """Return the share of |D| on a span and the negative part of it, along ``part``."""
     share = measured["span_mass"].sel(map="D", span=span, normalisation="share", drop=True)
     negative = negative_mass(measured).sel(map="D", span=span, drop=True)
     return xr.concat([share, negative], "part", combine_attrs="override", coords="minimal", compat="override")
 
 
 def called(span: str) -> str:
-    """What a span is called in a sentence."""
+    """Name a span in a sentence."""
     known = {"answer": "the answer", "irrelevant": "irrelevant tokens", "sink": "the sink", "needles": "distractors"}
     return known.get(span, span)
 

@@ -37,7 +37,7 @@ def signal_to_noise(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """Signal-to-noise gain of the subtraction in every head at one query, beside a uniform A2 and that of the next head.
+    """Measure the signal-to-noise gain of the subtraction in every head at one query, beside a uniform A2 and the next head's.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def signal_to_noise(
 
 
 def snr_sentence(estimates: xr.Dataset) -> str:
-    """What the subtraction gains in heads that tell the answer; `estimates` as of the instrument of that name."""
+    """Say what the subtraction gains in heads that tell the answer; `estimates` as of :func:`signal_to_noise`."""
     gain = estimates["snr_gain"].sel(stage=BEFORE)
     if not gain.notnull().any():
         plain = estimates["snr"].sel(stage=BEFORE, output="A1")

@@ -28,7 +28,7 @@ SWING = 0.05  # of λ, a share or an overlap: smaller rises and falls are not to
 
 
 def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.5) -> Reading:
-    """λ, the share of the answer and of sinks, what the maps share, entropy and Gini index of one query, over checkpoints.
+    """Follow λ, the share of the answer and of sinks, overlap, entropy and Gini index of one query over checkpoints.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
 
 
 def _of_step(cap: Capture, query: int) -> xr.Dataset:
-    """All of one checkpoint, by layer and head."""
+    """Measure one checkpoint, by layer and head."""
     measured = cap.measure([*OF_D, "lambda"], queries=[query]).isel(query=0, drop=True)
     row = measured[list(OF_D)].sel(map="D", drop=True)
     share, raw = (row["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "raw"))
@@ -109,12 +109,12 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
 
 
 def _of_maps(cap: Capture, query: int) -> xr.Dataset:
-    """What two maps share on irrelevant tokens, (layer, head)."""
+    """Measure what two maps share on irrelevant tokens, (layer, head)."""
     return cap.measure(PAIR, queries=[query]).isel(query=0, drop=True).sel(span="irrelevant", drop=True)
 
 
 def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
-    """The answer's share in the head that gives it most at last, and the first checkpoint at which it is above the level."""
+    """Say what the head that ends with most of the answer gives it, and at which checkpoint that first exceeds the level."""
     steps = estimates["step"].values.tolist()
     share = estimates["answer"]
     last = share.isel(step=-1)
@@ -148,14 +148,14 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
 
 
 def _checkpoints(steps: list[int]) -> str:
-    """How many there are, and of which steps."""
+    """Say how many checkpoints there are, and of which steps."""
     if len(steps) == 1:
         return f"One checkpoint, step {steps[0]}"
     return f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
 
 
 def _maps(estimates: xr.Dataset) -> list[str]:
-    """λ and what the maps share at the first step and at the last; of standard attention nothing."""
+    """Say what λ and the overlap of the maps are at the first and the last step; nothing for standard attention."""
     ends = [estimates.isel(step=at) for at in ((0, -1) if estimates.sizes["step"] > 1 else (0,))]
     lams = [end["lambda"].values[end["lambda"].notnull().values] for end in ends]
     if not all(map(len, lams)):
@@ -218,7 +218,7 @@ def _rises_and_falls(course: Sequence[float], steps: Sequence[int], turns: Seque
 
 
 def _overlap(end: xr.Dataset) -> str:
-    """The overlap of the maps of one checkpoint, mean and spread over heads, and its control; nothing where there is none."""
+    """Say what the overlap of one checkpoint is, by head and beside its control; nothing if it has none."""
     own, control = (end["overlap"].sel(control=name).values for name in (OWN, MIDDLE))
     both = ~np.isnan(own) & ~np.isnan(control)
     if not both.any():

@@ -21,7 +21,7 @@ FIRST = 3 + len(ACCOUNTS)  # cells of a test, which stand at its first quantity 
 
 
 def board(verdicts: Sequence[Verdict]) -> Table:
-    """Every test with its question, its verdict and its quantities, and what these answer: primaries, mechanisms, measurements.
+    """Tabulate every test: its question, its verdict, its quantities, and the answer that these give.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def board(verdicts: Sequence[Verdict]) -> Table:
 
 
 def _brackets(records: Sequence[dict]) -> str:
-    """What the intervals are over; where they are over several things, of which tests each is."""
+    """Say what intervals are over, and of which tests if that differs."""
     tests: dict[str, list[str]] = {}
     for record in records:
         if math.isfinite(record["low"]) and math.isfinite(record["high"]):
@@ -123,7 +123,7 @@ def _records(verdict: Verdict) -> list[dict]:
 
 
 def _first(record: dict) -> tuple[str, ...]:
-    """The cells of a test: its question with the p of the whole test, if it has one, the words, and of which heads they are."""
+    """Return the cells of a test: its question with the test's own p, the verdicts, and of which heads they are."""
     p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.significant(record['p_of_test'], 2)})"
     words = [record[account] or numbers.ABSENT for account in ACCOUNTS]
     there = "; ".join(filter(None, (record["of"], record["a2_cost_of"] and f"A2: {record['a2_cost_of']}")))

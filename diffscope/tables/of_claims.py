@@ -36,7 +36,7 @@ CAPTION = (
 
 
 def claims(study: Study) -> Table:
-    """Every published claim beside the quantities of a study that bear on it, with their signs.
+    """Tabulate every published claim with the quantities of a study that bear on it, and their signs.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def _rows(compared: Compared) -> list[tuple[str, ...]]:
 
 
 def _cells(measured: Measured) -> tuple[str, ...]:
-    """Quantity, what is claimed of it, value, untrained models, seeds, answer."""
+    """Return the cells of quantity, claim, value, untrained models, seeds and answer."""
     estimate = measured.estimate
     about = (measured.bearing.declared.label, measured.bearing.claimed)
     if estimate is None:

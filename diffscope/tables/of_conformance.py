@@ -13,7 +13,7 @@ HEADER = ("layer", "heads", "pairing", "λ", "λ_init", "norm", "mask", "error",
 
 
 def conformance(report: Report) -> Table:
-    """What each layer is, how closely its output is rebuilt, and the verdict on it.
+    """Tabulate the layers of a check: what each is, how closely its output is rebuilt, and the verdict on it.
 
     Parameters
     ----------

@@ -26,7 +26,7 @@ def depths(
     map: str = "D",
     length: int | Sequence[int] | None = None,
 ) -> Table:
-    """What the last query gives to the answer and to irrelevant tokens, and how often the answer is exact, by depth.
+    """Tabulate what the last query gives to the answer and to irrelevant tokens, and exact answers, by depth.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def depths(
 
 
 def _printed(record: dict) -> list[tuple[str, str]]:
-    """One number as the rows that it is printed in."""
+    """Return one number as the rows that it is printed in."""
     if record["quantity"] != "exact":
         return [(ROWS[record["quantity"]], numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2))]
     return [(ROWS["exact"], f"{record['value']:.2f}"), (INTERVAL, f"{record['low']:.2f}–{record['high']:.2f}")]
@@ -115,7 +115,7 @@ def _estimates(reading: Estimates) -> xr.Dataset:
 
 
 def _records(table: xr.Dataset, lengths: Sequence[int]) -> list[dict]:
-    """One row a number, of one model."""
+    """Return one record for each number of one model."""
     prompts = int(table.attrs["prompts"])
     records = []
     for length in lengths:

@@ -61,7 +61,7 @@ class Table:
         return self.to_markdown()
 
     def to_latex(self) -> str:
-        r"""A ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
+        r"""Return a ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
 
         Text is escaped, symbols are in math mode. The preamble needs ``\usepackage{booktabs}``; that is all. A wide table spans
         both columns of a page, in smaller type.
@@ -88,7 +88,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def to_markdown(self) -> str:
-        """A pipe table, with its caption above and its notes below."""
+        """Return a pipe table, with its caption above and its notes below."""
         rule = ["---:" if self._is_of_numbers(column) else "---" for column in range(len(self.header))]
         header, *rows = ([_markdown_text(cell) for cell in row] for row in (self.header, *self.rows))
         notes = "".join(f"\n{_markdown_text(note)}\n" for note in self.notes)
@@ -131,7 +131,7 @@ class Table:
         return path
 
     def _is_of_numbers(self, column: int) -> bool:
-        """Whether the cells of a column, as far as there are any, are numbers."""
+        """Return whether all cells of a column, dashes left out, are numbers."""
         cells = [row[column] for row in self.rows if row[column] != "–"]
         return bool(cells) and all(NUMBER.fullmatch(cell) for cell in cells)
 
