@@ -6,9 +6,9 @@ from typing import Annotated
 import typer
 
 from diffscope.cli.options import Device, Dtype, Json, Model, check_model, check_out
-from diffscope.cli.output import note, say, show_json, show_table, working
+from diffscope.cli.output import note, say, show_json, show_table, show_value, working
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import ranges
+from diffscope.numbers import between, ranges
 
 EXAMPLE = ("diffscope check --model mini-diff",)
 
@@ -62,7 +62,7 @@ def _show(report):
     say(f"{report.model}: family {report.family}, because it has {report.why}")
     say(f"attention {report.attention}, {report.dtype}; this family was tried against the {report.tried_on}")
     say()
-    show_table(COLUMNS, [[_cell(layer[name]) for name in COLUMNS] for layer in report.layers])
+    show_table(COLUMNS, [[_cell(row[name]) for name in COLUMNS] for row in report.rows()])
     first = report.layers[0]
     say(f"λ = {first['λ formula']}; RoPE {first['RoPE']}; d = {first['d']}, values {first['value width']} wide")
     say()
@@ -78,6 +78,5 @@ def _show(report):
 
 def _cell(value):
     if isinstance(value, list):
-        low, high = value
-        return f"{low:.6g}" if low == high else f"{low:.4g} to {high:.4g}"
+        return between(value, show_value)
     return round(value, 6) if isinstance(value, float) else value

@@ -7,10 +7,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diffscope.errors import DiffscopeError
 from diffscope.render import as_latex, pipe_table
@@ -26,6 +26,14 @@ SIZES = ((72, r"\small"), (84, r"\footnotesize"), (math.inf, r"\scriptsize"))
 COLUMN = 44  # letters that fit one column of two
 SUFFIXES = (".tex", ".md", ".parquet", ".csv")
 STYLE = "border-collapse:collapse;font-size:90%"
+
+
+class Column(NamedTuple):
+    """A column of a table: its title, and the text of its cell for one record."""
+
+    title: str
+    text: Callable[[Mapping[str, Any]], str]
+    once: bool = False  # only in the first row of a group
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +61,41 @@ class Table:
     caption: str
     data: pd.DataFrame
     notes: tuple[str, ...] = field(default=())
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        records: Sequence[Mapping[str, Any]],
+        columns: Sequence[Column],
+        caption: str,
+        notes: Sequence[str] = (),
+        *,
+        group: str = "",
+    ) -> Table:
+        """Return a table with one row for each record, and the records as its data.
+
+        Parameters
+        ----------
+        name, caption
+            Of the table.
+        records : sequence of mapping
+            With the same keys.
+        columns : sequence of Column
+        notes : sequence of str
+            Empty ones are left out.
+        group : str, optional
+            A key of the records. Neighbours with the same value are a group, whose later rows leave columns that are given once
+            empty.
+        """
+        import pandas as pd
+
+        rows = []
+        for before, record in zip([None, *records], records):
+            again = bool(group) and before is not None and before[group] == record[group]
+            rows.append(tuple("" if again and column.once else column.text(record) for column in columns))
+        header = tuple(column.title for column in columns)
+        return cls(name, header, tuple(rows), caption, pd.DataFrame(records), tuple(filter(None, notes)))
 
     def __repr__(self) -> str:
         return f"<Table {self.name}: {len(self.rows)} × {len(self.header)}>"
