@@ -22,6 +22,7 @@ WANTED = {
     "log_odds": 'log-odds and chance want other answers, "distractors": ["…", …]',
     "on answer": 'the share of the answer wants to know where the text states it, "spans": {"answer": "…"}',
 }
+SPANS = ("sink", "answer", "needles", "context", "query")
 NECESSARY = (WANTED["exact"], WANTED["on answer"])
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
@@ -94,7 +95,6 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     """Evaluate a model on prompts that are drawn for it."""
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
     from diffscope.readings.retrieval import depths_of
-    from diffscope.readings.signs import of_depths
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.log_odds import logits_of
     from diffscope.tasks.sampling import DEPTHS, check_spread
@@ -141,13 +141,7 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     if table is None:
         _show_evidence(evidence)
         return
-    say(f"attention of the last query, mean over {table.attrs['averaged_over']}")
-    spans = ["sink", "answer", "needles", "context", "query"]
-    if words := of_depths({facts["model"]: table}, spans):
-        say(words)
-    table = table.isel(length=0)
-    for normalisation in table["normalisation"].values:
-        _show(table["mass"], table["mass_se"], "D", str(normalisation), spans)
+    _show_attention(facts, table)
 
 
 def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
@@ -304,11 +298,16 @@ def _show_evidence(evidence):
     show_table(['"Old Paris" is asked for; its number is stated of', "log-odds", "sensitivity", "bias"], rows)
 
 
-def _show(mean, error, kind, normalisation, spans):
-    say()
-    chosen = dict(map=kind, normalisation=normalisation)
-    rows = []
-    for depth in mean["depth"].values:
-        cells = [[float(x.sel(depth=depth, span=span, **chosen)) for x in (mean, error)] for span in spans]
-        rows.append([f"{depth:.0%}", *(f"{value:.3f} ± {spread:.3f}" for value, spread in cells)])
-    show_table([f"{kind}, {'share of |D|' if normalisation == 'share' else normalisation}: depth", *spans], rows)
+def _show_attention(facts, table):
+    """Show where the last query looks by depth, in each normalisation."""
+    from diffscope.readings.signs import amount, of_depths
+    from diffscope.tables import depths
+
+    table = table.assign_attrs(distractors=facts["needles"] - 1)
+    say(f"attention of the last query, mean over {table.attrs['averaged_over']}; ± is half of the 95 % interval over prompts")
+    if words := of_depths({facts["model"]: table}, SPANS):
+        say(words)
+    for normalisation in table["normalisation"].values.tolist():
+        shown = depths(table, normalisation=normalisation, rows=SPANS)
+        say()
+        show_table([f"{amount('D', normalisation)}: depth", *shown.header[2:]], [row[1:] for row in shown.rows])

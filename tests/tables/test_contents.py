@@ -116,6 +116,10 @@ def test_depths_are_those_of_the_reading():
     assert cell(tables.depths(alone), ("72", "answer"), "0 %").endswith("± –") and "of one prompt" in tables.depths(alone).caption
     irrelevant = [row[1] for row in tables.depths(alone).rows]
     assert irrelevant == ["answer", "irrelevant tokens", "exact", "95 %"]
+    sinks = tables.depths(estimates, rows=["sink"])
+    assert [row[1] for row in sinks.rows] == ["sink"] and "exact" not in sinks.caption + sinks.notes[0]
+    with pytest.raises(DiffscopeError, match="no span 'nowhere'"):
+        tables.depths(estimates, rows=["nowhere"])
     cut = tables.depths({"ours": estimates, "cut": estimates.assign_attrs(edits="λ = 0")})
     assert cut.caption.endswith("Under λ = 0 (cut).")
     longer = xr.concat([estimates, estimates.assign_coords(length=[96])], "length")
