@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
-from diffscope.numbers import between, capital, counted, decimal, two_figures
+from diffscope.numbers import between, capital, counted, percent, two_figures
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing_control import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
@@ -144,7 +144,8 @@ def _of_residual(estimates: xr.Dataset) -> str:
     (over,) = _defined(_on(estimates, "residual_over_floor"))
     if not len(over):
         return ""
-    return f"There λ leaves at most {decimal(NEAR)} times the least {_heads(int((over <= NEAR).sum()), len(over))}."
+    near = capital(_heads(int((over <= NEAR).sum()), len(over)))
+    return f"{near} what λ leaves there is within {percent(NEAR - 1)} of the least possible."
 
 
 def _of_floor(estimates: xr.Dataset) -> str:
@@ -153,7 +154,7 @@ def _of_floor(estimates: xr.Dataset) -> str:
         return ""
     own, least = _defined(_on(estimates, "residual_floor"), _on(estimates, "residual_floor", LEAST))
     control = f", below every control {_heads(int((own < least).sum()), len(own))}" if len(own) else ""
-    return f"That least is {between(floor)} of A1{control}."
+    return f"The least possible is {between(floor)} of A1{control}."
 
 
 def _of_noise(estimates: xr.Dataset) -> str:
