@@ -16,7 +16,7 @@ from diffscope.readings.head_costs import ablations
 from diffscope.readings.heads import answer_heads, of_head
 from diffscope.readings.layers import by_layer
 from diffscope.readings.logits import branches
-from diffscope.readings.map_structure import composition, ranks, ranks_sentence
+from diffscope.readings.map_structure import RANK_DEFINITIONS, composition, ranks, ranks_sentence
 from diffscope.readings.noise import noise_cost, rejection, rejection_sentence
 from diffscope.readings.predictions import (
     Prediction,
@@ -36,6 +36,7 @@ from diffscope.readings.snr import signal_to_noise
 from diffscope.readings.training import along_training
 
 __all__ = [
+    "RANK_DEFINITIONS",
     "Prediction",
     "Question",
     "Reading",

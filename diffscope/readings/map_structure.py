@@ -96,7 +96,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 #: how each definition is made of the singular values σ of a map
-DEFINED = {
+RANK_DEFINITIONS = {
     "erank": "exp of the entropy of σ/Σσ",
     "erank_energy": "exp of the entropy of σ²/Σσ²",
     "participation": "(Σσ²)²/Σσ⁴",

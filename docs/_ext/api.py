@@ -57,6 +57,7 @@ DATA = {
     "diffscope.figures.FIGURES": "The function of every figure, by its name.",
     "diffscope.hypotheses.TESTS": "Every declared test, by its name.",
     "diffscope.models.ATTENTIONS": "What ``DiffConfig(attention=…)`` may be.",
+    "diffscope.readings.RANK_DEFINITIONS": "How each definition of an effective rank is made of the singular values σ of a map.",
     "diffscope.stats.KINDS": "The kinds of statistics, in the order of the table; a kind's name stands for its statistics.",
     "diffscope.stats.STATISTICS": "Every statistic, by its name: units, definition, range, where it is undefined.",
 }
