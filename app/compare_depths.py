@@ -17,7 +17,7 @@ from words import plain
 
 from diffscope import figures, readings
 from diffscope.readings import signs
-from diffscope.readings.depths import ROOM, usual_lengths
+from diffscope.readings.retrieval import ROOM, usual_lengths
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.training_sentence import template_mismatches, template_of

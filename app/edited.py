@@ -10,8 +10,7 @@ import streamlit as st
 from edit_table import Written
 
 from diffscope.edits import Edit
-from diffscope.readings import Reading, asked, effects, predict
-from diffscope.readings.predictions import Prediction
+from diffscope.readings import Prediction, Reading, effects, encode_question, predict
 from diffscope.tasks import Prompt
 
 NEW_TOKENS = 12
@@ -49,7 +48,7 @@ def _captured(key: tuple, edits: Texts, _subject, _cap, _made):
 def question_of(subject, cap, distractors: Texts) -> Prompt | None:
     """What is asked of the model: the answer's tokens and those of its distractors; None where no answer is known."""
     answer = answer_of(subject, cap)
-    return asked(subject.scope(), cap, answer, distractors) if answer else None
+    return encode_question(subject.scope(), cap, answer, distractors) if answer else None
 
 
 def answer_of(subject, cap) -> str:

@@ -48,7 +48,7 @@ def script(subject, cap, written: tuple[Written, ...], distractors: tuple[str, .
         scope=as_loaded(subject.model),
         prompt=subject.prompt,
         spans=as_code(spans(subject, cap)),
-        question=f"readings.asked(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
+        question=f"readings.encode_question(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
         texts=TEXTS.format(count=count, length=text_length(subject.scope(), cap)) if count else "",
         changes=f"{lines}\n" if lines else "",
         tokens=new_tokens(subject, cap),

@@ -29,7 +29,7 @@ from diffscope.prompts import Chars as Chars
 from diffscope.prompts import SpanExpr as SpanExpr
 from diffscope.scope import Scope as Scope
 from diffscope.scope import load as load
+from diffscope.stats.averaging import average as average
 from diffscope.stats.sample import QuerySample as QuerySample
-from diffscope.stats.sample import average as average
 
 __version__: str

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
+from diffscope.numbers import ranges, stretches
+
 COLUMNS = 100  # characters of a line
 LONGEST = 600  # the most tokens of a text that is shown in full
 # safe for colour-blind readers (Okabe and Ito)
@@ -78,7 +80,7 @@ def marked(pieces: Sequence[str], spans: Mapping[str, Collection[int]]) -> str:
         text = f"<em> … {len(pieces) - 2 * half} more tokens … </em>".join(ends)
     else:
         text = _run(pieces, every, of_token, tints)
-    legend = [f"{_mark(name, name, tints)} {escape(stretches(spans[name]))}" for name in names]
+    legend = [f"{_mark(name, name, tints)} {escape(places(spans[name]))}" for name in names]
     below = f"<p>{' · '.join(legend)}</p>" if legend else ""
     return f'<div style="white-space: pre-wrap">{text}</div>{below}'
 
@@ -96,12 +98,11 @@ def _mark(text: str, name: str | None, tints: Mapping[str, str]) -> str:
     return f'<mark title="{escape(name)}" style="{style}">{escape(text)}</mark>'
 
 
-def stretches(positions: Collection[int], most: int = 4) -> str:
-    """Write token positions as ranges: 44–46, 70."""
-    ordered = sorted(positions)
-    runs = [[position for _, position in run] for _, run in groupby(enumerate(ordered), key=lambda pair: pair[1] - pair[0])]
-    words = [str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs]
-    return ", ".join(words) if len(words) <= most else f"{len(ordered)} tokens from {ordered[0]} to {ordered[-1]}"
+def places(positions: Collection[int], most: int = 4) -> str:
+    """Write token positions as ranges, 44–46, 70; of more than `most` ranges only the ends."""
+    if len(stretches(positions)) <= most:
+        return ranges(positions)
+    return f"{len(positions)} tokens from {min(positions)} to {max(positions)}"
 
 
 # LaTeX

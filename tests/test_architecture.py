@@ -34,6 +34,7 @@ LIBRARIES = {
     "errors": set(),
     "fields": set(),
     "latex": set(),
+    "numbers": set(),
     "render": set(),
     "models": CORE | {"huggingface_hub", "timm"},
     "stats": CORE | {"triton"},

@@ -14,9 +14,7 @@ from diffscope.hypotheses import TESTS, report, run, summary
 from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import open_study
-from diffscope.readings.noise import lost, rejection
-from diffscope.readings.predictions import Prediction
-from diffscope.readings.ranks import ranks
+from diffscope.readings import Prediction, noise_cost, ranks, rejection
 from tests.contradictions import PREDICTED, ROWS, of_conclusion, of_row, of_sentence, of_words
 from tests.instruments.planted import capture_of, layer_of
 
@@ -155,10 +153,10 @@ def of_models():
             yield from (readings.of_head(cap, layer.layer, head, query) for head in range(layer.n_heads) for query in (-1, 20))
         tried = {"without L0": edits.ablate_heads(layers=0), "without L1": edits.ablate_heads(layers=1)}
         ablated = edits.ablate_heads(layers=0, heads=0)
-        asked = readings.asked(scope, cap, example.answer, example.distractors)
+        asked = readings.encode_question(scope, cap, example.answer, example.distractors)
         with scope.edit(ablated):
             after, edited = readings.predict(scope, cap, asked), scope.capture(example.text, spans=example.spans)
-        yield from (readings.finders(cap), readings.amplifier(cap), readings.allocation(cap), ranks(cap))
+        yield from (readings.answer_heads(cap), readings.amplifier(cap), readings.allocation(cap), ranks(cap))
         yield from (readings.ablations(scope, prompts), readings.interventions(scope, prompts, tried))
         yield from (rejection(cap, sigmas=[0.5], draws=3), readings.depths(scope, [128], prompts=2))
         yield from (readings.answers(readings.predict(scope, cap, asked), after), readings.effects(cap, edited, [ablated]))
@@ -166,7 +164,7 @@ def of_models():
         yield readings.interventions(scope, plain, tried)
     scope = diffscope.load("mini-diff")
     question = readings.question(scope, scope.capture(example.text, spans=example.spans), example.answer)
-    yield from (lost(scope, question, sigmas=(1.0,), draws=3), readings.branches(scope, question))
+    yield from (noise_cost(scope, question, sigmas=(1.0,), draws=3), readings.branches(scope, question))
     steps = {step: diffscope.load(f"mini-diff@{step}").capture(example.text, spans=example.spans) for step in (0, 100, 400)}
     yield from (readings.along_training(steps, level=level) for level in (0.5, 0.99))
     two = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]

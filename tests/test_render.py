@@ -41,7 +41,7 @@ def shown(scope):
         "capture": capture,
         "batch": edited,
         "comparison": diffscope.compare(scope, scope, TEXT, SPANS),
-        "reading": readings.finders(capture),
+        "reading": readings.answer_heads(capture),
         "report": diffscope.check(scope),
         "board": verdicts,
         "verdict": verdicts[0],
@@ -91,5 +91,5 @@ def test_of_a_long_text_the_ends_are_shown_with_their_marks():
 
 
 def test_positions_are_told_as_stretches():
-    assert display.stretches([7, 3, 4, 5]) == "3–5, 7"
-    assert display.stretches(range(0, 20, 2)) == "10 tokens from 0 to 18"
+    assert display.places([7, 3, 4, 5]) == "3–5, 7"
+    assert display.places(range(0, 20, 2)) == "10 tokens from 0 to 18"

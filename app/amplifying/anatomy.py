@@ -9,9 +9,7 @@ from words import in_words, plain
 
 from amplifying.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
-from diffscope.readings import effort
-from diffscope.readings.composition import composition
-from diffscope.readings.question import other_prompts
+from diffscope.readings import composition, effort, other_prompts
 
 OTHERS = 6  # prompts that profiles are fitted to
 WAYS = {
@@ -46,7 +44,7 @@ def show_anatomy(subject, cap) -> None:
         )
         code = python(
             subject,
-            "from diffscope.readings.composition import composition\nfrom diffscope.readings.question import other_prompts",
+            "from diffscope.readings import composition\nfrom diffscope.readings import other_prompts",
             f"reading = composition(cap, other_prompts(scope, cap, {OTHERS}))",
             "print(reading)",
             f"charts.made_of(reading.estimates, {way!r}).save('made_of.pdf')",

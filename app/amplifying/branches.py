@@ -13,11 +13,9 @@ from amplifying.question import ask, in_python
 from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
-from diffscope.readings import effort
-from diffscope.readings.branches import branches
-from diffscope.readings.question import made_up
+from diffscope.readings import branches, effort, synthetic_prompts
 
-IMPORTS = "from diffscope.readings.branches import branches\nfrom diffscope.readings.question import made_up, question"
+IMPORTS = "from diffscope.readings import branches\nfrom diffscope.readings import synthetic_prompts, question"
 OTHERS = 4  # prompts whose A2 is the control
 
 
@@ -44,7 +42,7 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
         estimates = reading.estimates
         lines = (
             f"asked = {in_python(subject, cap, question)}",
-            f"reading = branches(scope, asked, made_up(scope, len(asked.ids), {OTHERS}))",
+            f"reading = branches(scope, asked, synthetic_prompts(scope, len(asked.ids), {OTHERS}))",
             "print(reading)",
         )
         show(
@@ -69,6 +67,6 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
 def _others(scope, length: int) -> tuple[list[list[int]], str]:
     """Other prompts of as many tokens; where none can be made, none, and why."""
     try:
-        return made_up(scope, length, OTHERS), ""
+        return synthetic_prompts(scope, length, OTHERS), ""
     except PromptError as error:
         return [], str(error)

@@ -13,7 +13,7 @@ from diffscope import readings
 from diffscope.figures import Figure
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
-from diffscope.readings.amplifier import per_unit
+from diffscope.readings.gains import per_unit
 
 
 @st.fragment

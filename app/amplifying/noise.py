@@ -19,9 +19,8 @@ from diffscope.edits import inject_noise
 from diffscope.figures import amplifier_charts as charts
 from diffscope.figures.escaping import visible
 from diffscope.instruments.injection import DRAWS
-from diffscope.readings import effort
-from diffscope.readings.noise import lost, rejection, rejection_sentence
-from diffscope.readings.words import percent
+from diffscope.numbers import percent
+from diffscope.readings import effort, noise_cost, rejection, rejection_sentence
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 FIRST_SIGMA = "0.5"
@@ -94,7 +93,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     estimates = reading.estimates
     data = estimates[["cmrr_injected", "cmrr_injected_error", "cmrr_ceiling", "equal_maps"]]
     lines = (f"reading = rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})",)
-    imports = "from diffscope.readings.noise import rejection, rejection_sentence"
+    imports = "from diffscope.readings import rejection, rejection_sentence"
     with blocks.beside("amplifier-rejected", "amplifier-by-sigma") as (left, right):
         with left:
             show(
@@ -161,13 +160,13 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
         (*key, noise.sigma, noise.draw),
         "what this draw costs the answer",
         effort.of_runs(scope, cap.n_tokens, 3),
-        lambda tell: lost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
+        lambda tell: noise_cost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
     )
     if single is not None:
         st.markdown(plain(single.sentence))
     runs = effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS))
     reading = once(
-        key, "what noise costs the answer", runs, lambda tell: lost(scope, question, sigmas=SIGMAS, progress=tell, **common)
+        key, "what noise costs the answer", runs, lambda tell: noise_cost(scope, question, sigmas=SIGMAS, progress=tell, **common)
     )
     if reading is None:
         return
@@ -180,8 +179,8 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
         estimates.drop_vars("log_odds"),
         python(
             subject,
-            "from diffscope.readings.noise import lost\nfrom diffscope.readings.question import question",
-            f"reading = lost(scope, {in_python(subject, cap, question)}, sigmas={SIGMAS}, {given})",
+            "from diffscope.readings import noise_cost\nfrom diffscope.readings import question",
+            f"reading = noise_cost(scope, {in_python(subject, cap, question)}, sigmas={SIGMAS}, {given})",
             "print(reading)",
             "charts.lost(reading.estimates).save('lost.pdf')",
         ),

@@ -7,7 +7,7 @@ from edited import answer_of
 from words import plain
 
 from diffscope.errors import PromptError
-from diffscope.readings.question import Question, question
+from diffscope.readings import Question, question
 
 
 def ask(subject, cap, distractors: tuple[str, ...]) -> Question:

@@ -9,8 +9,7 @@ from words import in_words, plain
 
 from amplifying.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
-from diffscope.readings import effort
-from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
+from diffscope.readings import RANK_DEFINITIONS, effort, ranks, ranks_sentence
 
 
 @st.fragment
@@ -23,16 +22,16 @@ def show_ranks(subject, cap) -> None:
             return
         definition = st.selectbox(
             "Definition",
-            list(DEFINED),
-            **kept_option("amplifier-definition", list(DEFINED)),
-            format_func=lambda name: f"{name}: {DEFINED[name]}",
+            list(RANK_DEFINITIONS),
+            **kept_option("amplifier-definition", list(RANK_DEFINITIONS)),
+            format_func=lambda name: f"{name}: {RANK_DEFINITIONS[name]}",
             width=420,
         )
         estimates = reading.estimates
         about = estimates["effective_rank"].attrs
         code = python(
             subject,
-            "from diffscope.readings.ranks import ranks",
+            "from diffscope.readings import ranks",
             "reading = ranks(cap)",
             "print(reading)",
             f"charts.ranks(reading.estimates, {definition!r}).save('ranks.pdf')",

@@ -13,8 +13,7 @@ from amplifying.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.snr import DRAWS
-from diffscope.readings import effort
-from diffscope.readings.signal_to_noise import signal_to_noise
+from diffscope.readings import effort, signal_to_noise
 
 CHARTS = {
     "snr_gain": (charts.gained, "gained", "Signal-to-noise gain of every head, beside other second maps"),

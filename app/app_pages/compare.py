@@ -18,7 +18,7 @@ from app.questions import LETTERS
 from diffscope import Comparison, figures, readings
 from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
-from diffscope.readings.words import percent
+from diffscope.numbers import percent
 from diffscope.stats import STATISTICS
 from diffscope.stats.spans import NORMALISATIONS
 
@@ -260,7 +260,7 @@ def _allocation(key: tuple, _cap):
 
 @st.cache_resource(show_spinner="Measuring", max_entries=16)
 def _finders(key: tuple, _cap):
-    return readings.finders(_cap)
+    return readings.answer_heads(_cap)
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)

@@ -20,9 +20,9 @@ from diffscope.capture.comparison import Comparison
 from diffscope.errors import check_index
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
+from diffscope.numbers import course, percent
+from diffscope.numbers import two_figures as number
 from diffscope.readings import answers, next_tokens
-from diffscope.readings.words import course, percent
-from diffscope.readings.words import figures as number
 
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}

@@ -9,7 +9,7 @@ ROWS = 12  # that are seen without scrolling
 
 
 def show_differences(estimates, key: str = "differences"):
-    """What :func:`diffscope.readings.differences.differences` found, the largest first."""
+    """What :func:`diffscope.readings.comparison.differences` found, the largest first."""
     names = [estimates.attrs[side] for side in ("first", "second")]
     where = {"layer": estimates["layer"].values}
     if "head" in estimates.coords:

@@ -185,7 +185,7 @@ def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> lis
 
 
 def _is_list(value: Any, length: int | None = None) -> bool:
-    """Whether it is a list, an array or the like, of that length."""
+    """Return whether a value is a list, an array or the like, of that length."""
     listed = isinstance(value, (Sequence, np.ndarray, torch.Tensor)) and not isinstance(value, str)
     return listed and length in (None, len(value))
 

@@ -168,7 +168,7 @@ def _written(runs: Runs, modules: Iterator[nn.Module], like: Tensor) -> Iterator
 
 
 def _adds_up(run: Run, attention: Tensor, mlp: Tensor) -> bool:
-    """Whether a block's output is the sum of its input and these two, added in any order, to the last bit."""
+    """Return whether a block's output is the sum of its input and these two, added in any order, to the last bit."""
     entering = run.input
     sums = (entering + attention + mlp, attention + mlp + entering, entering + mlp + attention)
     return any(torch.equal(total.to(run.output.dtype), run.output) for total in sums)

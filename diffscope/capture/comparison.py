@@ -13,7 +13,8 @@ from diffscope.attention.maps import DEFAULT_MAPS
 from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted
-from diffscope.stats.sample import QuerySample, average
+from diffscope.stats.averaging import average
+from diffscope.stats.sample import QuerySample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

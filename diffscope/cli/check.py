@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from diffscope.cli.options import Device, Dtype, Json, Model, check_model, check_out
-from diffscope.cli.output import note, say, show_json, show_table, working
+from diffscope.cli.output import note, say, show_json, show_table, show_value, working
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, ranges
 
 EXAMPLE = ("diffscope check --model mini-diff",)
 
@@ -33,7 +34,7 @@ def command(
     out: Out = None,
     as_json: Json = False,
 ):
-    """Is the attention of a model what it claims to be? Each layer is proved on prompts that can fail it; exit 1 if not."""
+    """Check that a model's attention is what it claims to be. Each layer is proved on prompts that can fail it; exit 1 if not."""
     from diffscope.conformance import check
     from diffscope.tables import conformance
     from diffscope.tables.table import check_suffix
@@ -61,13 +62,13 @@ def _show(report):
     say(f"{report.model}: family {report.family}, because it has {report.why}")
     say(f"attention {report.attention}, {report.dtype}; this family was tried against the {report.tried_on}")
     say()
-    show_table(COLUMNS, [[_cell(layer[name]) for name in COLUMNS] for layer in report.layers])
+    show_table(COLUMNS, [[_cell(row[name]) for name in COLUMNS] for row in report.rows()])
     first = report.layers[0]
     say(f"λ = {first['λ formula']}; RoPE {first['RoPE']}; d = {first['d']}, values {first['value width']} wide")
     say()
     show_table(
         ("verdict", "check", "layers", "what was found"),
-        [(finding.verdict, finding.check, _ranges(finding.layers), finding.says) for finding in report.findings],
+        [(finding.verdict, finding.check, ranges(finding.layers), finding.says) for finding in report.findings],
     )
     say()
     say("Differences from the paper's V1, by design: " + ("; ".join(report.differences) or "none"))
@@ -77,17 +78,5 @@ def _show(report):
 
 def _cell(value):
     if isinstance(value, list):
-        low, high = value
-        return f"{low:.6g}" if low == high else f"{low:.4g} to {high:.4g}"
+        return between(value, show_value)
     return round(value, 6) if isinstance(value, float) else value
-
-
-def _ranges(layers):
-    """0, 1, 2, 5 as 0–2, 5."""
-    spans = []
-    for layer in sorted(set(layers)):
-        if spans and layer == spans[-1][1] + 1:
-            spans[-1][1] = layer
-        else:
-            spans.append([layer, layer])
-    return ", ".join(str(low) if low == high else f"{low}–{high}" for low, high in spans)

@@ -22,6 +22,7 @@ WANTED = {
     "log_odds": 'log-odds and chance want other answers, "distractors": ["…", …]',
     "on answer": 'the share of the answer wants to know where the text states it, "spans": {"answer": "…"}',
 }
+SPANS = ("sink", "answer", "needles", "context", "query")
 NECESSARY = (WANTED["exact"], WANTED["on answer"])
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
@@ -64,7 +65,7 @@ def command(
     dtype: Dtype = None,
     as_json: Json = False,
 ):
-    """Exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle.
+    """Score exact answers to unseen retrieval prompts, loss on text, and where the answering query looks by depth of the needle.
 
     Of your own prompts: exact answers, log-odds, and where the answering query looks, prompt by prompt. Exit status 1 where not
     all of them have answers and say where these are stated: the last lines say what is wanting, and how to give it.
@@ -91,10 +92,9 @@ def command(
 
 
 def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
-    """What the command says of prompts that it draws."""
+    """Evaluate a model on prompts that are drawn for it."""
     from diffscope.lab.accuracy import accuracy_of, exact_by_depth
-    from diffscope.readings.depths import depths_of
-    from diffscope.readings.signs import of_depths
+    from diffscope.readings.retrieval import depths_of
     from diffscope.tasks import Backcopy, Recall, Retrieval, read_texts
     from diffscope.tasks.log_odds import logits_of
     from diffscope.tasks.sampling import DEPTHS, check_spread
@@ -141,17 +141,11 @@ def _evaluate_drawn(facts, prompts, looks, field, device, dtype, as_json):
     if table is None:
         _show_evidence(evidence)
         return
-    say(f"attention of the last query, mean over {table.attrs['averaged_over']}")
-    spans = ["sink", "answer", "needles", "context", "query"]
-    if words := of_depths({facts["model"]: table}, spans):
-        say(words)
-    table = table.isel(length=0)
-    for normalisation in table["normalisation"].values:
-        _show(table["mass"], table["mass_se"], "D", str(normalisation), spans)
+    _show_attention(facts, table)
 
 
 def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
-    """What the command says of a model of the Bigram-Backcopy task: its losses, and how much first tokens have of attention."""
+    """Evaluate a model of the Bigram-Backcopy task: its losses, and how much attention first tokens get."""
     from diffscope.lab.copying import copying
 
     if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
@@ -188,7 +182,7 @@ def _rounded(share):
 
 
 def _usual_length(model, scope):
-    """What a bundled model was trained on, 256 for others, or what a model has positions for."""
+    """Return the length that a bundled model was trained on, 256 for others, or the longest that a model has positions for."""
     trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
     usual = trained.get(model.partition("@")[0], 256)
     return usual if scope.max_length is None or model in trained else min(usual, scope.max_length - ROOM)
@@ -205,7 +199,7 @@ def _draw(task, prompts, facts):
 
 
 def _evaluate_own(model, scope, texts, as_json):
-    """What the command says of a person's own prompts: each by itself, and how the model stands."""
+    """Evaluate a model on a user's own prompts: each by itself, and all together."""
     from diffscope.lab.accuracy import accuracy_of, prompt_by_prompt
     from diffscope.stats.negative_mass import WHATEVER
     from diffscope.tasks import encode_prompts
@@ -233,7 +227,7 @@ def _evaluate_own(model, scope, texts, as_json):
 
 
 def _titled(column):
-    """A column's title: of the weights' sizes, and of those what is negative."""
+    """Return a column's title, which says what is a share of sizes and what is negative."""
     if column.startswith("negative on "):
         return f"negative part on {column.removeprefix('negative on ')}"
     return f"share of |D| on {column.removeprefix('on ')}" if column.startswith("on ") else column
@@ -244,7 +238,7 @@ def _shown(value):
 
 
 def _show_scores(facts, scores, losses, prompts, accuracy):
-    """Exact answers and losses in words."""
+    """Show exact answers and losses in words."""
     low, high = scores["interval"]
     kind = "near-duplicate cities" if facts["near"] else "cities"
     question = "one question" if facts["questions"] == 1 else f"{facts['questions']} questions, all to be answered"
@@ -304,11 +298,16 @@ def _show_evidence(evidence):
     show_table(['"Old Paris" is asked for; its number is stated of', "log-odds", "sensitivity", "bias"], rows)
 
 
-def _show(mean, error, kind, normalisation, spans):
-    say()
-    chosen = dict(map=kind, normalisation=normalisation)
-    rows = []
-    for depth in mean["depth"].values:
-        cells = [[float(x.sel(depth=depth, span=span, **chosen)) for x in (mean, error)] for span in spans]
-        rows.append([f"{depth:.0%}", *(f"{value:.3f} ± {spread:.3f}" for value, spread in cells)])
-    show_table([f"{kind}, {'share of |D|' if normalisation == 'share' else normalisation}: depth", *spans], rows)
+def _show_attention(facts, table):
+    """Show where the last query looks by depth, in each normalisation."""
+    from diffscope.readings.signs import amount, of_depths
+    from diffscope.tables import depths
+
+    table = table.assign_attrs(distractors=facts["needles"] - 1)
+    say(f"attention of the last query, mean over {table.attrs['averaged_over']}; ± is half of the 95 % interval over prompts")
+    if words := of_depths({facts["model"]: table}, SPANS):
+        say(words)
+    for normalisation in table["normalisation"].values.tolist():
+        shown = depths(table, normalisation=normalisation, rows=SPANS)
+        say()
+        show_table([f"{amount('D', normalisation)}: depth", *shown.header[2:]], [row[1:] for row in shown.rows])

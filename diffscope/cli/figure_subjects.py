@@ -113,7 +113,7 @@ def branches(source: Source, kind: str):
     prompt, spans = source.given()
     with working("capturing"):
         asked = readings.question(scope, scope.capture(prompt, spans=spans), source.answer, source.distractor or ())
-        return readings.branches(scope, asked, readings.made_up(scope, len(asked.ids), OTHERS))
+        return readings.branches(scope, asked, readings.synthetic_prompts(scope, len(asked.ids), OTHERS))
 
 
 def signal_to_noise(source: Source, kind: str) -> dict:

@@ -152,14 +152,14 @@ def _of_model(scope, content, spans, layer, head, backend):
 
 
 def _names(names):
-    """The statistics that names and groups stand for."""
+    """Return the statistics of these names and groups."""
     from diffscope.stats.registry import select
 
     return [statistic.name for statistic in select(names)]
 
 
 def _signs(measured):
-    """How much of |D| is negative on each key set, where shares of it are shown."""
+    """Say how much of |D| is negative on each key set if shares of it are shown."""
     if "span_mass" not in measured:
         return ""
     from diffscope.readings.signs import of_spans
@@ -168,7 +168,7 @@ def _signs(measured):
 
 
 def _measure(source, names, queries):
-    """What was measured, and the interrupt that stopped it or None."""
+    """Measure, and return the statistics with the interrupt that stopped it or None."""
     with counting("measuring") as progress:
         try:
             return source.measure(statistics=names, queries=queries, progress=progress), None
@@ -214,7 +214,7 @@ def _keep(measured, out):
 
 
 def _summary(measured, source, out):
-    """The averages as JSON shows them."""
+    """Return the averages as a dictionary for JSON."""
     attrs = measured.attrs
     sampled = {"sampled": attrs["sampled"]} if attrs.get("sampled") else {}
     return {
@@ -230,7 +230,7 @@ def _summary(measured, source, out):
 
 
 def _show_tables(measured, source, over_heads, signs):
-    """One table a statistic."""
+    """Show one table for each statistic."""
     from diffscope.stats.negative_mass import WHATEVER, sums_sizes
 
     attrs = measured.attrs
@@ -249,12 +249,12 @@ def _show_tables(measured, source, over_heads, signs):
 
 
 def _heads(scope):
-    """Numbers of the heads of the layer that has most, found on two tokens: a wrong --head is not to be told after an hour."""
+    """Return the heads of the layer that has most, found on two tokens, so that a wrong --head is refused at once."""
     return list(range(scope.measure([0, 0], ["lambda"]).sizes["head"]))
 
 
 def _queries(query, queries):
-    """What --query and --queries say, as ``measure`` takes it."""
+    """Read --query and --queries as ``measure`` takes them."""
     from diffscope.stats.sample import QuerySample
 
     if query is not None and queries is not None:
@@ -269,8 +269,8 @@ def _queries(query, queries):
 
 
 def _average(values, dims):
-    """The average over some dimensions; of one query its value, and of what is not averaged all values."""
-    from diffscope.stats.sample import Average, averaged, rule
+    """Average over some dimensions; return one query, and statistics that are not averaged, as they are."""
+    from diffscope.stats.averaging import Average, averaged, rule
 
     if values.sizes.get("query") == 1:
         values = values.isel(query=0)
@@ -289,7 +289,7 @@ def _as_dict(values, error, words):
 
 
 def _show(name, values, error, words):
-    """One table a statistic: the maps side by side, everything else down the rows."""
+    """Show a statistic with its maps side by side and everything else down the rows."""
     units = f" [{values.attrs['units']}]" if values.attrs.get("units", "1") != "1" else ""
     over = f", {values.attrs['averaged']} over {', then '.join(words)}" if words else ""
     bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""

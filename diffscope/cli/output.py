@@ -51,7 +51,7 @@ OUT_OF_MEMORY = "out of memory; use a shorter prompt, bfloat16 or fewer statisti
 
 
 def ran_out_of_memory(error):
-    """Whether an exception says that memory is used up; by its name and words, since torch may not be loaded."""
+    """Return whether an exception says that memory is used up, by its name and words, since torch may not be loaded."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     words = ("DefaultCPUAllocator", "not enough memory", "out of memory")
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or (
@@ -79,7 +79,7 @@ def show_table(headers, rows):
 
 
 def _row_by_lines(headers, row):
-    """One row of a table as lines, each a header and its value, and a blank one."""
+    """Return one row of a table as lines of a header and its value, and a blank line."""
     lines = Table(box=None, pad_edge=False, show_header=False)
     lines.add_column(style="bold", no_wrap=True)
     lines.add_column(overflow="fold")
@@ -90,7 +90,7 @@ def _row_by_lines(headers, row):
 
 
 def show_value(value):
-    """A number to four figures, anything else as it is, and a dash for what is not there."""
+    """Write a number to four figures, other values as they are, and a dash for a missing one."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -138,7 +138,7 @@ def counting(what, unit=""):
 
 
 def time_left(done, total, done_first, began, now):
-    """In words, at the mean speed since the first report: what is counted may end minutes apart, several at once."""
+    """Say how long the rest will take at the mean speed since the first report; single reports may be minutes apart."""
     if done <= done_first or total is None:
         return ""
     seconds = (total - done) * (now - began) / (done - done_first)

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field
 
 from diffscope import render as display
+from diffscope.numbers import between
 
 VERDICTS = ("fail", "warn", "undecided", "pass")
 
@@ -77,7 +78,7 @@ class Report:
     def _repr_html_(self) -> str:
         words = {"family": f"{self.family}: {self.why}", "attention": self.attention, "dtype": self.dtype}
         words["unlike V1"] = "; ".join(self.differences)
-        layers = [(str(row["layer"]), self.verdict_of(row["layer"]), self.reading_of(row)) for row in self.layers]
+        layers = [(str(row["layer"]), row["verdict"], row["reading"]) for row in self.rows()]
         findings = [
             (finding.verdict, finding.check, ", ".join(map(str, finding.layers)) or "the model", finding.says)
             for finding in sorted(self.findings, key=lambda finding: VERDICTS.index(finding.verdict))
@@ -92,7 +93,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed."""
+        """Return whether no check failed."""
         return not any(finding.verdict == "fail" for finding in self.findings)
 
     def as_dict(self) -> dict:
@@ -119,14 +120,31 @@ class Report:
         parts += [f"{left['undecided']} points are left undecided."] if left["undecided"] else []
         return " ".join(parts)
 
+    def rows(self) -> list[dict]:
+        """Return a record for each layer: what it is, how closely it is rebuilt, and the verdict on it.
+
+        To the keys of :attr:`layers` come ``error`` and ``tolerance`` (NaN if it was not rebuilt), ``verdict``, ``reading``, what
+        it is in words, and ``remarks``, a list of what is not simply passed.
+        """
+        return [
+            {
+                **row,
+                "error": self.errors.get(row["layer"], math.nan),
+                "tolerance": self.tolerances.get(row["layer"], math.nan),
+                "verdict": self.verdict_of(row["layer"]),
+                "reading": self.reading_of(row),
+                "remarks": self.remarks_on(row["layer"]),
+            }
+            for row in self.layers
+        ]
+
     def reading_of(self, row: dict) -> str:
         """Say the maps, λ, norm and mask of one of :attr:`layers` in words."""
         heads = f"{row['heads']} heads"
         seen = f"mask: {row['mask']}"
         if row["λ"] is None:
             return f"{heads} of one map each; {seen}"
-        low, high = row["λ"]
-        factor = f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
+        factor = between(row["λ"], "{:.3g}".format)
         return f"{heads} of two maps each ({row['pairing']}); λ = {factor}; norm: {row['norm']}; {seen}"
 
     def add(self, verdict: str, check: str, says: str, layers: tuple[int, ...] = ()) -> None:

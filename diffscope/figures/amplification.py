@@ -16,7 +16,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
 from diffscope.figures.inputs import captures_of, check_choice, estimates_of
 from diffscope.figures.values import panels_beside
-from diffscope.stats.sample import rule
+from diffscope.stats.averaging import rule
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -67,7 +67,7 @@ def amplifier(
     <diffscope figure 'amplifier' of value, low, high (panel: 1, series: 2, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
-    from diffscope.readings.amplifier import amplifier as read
+    from diffscope.readings.gains import amplifier as read
 
     known = {
         "best_lambda": ("lambda_star", charts.best_lambda),
@@ -262,7 +262,7 @@ def anatomy(
     <diffscope figure 'anatomy' of value (panel: 3, series: 5, x: 6)>
     """
     from diffscope.figures import amplifier_charts as charts
-    from diffscope.readings.composition import NEXT
+    from diffscope.readings.map_structure import NEXT
 
     estimates = estimates_of(subject, "shapley", "diffscope.readings.composition(cap, others)")
     check_choice("way", way, ("shapley", "added", "alone"))

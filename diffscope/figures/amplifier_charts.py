@@ -11,14 +11,14 @@ from diffscope.attention.maps import MAPS, RANKED_MAPS
 from diffscope.figures.by_head import by_head
 from diffscope.figures.figure import Figure
 from diffscope.figures.values import curves
-from diffscope.readings.amplifier import per_unit
-from diffscope.readings.branches import FIRST, OTHER, SECOND, targets
-from diffscope.readings.branches import LARGEST as LARGEST_OTHER
-from diffscope.readings.branches import LEAST as LEAST_OTHER
-from diffscope.readings.composition import NEXT
-from diffscope.readings.composition import OWN as AS_IT_IS
-from diffscope.readings.over_prompts import error_of_mean
-from diffscope.readings.pairing import LARGEST, LEAST, MIDDLE, OWN
+from diffscope.readings.gains import per_unit
+from diffscope.readings.logits import FIRST, OTHER, SECOND, targets
+from diffscope.readings.logits import LARGEST as LARGEST_OTHER
+from diffscope.readings.logits import LEAST as LEAST_OTHER
+from diffscope.readings.map_structure import NEXT
+from diffscope.readings.map_structure import OWN as AS_IT_IS
+from diffscope.readings.pairing_control import LARGEST, LEAST, MIDDLE, OWN
+from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
 SYMBOLS = {name: entry.symbol for name, entry in MAPS.items()}
@@ -311,8 +311,8 @@ def added_by_prompts(table: xr.Dataset) -> Figure:
     values = _worded(values, target=TARGETS, branch=names)
     if "layer" not in values.coords or "head" not in values.coords:
         values = values.assign_coords(head=range(values.sizes["head"]))
-    error = error_of_mean(values)
-    middle = by_head(values.mean("prompt"))
+    error = standard_error(values)
+    middle = by_head(mean_over_prompts(values))
     ends = {"low": middle - by_head(error), "high": middle + by_head(error)}
     titled = _titled(middle, "added, directly")
     return curves(titled, x="head", series="branch", panels="target", **ends, style="bars", controls=[OTHER], wide=True)

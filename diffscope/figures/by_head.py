@@ -9,9 +9,9 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, one_prompt, position_of
+from diffscope.stats.averaging import averaged
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
-from diffscope.stats.sample import averaged
 
 
 def data(

@@ -76,8 +76,8 @@ def by_depth(
     <diffscope figure 'by_depth' of value, low, high (panel: 4, series: 4, x: 5)>
     """
     from diffscope.readings import signs  # which loads code of models
-    from diffscope.readings.controls import once_or_each
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.captures import shared_or_each
+    from diffscope.readings.retrieval import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     common = common_lengths(estimates)
@@ -95,7 +95,7 @@ def by_depth(
             errors[label] = table["mass_se"].sel(span=line, drop=True)
             looks[label] = (colours[name], DASHES.get(line, "solid"))
     shape = next(iter(rows.values()))
-    for name, uniform in once_or_each({name: table["uniform"] for name, table in chosen.items()}).items():
+    for name, uniform in shared_or_each({name: table["uniform"] for name, table in chosen.items()}).items():
         for line in lines:
             label = _line(_uniform(name), line, lines)
             rows[label] = uniform.sel(span=line, drop=True).broadcast_like(shape)
@@ -173,8 +173,8 @@ def depth_by_length(
     <diffscope figure 'depth_by_length' of value, error (panel: 1, y: 2, x: 5)>
     """
     from diffscope.readings import signs  # which loads code of models
-    from diffscope.readings.controls import once_or_each
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.captures import shared_or_each
+    from diffscope.readings.retrieval import common_lengths
 
     estimates = estimates_of(subject, "mass_of_prompt", READING)
     known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]
@@ -200,7 +200,7 @@ def depth_by_length(
     words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({signs.amount(map, normalisation)})")
     if quantity not in QUANTITIES:
         controls = {name: table["uniform"].sel(span=quantity, drop=True) for name, table in estimates.items()}
-        for name, uniform in once_or_each(controls).items():
+        for name, uniform in shared_or_each(controls).items():
             values[_uniform(name)] = uniform
             errors[_uniform(name)] = uniform.where(False)
         facts = {"map": map, "normalisation": normalisation}

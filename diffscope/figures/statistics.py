@@ -71,8 +71,8 @@ def allocation(
     >>> figures.allocation(cap)
     <diffscope figure 'allocation' of value, low, high (panel: 1, series: 2, x: 5)>
     """
-    from diffscope.readings.allocation import allocation as divided
-    from diffscope.readings.bars import bars_of_all
+    from diffscope.readings.prompt_parts import allocation as divided
+    from diffscope.readings.prompt_parts import bars_of_all
     from diffscope.readings.signs import amount
 
     map = map or "D"
@@ -166,8 +166,8 @@ def statistic_by_layer(
     >>> figures.statistic_by_layer(cap, statistic=["entropy", "gini"])
     <diffscope figure 'statistic_by_layer' of value, points (panel: 2, series: 2, x: 3, point: 2)>
     """
-    from diffscope.readings.by_layer import by_layer  # which loads code of models
-    from diffscope.readings.pairing import compares_maps
+    from diffscope.readings.layers import by_layer  # which loads code of models
+    from diffscope.readings.pairing_control import compares_maps
 
     captures = captures_of(subject)
     query = checked_query(query, "mean")
@@ -248,11 +248,11 @@ def similarity(
     <diffscope figure 'similarity' of value, low, high (panel: 1, series: 2, x: 6)>
     """
     from diffscope.figures.amplifier_charts import beside_other_heads
-    from diffscope.readings.pairing import of_pair  # which loads code of models
+    from diffscope.readings.pairing_control import paired_statistic  # which loads code of models
 
     captures = captures_of(subject)
     at = int(checked_query(query))
-    values = {name: of_pair(cap, statistic, span, at) for name, cap in captures.items()}
+    values = {name: paired_statistic(cap, statistic, span, at) for name, cap in captures.items()}
     if all(not pair.notnull().any() for pair in values.values()):
         raise DiffscopeError(f"there is nothing to draw: {statistic} compares A1 and A2 on {span}, and is undefined everywhere")
     lacking = [name for name, pair in values.items() if not pair.notnull().any()]

@@ -14,9 +14,9 @@ from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
 from diffscope.figures.figure import Drawing, Printing, figure
 from diffscope.figures.values import curves
+from diffscope.stats.averaging import averaged, error_end, mean_over_prompts, rule
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
-from diffscope.stats.sample import averaged, rule
 
 FIRST = ("length", "distractors", "needles", "n")  # fields of prompts that are drawn along, before others
 HEADS = ("layer", "head")
@@ -84,8 +84,6 @@ def sweep(
     >>> figures.sweep(swept, statistic="gini", series="map")
     <diffscope figure 'sweep' of value, low, high, points (panel: 1, series: 3, x: 3, point: 6)>
     """
-    from diffscope.readings.over_prompts import end, middle  # which loads code of models
-
     if not isinstance(dataset, xr.Dataset) or "prompt" not in dataset.dims:
         raise DiffscopeError("this figure is of a swept dataset, which has a dimension prompt; diffscope.open opens one")
     if statistic not in dataset or "prompt" not in dataset[statistic].dims:
@@ -110,14 +108,14 @@ def sweep(
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
     over_heads = averaged(values, left).values if left else values
     by = rule(values)
-    mean = _by_field(over_heads, fields, roles, partial(middle, by=by))
-    low, high = (_by_field(over_heads, fields, roles, partial(end, by=by, side=side)) for side in (-1, 1))
+    mean = _by_field(over_heads, fields, roles, partial(mean_over_prompts, by=by))
+    low, high = (_by_field(over_heads, fields, roles, partial(error_end, by=by, side=side)) for side in (-1, 1))
     if not mean.notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {statistic} is undefined everywhere")
     words = values.attrs.get("long_name", statistic) + (f": {selection}" if selection else "")
     counts = _by_field(over_heads.notnull(), fields, roles, lambda defined: defined.sum("prompt"))
     mean, low, high = (_named(each, [series, panels]) for each in (mean, low, high))
-    points = _named(_by_field(values, fields, roles, partial(middle, by=by)), [series, panels]) if left else None
+    points = _named(_by_field(values, fields, roles, partial(mean_over_prompts, by=by)), [series, panels]) if left else None
     drawing = curves.drawing(
         mean.assign_attrs(long_name=words, units=values.attrs.get("units", "1")),
         x=x,

@@ -17,7 +17,7 @@ TITLE = "step of training (evenly spaced)"
 
 def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
     """Values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
-    from diffscope.readings.pairing import MIDDLE, OWN  # with which models' code would be loaded for every figure
+    from diffscope.readings.pairing_control import MIDDLE, OWN  # with which models' code would be loaded for every figure
 
     if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
         raise DiffscopeError("this figure is of the estimates of diffscope.readings.along_training(captures)")

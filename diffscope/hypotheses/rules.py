@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
+from diffscope.numbers import minus
 from diffscope.stats.intervals import LEVEL
 
 IDLE = 0.5  # nats of the answer's log-odds: the smallest effect that matters; a second map that costs less explains nothing
@@ -345,7 +346,7 @@ class Test(Declared):
 
 def in_nats(cost: Cost) -> str:
     """Return a cost with its interval."""
-    value, low, high = (f"{number:.3g}".replace("-", "−") for number in (cost.value, cost.low, cost.high))
+    value, low, high = (minus(f"{number:.3g}") for number in (cost.value, cost.low, cost.high))
     return f"{value} nats (95 % {low} to {high})"
 
 

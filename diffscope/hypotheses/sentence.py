@@ -9,6 +9,7 @@ from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats, words_by
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.tests import SUBJECTS
+from diffscope.numbers import minus
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
 YES = "yes"
@@ -88,12 +89,12 @@ def in_numbers(estimate: Estimate, quantity: Quantity) -> str:
 
 def number(value: float) -> str:
     """Format with three digits and a minus sign; a dash for what is undefined."""
-    return "–" if not math.isfinite(value) else f"{value:.3g}".replace("-", "−")
+    return "–" if not math.isfinite(value) else minus(f"{value:.3g}")
 
 
 def end(value: float) -> str:
     """Format an end of an interval, which may be infinite."""
-    return number(value) if math.isfinite(value) else f"{value:g}".replace("inf", "∞").replace("-", "−")
+    return number(value) if math.isfinite(value) else minus(f"{value:g}".replace("inf", "∞"))
 
 
 def sentence(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def cmrr_injected(differential: Tensor, common: Tensor) -> Tensor:
-    """CMRR by injection: 20 log10(rms|O_differential - O| / rms|O_common - O|), root mean squares over draws.
+    """Compute CMRR by injection: 20 log10(rms|O_differential - O| / rms|O_common - O|), root mean squares over draws.
 
     For noise that is small, and maps that are equal, it is 20 log10((g + lambda) / |g - lambda|), that is 6.02 dB more than the
     ratio that gains alone give (:func:`diffscope.stats.heads.cmrr`), where A1 - A2 counts as the differential input:

@@ -25,7 +25,7 @@ def anatomy(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> xr.Dataset:
-    """How much of A2, and beside it of A1, is uniform, a matter of distance, of the key, a copy of the other map, or the rest.
+    """Measure how much of A2, and of A1, is uniform, a matter of distance, of the key, a copy of the other map, or the rest.
 
     A row a over its n visible keys (n ≥ 2), divided by its Euclidean norm so that all rows count alike, is split into
 
@@ -101,7 +101,7 @@ def _check_model(cap: Capture, others: Capture) -> None:
 
 
 def _usable(cap: Capture, index: int, others: Capture) -> list[int]:
-    """Numbers of the prompts that profiles may be fitted to."""
+    """Return the numbers of the prompts that profiles may be fitted to."""
     n = len(cap.prompts[index].ids)
     usable = [number for number in range(len(others.prompts)) if not _same(cap, index, others, number)]
     if not usable:
@@ -113,7 +113,7 @@ def _usable(cap: Capture, index: int, others: Capture) -> list[int]:
 
 
 def _same(cap: Capture, index: int, others: Capture, number: int) -> bool:
-    """Whether two prompts are one: of the same tokens, and to the first layer the same (all images have the same token ids)."""
+    """Return whether two prompts are one: the same tokens and the same first layer (all images have the same token ids)."""
     if cap.prompts[index].ids != others.prompts[number].ids:
         return False
     return torch.allclose(cap.layers[0].prompt(index).q, others.layers[0].prompt(number).q, rtol=1e-2, atol=1e-2)
@@ -141,7 +141,7 @@ def _of_layer(layer: LayerAttention, distances: Distances, by_distance: Tensor) 
 def _moments(
     layer: LayerAttention, queries: Tensor, distances: Distances, by_distance: Tensor, by_key: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Means over rows: products of centred predictors and maps (map, head, 5, 5), and the uniform share (map, head)."""
+    """Average over rows: products of centred predictors and maps (map, head, 5, 5), and the uniform share (map, head)."""
     size = len(PLAYERS) + 2  # with the row of both, and the map itself
     gram = torch.zeros(*by_distance.shape[:2], size, size, dtype=torch.float64, device=layer.q.device)
     uniform = torch.zeros_like(gram[..., 0, 0])
@@ -167,5 +167,5 @@ def _moments(
 
 
 def _with_sum_of(a: Tensor, rows: Tensor) -> Tensor:
-    """Rows scaled to sum to what those of a map do; rows of zeros stay."""
+    """Scale rows to the sums of a map's rows; rows of zeros stay."""
     return rows / rows.sum(-1, keepdim=True).clamp_min(LEAST) * a.sum(-1, keepdim=True)

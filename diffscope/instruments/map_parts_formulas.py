@@ -39,7 +39,7 @@ def explained(gram: Tensor, predictors: Sequence[int]) -> Tensor:
 
 
 def parts(gram: Tensor, uniform: Tensor) -> dict[str, Tensor]:
-    """Shares of a map's rows by what explains them: uniform, distance, key, the other map, and the rest.
+    """Divide a map's rows by what explains them: uniform, distance, key, the other map, and the rest.
 
     Every row is divided by its Euclidean norm, so that its square is 1 and all rows count alike. Its uniform part, 1/n of the
     squared row sum, is orthogonal to rows that are centred on their visible keys, as the others are; so it is the same alone,
@@ -85,7 +85,7 @@ def _predictors(players: Sequence[str]) -> list[int]:
 
 
 def uniform_share(a: Tensor, n: Tensor) -> Tensor:
-    """How much of a row's square is that of a uniform row: (sum a)² / (n sum a²).
+    """Compute how much of a row's square is that of a uniform row: (sum a)² / (n sum a²).
 
     It is the participation of its shares over n, between 1/n (all on one key) and 1 (uniform).
 

@@ -80,7 +80,7 @@ def signal_to_noise(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> xr.Dataset:
-    """Signal-to-noise ratio of A1·V, λA2·V and D·V of every head, and what the subtraction gains, in decibels.
+    """Measure the signal-to-noise ratio of A1·V, λA2·V and D·V of every head, and what the subtraction gains, in decibels.
 
     Every one of `draws` answers is put into every one of `draws` fillers, and the model is run on each; lengths and positions
     stay. O[a, f] is a head's output at a query. A variance of vectors is the trace of their covariance:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 def variances(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Signal, noise and interaction of outputs of a crossed design.
+    """Compute signal, noise and interaction of outputs of a crossed design.
 
     Parameters
     ----------
@@ -41,12 +41,12 @@ def variances(outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def decibels(ratio: Tensor) -> Tensor:
-    """10 log10 of a ratio of powers, dB."""
+    """Compute 10 log10 of a ratio of powers, in dB."""
     return 10 * ratio.log10()
 
 
 def left_out(values: Tensor, dim: int) -> Tensor:
-    """Values without each index of a dimension in turn, (draw, ...): the last stays as it was but for the one left out.
+    """Return values without each index of a dimension in turn, (draw, ...); the last draw keeps all others.
 
     Parameters
     ----------

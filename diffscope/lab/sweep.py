@@ -26,8 +26,8 @@ from diffscope.lab.queue import Progress, run
 from diffscope.models.folders import locate
 from diffscope.models.loading import load_tokenizer, move
 from diffscope.scope import Scope, load
+from diffscope.stats.averaging import average
 from diffscope.stats.dataset import agreed
-from diffscope.stats.sample import average
 from diffscope.storage.atomic import remove, stop_on_full_disk, write_text
 from diffscope.storage.provenance import other_versions
 from diffscope.storage.statistics import attributes_of, open_statistics, save_statistics, statistics_format

@@ -8,35 +8,44 @@
 At the last token L1H0 finds the answer: 84 % of |D|, over 99 % of it positive, where uniform attention would give 13 %
 """
 
-from diffscope.readings.ablations import ablations
-from diffscope.readings.allocation import allocation
-from diffscope.readings.amplifier import amplifier
-from diffscope.readings.bars import bars
-from diffscope.readings.branches import branches
-from diffscope.readings.by_layer import by_layer
-from diffscope.readings.composition import composition
-from diffscope.readings.depth_contrast import contrast
-from diffscope.readings.depths import depths
-from diffscope.readings.differences import differences
-from diffscope.readings.effects import effects
-from diffscope.readings.finders import finders
-from diffscope.readings.head import of_head
-from diffscope.readings.interventions import interventions
-from diffscope.readings.noise import rejection
-from diffscope.readings.predictions import answers, asked, next_tokens, predict
-from diffscope.readings.question import made_up, other_prompts, question
+from diffscope.readings.comparison import differences
+from diffscope.readings.edit_costs import interventions
+from diffscope.readings.edit_effects import effects
+from diffscope.readings.gains import amplifier
+from diffscope.readings.head_costs import ablations
+from diffscope.readings.heads import answer_heads, of_head
+from diffscope.readings.layers import by_layer
+from diffscope.readings.logits import branches
+from diffscope.readings.map_structure import RANK_DEFINITIONS, composition, ranks, ranks_sentence
+from diffscope.readings.noise import noise_cost, rejection, rejection_sentence
+from diffscope.readings.predictions import (
+    Prediction,
+    Question,
+    answers,
+    encode_question,
+    next_tokens,
+    other_prompts,
+    predict,
+    question,
+    synthetic_prompts,
+)
+from diffscope.readings.prompt_parts import allocation, bars
 from diffscope.readings.reading import Reading
-from diffscope.readings.signal_to_noise import signal_to_noise
+from diffscope.readings.retrieval import contrast, depths
+from diffscope.readings.snr import signal_to_noise
 from diffscope.readings.training import along_training
 
 __all__ = [
+    "RANK_DEFINITIONS",
+    "Prediction",
+    "Question",
     "Reading",
     "ablations",
     "allocation",
     "along_training",
     "amplifier",
+    "answer_heads",
     "answers",
-    "asked",
     "bars",
     "branches",
     "by_layer",
@@ -45,14 +54,18 @@ __all__ = [
     "depths",
     "differences",
     "effects",
-    "finders",
+    "encode_question",
     "interventions",
-    "made_up",
     "next_tokens",
+    "noise_cost",
     "of_head",
     "other_prompts",
     "predict",
     "question",
+    "ranks",
+    "ranks_sentence",
     "rejection",
+    "rejection_sentence",
     "signal_to_noise",
+    "synthetic_prompts",
 ]

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
@@ -17,14 +19,14 @@ RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
 
 
 def any_capture(cap: Any) -> Capture:
-    """The same; DiffscopeError where it is no capture."""
+    """Return a capture, or raise DiffscopeError if it is none."""
     if not isinstance(cap, Capture):
         raise DiffscopeError(f"this is said of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
     return cap
 
 
 def one_prompt(cap: Any) -> Capture:
-    """A capture of one prompt, or a batch of one as such.
+    """Return a capture of one prompt, taking a batch of one out of its batch.
 
     Raises
     ------
@@ -38,7 +40,7 @@ def one_prompt(cap: Any) -> Capture:
 
 
 def query_positions(cap: Capture, queries: Queries) -> list[int]:
-    """Positions of some queries of a prompt, counted from 0: by position, by a span's name, or "last".
+    """Return the positions of some queries of a prompt, counted from 0: by position, by a span's name, or "last".
 
     Raises
     ------
@@ -52,7 +54,7 @@ def query_positions(cap: Capture, queries: Queries) -> list[int]:
 
 
 def query_position(cap: Capture, query: int | str) -> int:
-    """The position of one query of a prompt, counted from 0: by position, "last", or the name of a span of one token.
+    """Return the position of one query, counted from 0: by position, "last", or the name of a span of one token.
 
     Raises
     ------
@@ -66,7 +68,7 @@ def query_position(cap: Capture, query: int | str) -> int:
 
 
 def only_layer(cap: Capture, layer: int) -> Capture:
-    """One layer of a capture, by the model's number of it, as a capture.
+    """Return one layer of a capture, by the model's number of it, as a capture.
 
     Raises
     ------
@@ -80,29 +82,46 @@ def only_layer(cap: Capture, layer: int) -> Capture:
 
 
 def relabelled(cap: Capture, spans: Mapping[str, Sequence[int]]) -> Capture:
-    """A capture whose prompt has these spans, as token positions, in place of its own."""
+    """Return a capture whose prompt has these spans, as token positions, in place of its own."""
     named = {name: tuple(sorted(at)) for name, at in spans.items()}
     return replace(cap, prompts=[replace(cap.prompts[0], spans=named)])
 
 
 def with_fewest_spans(cap: Capture) -> Capture:
-    """A capture with no more spans than the answer and irrelevant tokens follow from, since each costs time."""
+    """Return a capture with only the spans that the answer and irrelevant tokens follow from, since each span costs time."""
     return relabelled(cap, {name: at for name, at in cap.spans.items() if name in RELEVANT})
 
 
 def uniform_attention(cap: Capture) -> Capture:
-    """The same with scores of zero everywhere: every query gives the same to each key that it sees."""
+    """Return a capture with all scores 0, so that every query gives the same weight to each key that it sees."""
     layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
     return replace(cap, layers=layers)
 
 
 def place_of(query: int, n: int) -> str:
-    """Where a query of a prompt of n tokens stands, in words: at the last token."""
+    """Say where a query of a prompt of n tokens stands: at the last token."""
     return "at the last token" if query == n - 1 else f"at token {query}"
 
 
 def irrelevant_in_words(spans: Mapping[str, Sequence[int]]) -> str:
-    """What the key set ``irrelevant`` is: without a marked answer, all that is not marked."""
+    """Name the key set ``irrelevant``, which is all unmarked tokens if no answer is marked."""
     if "answer" in spans:
         return "irrelevant tokens"
     return "all tokens but the first and the question" if "query" in spans else "all tokens but the first"
+
+
+def shared_or_each(controls: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
+    """Return a control once, under no name, if all models share it, else one for each; undefined ones are left out.
+
+    Controls are never averaged over models.
+    """
+    defined = {name: values for name, values in controls.items() if values.notnull().any()}
+    if len(defined) == 1 == len(controls) or (len(defined) > 1 and _equal(list(defined.values()))):
+        return {"": next(iter(defined.values()))}
+    return defined
+
+
+def _equal(controls: Sequence[xr.DataArray]) -> bool:
+    """Return whether all have the same numbers at the same places."""
+    first, *others = controls
+    return all(values.shape == first.shape and np.allclose(values, first, equal_nan=True) for values in others)

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.numbers import capital, decimal, percent
+from diffscope.numbers import two_figures as figures
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words
-from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN
-from diffscope.readings.words import capital, decimal, figures, percent
+from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN
 
 ITSELF = "the token itself"
 BEFORE = "the token before"

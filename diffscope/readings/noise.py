@@ -12,12 +12,12 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
+from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
-from diffscope.readings.pairing import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
-from diffscope.readings.question import Question
+from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, endless, figures
 from diffscope.scope import Scope
 
 CLEARLY = 2.0  # standard errors
@@ -40,7 +40,7 @@ def rejection(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """Common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
+    """Measure common-mode rejection by injection of every head at one query, beside the same with other heads' second maps.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def rejection(
 
 
 def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
-    """What heads reject of noise of one strength, beside the controls; `estimates` as of :func:`rejection`."""
+    """Say how much noise of one strength heads reject, beside the controls; `estimates` as of :func:`rejection`."""
     values = estimates.sel(sigma=sigma)
     rejected = values["cmrr_injected"]
     span = rejected.attrs["span"]
@@ -137,7 +137,7 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
 
 
 def _at_most(values: xr.Dataset) -> str:
-    """The ceilings of heads, in words that come after what they reject."""
+    """Say how much heads could reject at most."""
     if "cmrr_ceiling" not in values or not values["cmrr_ceiling"].notnull().any():
         return ", ceiling not measured"
     ceiling = values["cmrr_ceiling"].values
@@ -145,18 +145,13 @@ def _at_most(values: xr.Dataset) -> str:
 
 
 def of_at_most(rejected: float, ceiling: float | None) -> str:
-    """What is rejected, of what there is to reach: 0.5 dB of at most 5.8 dB; without a ceiling, that there is none."""
+    """Write a rejection with its ceiling: 0.5 dB of at most 5.8 dB."""
     if ceiling is None or math.isnan(ceiling):
         return f"{decibels(rejected)} dB (ceiling not measured)"
     return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
 
 
-def decibels(value: float) -> str:
-    """One decimal: 12.9, −0.3."""
-    return endless(value) if math.isinf(value) else f"{value:.1f}".replace("-0.0", "0.0").replace("-", "−")
-
-
-def lost(
+def noise_cost(
     scope: Scope,
     question: Question,
     *,
@@ -168,13 +163,13 @@ def lost(
     heads: Indices = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """What noise costs the answer's log-odds against its distractors, common and opposite, over its strength.
+    """Measure what common and opposite noise cost the answer's log-odds against its distractors, by strength.
 
     Parameters
     ----------
     scope : Scope
     question : Question
-        Of :func:`diffscope.readings.question.question`.
+        Of :func:`diffscope.readings.question`.
     span, sigmas, draws, seed, layers, heads
         As of :func:`diffscope.instruments.injection.log_odds_under_noise`.
     progress : callable, optional
@@ -211,7 +206,7 @@ def lost(
 
 
 def _lost(estimates: xr.Dataset) -> str:
-    """What either noise takes at the strength at which common noise first takes a tenth, or else at the largest."""
+    """Say what noise costs at the strength at which common noise first costs a tenth, or else at the largest."""
     whole = float(estimates["log_odds"])
     share = estimates["log_odds_lost"].sel(mode="common") / whole
     strong = estimates["sigma"].values[(share >= 0.1).values] if whole > 0 else []
@@ -219,10 +214,10 @@ def _lost(estimates: xr.Dataset) -> str:
     values = estimates.sel(sigma=sigma)
     common, opposite = (float(values["log_odds_lost"].sel(mode=mode)) for mode in MODES)
     errors = [float(values["log_odds_lost_error"].sel(mode=mode)) for mode in MODES]
-    start = f"Of {figures(whole)} nats of log-odds, noise of σ = {sigma:g} takes"
+    start = f"Of {two_figures(whole)} nats of log-odds, noise of σ = {sigma:g} takes"
     if any(map(math.isnan, errors)):
-        return f"{start} {figures(common)} where it is common and {figures(opposite)} where it is opposite, in one draw."
-    takes = [f"{figures(amount)} ± {figures(error)}" for amount, error in zip((common, opposite), errors)]
+        return f"{start} {two_figures(common)} where it is common and {two_figures(opposite)} where it is opposite, in one draw."
+    takes = [f"{two_figures(amount)} ± {two_figures(error)}" for amount, error in zip((common, opposite), errors)]
     verdict = "they differ by less than two standard errors"
     if abs(common - opposite) > CLEARLY * math.hypot(*errors):
         verdict = f"common noise takes {'less' if common < opposite else 'more'}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +13,17 @@ import torch
 import xarray as xr
 from transformers import PreTrainedTokenizerBase
 
+from diffscope import tasks
 from diffscope.capture.capture import Capture
+from diffscope.errors import PromptError
+from diffscope.numbers import counted, course, two_figures
+from diffscope.readings.captures import one_prompt
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, course, figures
 from diffscope.scope import Scope
 from diffscope.scope import answers as answering
-from diffscope.tasks import Prompt
+from diffscope.tasks import Prompt, Retrieval
+from diffscope.tasks.template import prefix_tokens
+from diffscope.tasks.training_sentence import template_of
 
 SIDES = ("before", "after")
 
@@ -44,13 +51,13 @@ class Prediction:
     distractors: int = 0
 
 
-def asked(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
-    """The prompt of a capture with what is to come next, in tokens: :func:`diffscope.scope.answers.encode_question`."""
+def encode_question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Prompt:
+    """Encode the prompt of a capture with its answer, as :func:`diffscope.scope.answers.encode_question` does."""
     return answering.encode_question(scope, cap.prompts[0], answer, distractors)
 
 
 def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Prediction:
-    """What a model says after the prompt of a capture, under the edits that are on.
+    """Predict what comes after the prompt of a capture, under the edits that are on.
 
     Parameters
     ----------
@@ -58,7 +65,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
     cap : Capture
         Of the prompt, under whatever edits: only its tokens count.
     question : Prompt, optional
-        What :func:`asked` gives, for the answer.
+        What :func:`encode_question` gives, for the answer.
     """
     following = scope.logits(torch.tensor([cap.ids]), 1)[0, 0].double().log_softmax(-1)
     if question is None:
@@ -69,7 +76,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
 
 
 def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedTokenizerBase | None, count: int = 5) -> xr.Dataset:
-    """The most probable next tokens of either side, beside each other.
+    """Return the most probable next tokens of both sides.
 
     Parameters
     ----------
@@ -101,7 +108,7 @@ def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedToke
 
 
 def answers(before: Prediction, after: Prediction) -> Reading:
-    """The answer before and after, beside what no preference would be.
+    """Compare the answer before and after, and with no preference at all.
 
     Returns
     -------
@@ -132,4 +139,118 @@ def _sentence(before: Prediction, after: Prediction, against: str, chance: float
         return f"{words}; at 0 it would be as likely as all else together."
     if not chance:
         return f"{words}; at 0 both would be as likely."
-    return f"{words}; at 0 it would be as likely as all of them together, at {figures(chance)} as each."
+    return f"{words}; at 0 it would be as likely as all of them together, at {two_figures(chance)} as each."
+
+
+NUMBER = re.compile(r"\d+")
+NEEDLES = (4, 2, 1)  # sentences of a prompt that is made up, as many as fit
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and the tokens that may come next.
+
+    Attributes
+    ----------
+    ids : list of int
+        The prompt up to its answer.
+    spans : dict of str to list of int
+        Token positions.
+    answer : int
+        The first token of the answer.
+    distractors : dict of str to int
+        The first token of each distractor, by its text.
+    left_out : list of str
+        Distractors that begin with the same token as the answer or one of the others, and so cannot be told from it.
+    """
+
+    ids: list[int]
+    spans: dict[str, list[int]]
+    answer: int
+    distractors: dict[str, int]
+    left_out: list[str]
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Return what tells it from other questions about one prompt."""
+        return self.answer, *self.distractors.values()
+
+
+def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str] = ()) -> Question:
+    """Read what a prompt asks for as the tokens that may come next.
+
+    Parameters
+    ----------
+    scope : Scope
+    cap : Capture
+        Of one prompt.
+    answer : str
+        As of :func:`encode_question`.
+    distractors : sequence of str
+        Other answers; by default all other numbers of the prompt.
+
+    Raises
+    ------
+    PromptError
+        There are no distractors, all begin like the answer, or the answer cannot be read.
+    """
+    cap = one_prompt(cap)
+    answer = answer.strip()
+    texts = [other.strip() for other in distractors] or NUMBER.findall(cap.text or "")
+    others = [other for other in dict.fromkeys(texts) if other != answer]
+    if not others:
+        raise PromptError("log-odds are of the answer against others, and there are none; give other answers")
+    prompt = encode_question(scope, cap, answer, others)
+    candidates: dict[str, int] = {}
+    for text, tokens in zip(others, prompt.distractors):
+        if tokens[0] != prompt.answer[0] and tokens[0] not in candidates.values():
+            candidates[text] = tokens[0]
+    if not candidates:
+        raise PromptError("every other answer begins with the same token as the answer; give others")
+    last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
+    kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items()}
+    spans = {name: keys for name, keys in kept.items() if keys}
+    return Question(prompt.ids, spans, prompt.answer[0], candidates, [text for text in others if text not in candidates])
+
+
+def synthetic_prompts(scope: Scope, length: int, count: int) -> list[list[int]]:
+    """Make other prompts of exactly `length` tokens, always the same: retrieval over real text, or text alone.
+
+    Retrieval is in the sentence that the model was trained on, where its folder says so.
+
+    Raises
+    ------
+    PromptError
+        The model has no tokenizer, or none that such prompts can be made for.
+    """
+    task = Retrieval(scope.tokenizer, template=template_of(scope.model))  # type: ignore[arg-type]  # it says what it needs
+    return [_one_synthetic_prompt(task, length, np.random.default_rng(number)) for number in range(count)]
+
+
+def _one_synthetic_prompt(task: Retrieval, length: int, rng: np.random.Generator) -> list[int]:
+    for needles in NEEDLES:
+        with suppress(PromptError):  # so many do not fit
+            return task.prompt(length, needles, rng).ids
+    begin = prefix_tokens(task.tokenizer)
+    return [*begin, *task.filler.sample(length - len(begin), rng)[0].tolist()]
+
+
+def other_prompts(scope: Scope, cap: Capture, count: int) -> Capture:
+    """Capture other prompts that are at least as long as this one: the examples, then synthetic ones.
+
+    Raises
+    ------
+    PromptError
+        There is none that is as long.
+    """
+    if scope.tokenizer is None:
+        raise PromptError("other prompts to compare with are texts, and this model has no tokenizer")
+    most = scope.max_length or np.inf
+    known = [scope.tokenize(example.text) for example in tasks.examples()]
+    chosen = [ids for ids in known if cap.n_tokens <= len(ids) <= most and ids != cap.ids][:count]
+    try:
+        chosen += synthetic_prompts(scope, cap.n_tokens, count - len(chosen))
+    except PromptError:
+        if not chosen:
+            raise
+    return scope.capture(chosen)

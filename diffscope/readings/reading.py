@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import xarray as xr
 
 from diffscope import render as display
+from diffscope.stats.averaging import mean_over_prompts, standard_error
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,27 @@ class Reading:
 
 
 def described(values: xr.DataArray, long_name: str, definition: str, units: str = "1", **more: str | int) -> xr.DataArray:
-    """An array that says what it is, in place of what it said before."""
+    """Return an array with these attributes in place of those that it had."""
     array = values.copy(deep=False)
     array.attrs = {"long_name": long_name, "units": units, "definition": definition, **more}
     return array
+
+
+def with_error(name: str, values: xr.DataArray, words: str, definition: str, units: str = "1") -> dict[str, xr.DataArray]:
+    """Return a value's mean over ``prompt``, the standard error ``NAME_se`` and what it is averaged of, ``NAME_of_prompt``.
+
+    Parameters
+    ----------
+    name : str
+        Of the variable.
+    values : xarray.DataArray
+        With a dimension ``prompt``.
+    words, definition, units : str
+        What a value of one prompt is.
+    """
+    error = "standard deviation over prompts / √prompts"
+    return {
+        name: described(mean_over_prompts(values), words, f"{definition}; mean over prompts", units),
+        f"{name}_se": described(standard_error(values), f"standard error of the {words}", error, units),
+        f"{name}_of_prompt": described(values, f"{words}, by prompt", definition, units),
+    }

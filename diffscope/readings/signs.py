@@ -11,10 +11,10 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import counted, decimal, listed, percent, shortened
 from diffscope.readings.captures import query_positions
-from diffscope.readings.words import counted, decimal, listed, percent, shortened
+from diffscope.stats.averaging import averaged, mean_over_prompts
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
-from diffscope.stats.sample import averaged
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
 
@@ -94,7 +94,7 @@ def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
         rows = None if query == "mean" else query_positions(prompt, query)
         measured = prompt.measure(NEEDED, queries=rows)
         parts.append(averaged(_of_d(measured, span), ["query"], "mean").values)
-    share, negative = xr.concat(parts, "prompt", join="outer", combine_attrs="override").mean("prompt")
+    share, negative = mean_over_prompts(xr.concat(parts, "prompt", join="outer", combine_attrs="override"))
     return by_head(share, negative, called(span))
 
 
@@ -142,14 +142,14 @@ def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:
 
 
 def _of_d(measured: xr.Dataset, span: str) -> xr.DataArray:
-    """The share of |D| on a span, and the negative part of it, along ``part``."""
+    """Return the share of |D| on a span and the negative part of it, along ``part``."""
     share = measured["span_mass"].sel(map="D", span=span, normalisation="share", drop=True)
     negative = negative_mass(measured).sel(map="D", span=span, drop=True)
     return xr.concat([share, negative], "part", combine_attrs="override", coords="minimal", compat="override")
 
 
 def called(span: str) -> str:
-    """What a span is called in a sentence."""
+    """Name a span in a sentence."""
     known = {"answer": "the answer", "irrelevant": "irrelevant tokens", "sink": "the sink", "needles": "distractors"}
     return known.get(span, span)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,21 +12,23 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import NAMED, between, counted, decimal, listed, percent
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
-from diffscope.readings.pairing import MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, decimal, percent
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
+from diffscope.stats.uniform import uniform_share
 
 Captures = Mapping[int, Capture] | Iterable[tuple[int, Capture]]
 
 OF_D = (*NEEDED, "entropy", "gini")
 PAIR = ("overlap", "cosine")
+SWING = 0.05  # of λ, a share or an overlap: smaller rises and falls are not told
 
 
 def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.5) -> Reading:
-    """λ, the share of the answer and of sinks, what the maps share, entropy and Gini index of one query, over checkpoints.
+    """Follow λ, the share of the answer and of sinks, overlap, entropy and Gini index of one query over checkpoints.
 
     Parameters
     ----------
@@ -42,9 +46,9 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
         ``estimates`` by step, layer and head: ``lambda``; of D ``answer`` and ``sink``, the shares of |D| on them, the parts of
         |D| that negative weights there have, ``answer_negative`` and ``sink_negative``, ``answer_net``, what D sums to on the
         answer, ``entropy`` and ``gini``; on irrelevant tokens ``overlap`` and ``cosine`` (control), and ``controls``
-        (:func:`diffscope.readings.pairing.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives the
-        answer. The sentence follows the head that has most of |D| on the answer at the last step, and says where it takes weight
-        from the answer instead of giving it.
+        (:func:`diffscope.readings.pairing_control.beside_controls`); and ``uniform`` (step, layer), what uniform attention gives
+        the answer. The sentence follows the head that has most of |D| on the answer at the last step, and says whether it takes
+        weight from the answer instead of giving it.
 
     Raises
     ------
@@ -74,7 +78,7 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
 
 
 def _of_step(cap: Capture, query: int) -> xr.Dataset:
-    """All of one checkpoint, by layer and head."""
+    """Measure one checkpoint, by layer and head."""
     measured = cap.measure([*OF_D, "lambda"], queries=[query]).isel(query=0, drop=True)
     row = measured[list(OF_D)].sel(map="D", drop=True)
     share, raw = (row["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "raw"))
@@ -86,9 +90,8 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     )
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
-    visible = [layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers]
-    shares = [seen[keys].sum() / seen.sum() if 0 < seen[keys].sum() < seen.sum() else np.nan for seen in visible]
-    uniform = xr.DataArray(shares, {"layer": cap.layer_numbers}, ("layer",))
+    visible = np.stack([layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers])  # (layer, key)
+    uniform = xr.DataArray(uniform_share(visible, {"answer": keys})[:, 0], {"layer": cap.layer_numbers}, ("layer",))
     formula = "sum_X |D| / sum |D|"
     return pair.assign(
         {
@@ -106,12 +109,12 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
 
 
 def _of_maps(cap: Capture, query: int) -> xr.Dataset:
-    """What two maps share on irrelevant tokens, (layer, head)."""
+    """Measure what two maps share on irrelevant tokens, (layer, head)."""
     return cap.measure(PAIR, queries=[query]).isel(query=0, drop=True).sel(span="irrelevant", drop=True)
 
 
 def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
-    """The answer's share in the head that gives it most at last, and the first checkpoint at which it is above the level."""
+    """Say what the head that ends with most of the answer gives it, and at which checkpoint that first exceeds the level."""
     steps = estimates["step"].values.tolist()
     share = estimates["answer"]
     last = share.isel(step=-1)
@@ -131,6 +134,8 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
     if len(steps) == 1 or np.isnan(course[0]):
         return f"{start}, where uniform attention would give {uniform}."
     start = f"{start}, and {percent(course[0])} at step {steps[0]}; uniform attention would give {uniform}"
+    if turns := _turns(course):
+        start = f"{start}. In between its share {_rises_and_falls(course, steps, turns, percent)}"
     above = [number for number, value in enumerate(course) if value > level]
     if not above:
         return f"{start}. It is above {percent(level)} at none of them."
@@ -143,28 +148,77 @@ def _answer(estimates: xr.Dataset, place: str, level: float) -> str:
 
 
 def _checkpoints(steps: list[int]) -> str:
-    """How many there are, and of which steps."""
+    """Say how many checkpoints there are, and of which steps."""
     if len(steps) == 1:
         return f"One checkpoint, step {steps[0]}"
     return f"{len(steps)} checkpoints, steps {steps[0]} to {steps[-1]}"
 
 
 def _maps(estimates: xr.Dataset) -> list[str]:
-    """λ and what the maps share at the first step and at the last; of standard attention nothing."""
+    """Say what λ and the overlap of the maps are at the first and the last step; nothing for standard attention."""
     ends = [estimates.isel(step=at) for at in ((0, -1) if estimates.sizes["step"] > 1 else (0,))]
     lams = [end["lambda"].values[end["lambda"].notnull().values] for end in ends]
     if not all(map(len, lams)):
         return []
     at_steps = [f"{between(lam)} at step {int(end['step'])}" for lam, end in zip(lams, ends)]
-    sentences = [f"λ is {' and '.join(at_steps)}, over heads."]
+    sentences = [f"λ is {' and '.join(at_steps)}, over heads.", *_turning_lambda(estimates)]
     overlaps = [_overlap(end) for end in ends]
     if all(overlaps):
         sentences.append(f"On {estimates.attrs['irrelevant']} A1 and A2 overlap by {' and '.join(overlaps)}, mean over heads.")
+        course = estimates["overlap"].sel(control=OWN).mean(("layer", "head")).values.tolist()
+        if turns := _turns(course):
+            steps = estimates["step"].values.tolist()
+            sentences.append(f"In between the overlap {_rises_and_falls(course, steps, turns, decimal)}.")
     return sentences
 
 
+def _turning_lambda(estimates: xr.Dataset) -> list[str]:
+    """Say where λ, mean over heads, rises and falls, of each layer in which it turns."""
+    steps = estimates["step"].values.tolist()
+    layers = estimates["lambda"].mean("head")
+    courses = {int(layer): layers.sel(layer=layer).values.tolist() for layer in layers["layer"].values}
+    turning = [
+        f"in layer {layer} it {_rises_and_falls(course, steps, turns, decimal)}"
+        for layer, course in courses.items()
+        if (turns := _turns(course))
+    ]
+    others = [f"{counted(len(turning) - NAMED, 'other layer')} rise and fall too"] if len(turning) > NAMED else []
+    return [f"In between, mean over heads: {'; '.join([*turning[:NAMED], *others])}."] if turning else []
+
+
+def _turns(course: Sequence[float]) -> list[int]:
+    """Return where values turn from rising to falling or back, by `SWING` at least, as indices; none if one is undefined."""
+    if any(map(math.isnan, course)):
+        return []
+    turns = []
+    extreme = 0
+    rising = None
+    for number, value in enumerate(course):
+        moved = value - course[extreme]
+        if rising is None:
+            rising, extreme = (moved > 0, number) if abs(moved) >= SWING else (None, 0)
+        elif (moved > 0) == rising:
+            extreme = number
+        elif abs(moved) >= SWING:
+            turns.append(extreme)
+            rising, extreme = not rising, number
+    return turns
+
+
+def _rises_and_falls(course: Sequence[float], steps: Sequence[int], turns: Sequence[int], printed: Callable[[float], str]) -> str:
+    """Write a course by its turns: rises from .21 to .87 at step 50, falls to .43 at step 200 and rises to 1.02."""
+    places = [0, *turns, len(course) - 1]
+    parts = []
+    for before, after in pairwise(places):
+        verb = "rises" if course[after] > course[before] else "falls"
+        start = f" from {printed(course[before])}" if before == 0 else ""
+        at = f" at step {steps[after]}" if after in turns else ""
+        parts.append(f"{verb}{start} to {printed(course[after])}{at}")
+    return listed(parts)
+
+
 def _overlap(end: xr.Dataset) -> str:
-    """The overlap of the maps of one checkpoint, mean and spread over heads, and its control; nothing where there is none."""
+    """Say what the overlap of one checkpoint is, by head and beside its control; nothing if it has none."""
     own, control = (end["overlap"].sel(control=name).values for name in (OWN, MIDDLE))
     both = ~np.isnan(own) & ~np.isnan(control)
     if not both.any():

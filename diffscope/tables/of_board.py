@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
+from diffscope import numbers
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.report import in_order
 from diffscope.hypotheses.sentence import whole, word
 from diffscope.hypotheses.verdict import Verdict
-from diffscope.tables import numbers
-from diffscope.tables.table import Table
+from diffscope.tables.table import Column, Table
 
 SECOND = ("by_answer", "by_answer_low", "by_answer_high")
-VIEWS = ("by layer", "heads by A1's mass [95 %]")  # beside estimates that are means over heads
-HEADER = ("test", "question", *ACCOUNTS, "of; what A2 costs there", "quantity", "estimate [95 %]", "answer", "p corrected", "n")
-
-FIRST = 3 + len(ACCOUNTS)  # cells of a test, which stand at its first quantity alone
 
 
 def board(verdicts: Sequence[Verdict]) -> Table:
-    """Every test with its question, its verdict and its quantities, and what these answer: primaries, mechanisms, measurements.
+    """Tabulate every test: its question, its verdict, its quantities, and the answer that these give.
 
     Parameters
     ----------
@@ -42,19 +40,11 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     DiffscopeError
         They are no verdicts, or there are none.
     """
-    import pandas as pd
-
     listed = list(verdicts) if isinstance(verdicts, (list, tuple)) else []
     if not listed or not all(isinstance(verdict, Verdict) for verdict in listed):
         raise DiffscopeError("a board is a list of verdicts, as diffscope.hypotheses.test gives it; hand that over")
     records = [record for verdict in in_order(listed) for record in _records(verdict)]
-    views = any(record["weighted_by"] for record in records)
-    after = HEADER.index("answer")
-    header = (*HEADER[:after], *VIEWS, *HEADER[after:]) if views else HEADER
-    rows = []
-    for before, record in zip([None, *records], records):
-        again = before is not None and before["test"] == record["test"]
-        rows.append((*([""] * FIRST if again else _first(record)), *_cells(record, views)))
+    columns = _columns(views=any(record["weighted_by"] for record in records))
     caption = (
         f"Verdicts of declared tests. {LEGEND} {_brackets(records)}Answer: yes or no "
         "if the whole 95 % interval lies on one side of 0; only for quantities that the question names. p is corrected within "
@@ -63,11 +53,11 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
-    return Table("board", header, tuple(rows), caption, pd.DataFrame(records), notes)
+    return Table.of("board", records, columns, caption, notes, group="test")
 
 
 def _brackets(records: Sequence[dict]) -> str:
-    """What the intervals are over; where they are over several things, of which tests each is."""
+    """Say what intervals are over, and of which tests if that differs."""
     tests: dict[str, list[str]] = {}
     for record in records:
         if math.isfinite(record["low"]) and math.isfinite(record["high"]):
@@ -105,7 +95,7 @@ def _records(verdict: Verdict) -> list[dict]:
             "low": estimate.low,
             "high": estimate.high,
             **dict(zip(SECOND, estimate.by_answer or (math.nan,) * 3)),
-            "layers": ", ".join(numbers.plain(layer, 2) for layer in estimate.layers),
+            "layers": ", ".join(numbers.significant(layer, 2) for layer in estimate.layers),
             "weighted_by": estimate.weighted_by,
             "null_low": estimate.null_low,
             "null_high": estimate.null_high,
@@ -122,17 +112,37 @@ def _records(verdict: Verdict) -> list[dict]:
     ]
 
 
-def _first(record: dict) -> tuple[str, ...]:
-    """The cells of a test: its question with the p of the whole test, if it has one, the words, and of which heads they are."""
-    p = "" if math.isnan(record["p_of_test"]) else f" (p {numbers.plain(record['p_of_test'], 2)})"
-    words = [record[account] or numbers.ABSENT for account in ACCOUNTS]
-    there = "; ".join(filter(None, (record["of"], record["a2_cost_of"] and f"A2: {record['a2_cost_of']}")))
-    return record["test"], f"{record['question']}{p}", *words, there or record["verdict"]
+def _columns(views: bool) -> list[Column]:
+    """Return the columns: those of a test at its first quantity alone; `views` beside estimates that are means over heads."""
+    second = [
+        Column("by layer", lambda record: record["layers"] or numbers.ABSENT),
+        Column("heads by A1's mass [95 %]", lambda record: numbers.with_interval(*(record[name] for name in SECOND))),
+    ]
+    return [
+        Column("test", itemgetter("test"), once=True),
+        Column("question", _question, once=True),
+        *(Column(account, _account(account), once=True) for account in ACCOUNTS),
+        Column("of; what A2 costs there", _heads, once=True),
+        Column("quantity", lambda record: record["quantity"] or numbers.ABSENT),
+        Column("estimate [95 %]", lambda record: numbers.with_interval(record["value"], record["low"], record["high"])),
+        *(second if views else []),
+        Column("answer", lambda record: record["answer"] or numbers.ABSENT),
+        Column("p corrected", lambda record: numbers.significant(record["p_corrected"], 2)),
+        Column("n", lambda record: f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT),
+    ]
 
 
-def _cells(record: dict, views: bool) -> tuple[str, ...]:
-    count = f"{record['seeds']} × {record['prompts']}" if record["seeds"] else numbers.ABSENT
-    value = numbers.with_interval(record["value"], record["low"], record["high"])
-    p = numbers.plain(record["p_corrected"], 2)
-    second = (record["layers"] or numbers.ABSENT, numbers.with_interval(*(record[name] for name in SECOND))) if views else ()
-    return (record["quantity"] or numbers.ABSENT, value, *second, record["answer"] or numbers.ABSENT, p, count)
+def _question(record: Mapping[str, Any]) -> str:
+    """Return a test's question, with the p of the whole test if it has one."""
+    p = record["p_of_test"]
+    return record["question"] + ("" if math.isnan(p) else f" (p {numbers.significant(p, 2)})")
+
+
+def _account(name: str) -> Callable[[Mapping[str, Any]], str]:
+    return lambda record: record[name] or numbers.ABSENT
+
+
+def _heads(record: Mapping[str, Any]) -> str:
+    """Say of which heads a verdict is and what A2 costs there, or else the verdict."""
+    there = filter(None, (record["of"], record["a2_cost_of"] and f"A2: {record['a2_cost_of']}"))
+    return "; ".join(there) or record["verdict"]

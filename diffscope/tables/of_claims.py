@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
+from diffscope import numbers
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.claims import Compared, Measured, compare, read_claims
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 BY_ANSWER = "heads by A1's mass [95 %]"
@@ -36,7 +36,7 @@ CAPTION = (
 
 
 def claims(study: Study) -> Table:
-    """Every published claim beside the quantities of a study that bear on it, with their signs.
+    """Tabulate every published claim with the quantities of a study that bear on it, and their signs.
 
     Parameters
     ----------
@@ -76,14 +76,14 @@ def _rows(compared: Compared) -> list[tuple[str, ...]]:
 
 
 def _cells(measured: Measured) -> tuple[str, ...]:
-    """Quantity, what is claimed of it, value, untrained models, seeds, answer."""
+    """Return the cells of quantity, claim, value, untrained models, seeds and answer."""
     estimate = measured.estimate
     about = (measured.bearing.declared.label, measured.bearing.claimed)
     if estimate is None:
         return (*about, *[numbers.ABSENT] * 4, f"{measured.answer}: {measured.why}")
     second = numbers.with_interval(*estimate.by_answer) if estimate.by_answer else numbers.ABSENT
     here = numbers.with_interval(estimate.value, estimate.low, estimate.high)
-    untrained = f"{numbers.plain(estimate.null_low, 2)} to {numbers.plain(estimate.null_high, 2)}"
+    untrained = f"{numbers.significant(estimate.null_low, 2)} to {numbers.significant(estimate.null_high, 2)}"
     seeds = f"({estimate.seeds})" if measured.board == WEIGHTS else str(estimate.seeds)
     answer = f"{measured.answer}: {measured.why}" if measured.why else measured.answer
     return (*about, here, second, untrained if estimate.untrained else numbers.ABSENT, seeds, answer)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from operator import itemgetter
 
+from diffscope import numbers
 from diffscope.conformance.report import Report
 from diffscope.errors import DiffscopeError
-from diffscope.tables import numbers
-from diffscope.tables.table import Table
+from diffscope.tables.table import Column, Table
 
-HEADER = ("layer", "heads", "pairing", "λ", "λ_init", "norm", "mask", "error", "tolerance", "verdict")
+COLUMNS = (
+    Column("layer", lambda record: str(record["layer"])),
+    Column("heads", lambda record: str(record["heads"])),
+    Column("pairing", itemgetter("pairing")),
+    Column("λ", lambda record: numbers.between((record["lambda_low"], record["lambda_high"]), numbers.significant)),
+    Column("λ_init", lambda record: numbers.significant(record["lambda_init"])),
+    Column("norm", itemgetter("norm")),
+    Column("mask", itemgetter("mask")),
+    Column("error", lambda record: numbers.significant(record["error"], 2)),
+    Column("tolerance", lambda record: numbers.significant(record["tolerance"], 2)),
+    Column("verdict", itemgetter("verdict")),
+)
 
 
 def conformance(report: Report) -> Table:
-    """What each layer is, how closely its output is rebuilt, and the verdict on it.
+    """Tabulate the layers of a check: what each is, how closely its output is rebuilt, and the verdict on it.
 
     Parameters
     ----------
@@ -30,13 +42,9 @@ def conformance(report: Report) -> Table:
     DiffscopeError
         It is no such report.
     """
-    import pandas as pd
-
     if not isinstance(report, Report):
         raise DiffscopeError(f"this table is of what diffscope.check gives, not of a {type(report).__name__}")
-    records = [_record(report, layer) for layer in report.layers]
-    rows = tuple(_row(record) for record in records)
-    tokens = "; ".join(f"{prompt}: {numbers.plain(error, 2)}" for prompt, error in report.fidelity.items())
+    tokens = "; ".join(f"{prompt}: {numbers.significant(error, 2)}" for prompt, error in report.fidelity.items())
     outcome = "passed" if report.passed else "failed"
     caption = (
         f"Conformance of {report.model} (family {report.family}, attention {report.attention}, {report.dtype}): {outcome}. "
@@ -48,38 +56,18 @@ def conformance(report: Report) -> Table:
         f"Not simply passed. {'; '.join(findings)}." if findings else "",
         f"Differences from the paper's V1, by design. {'; '.join(report.differences)}." if report.differences else "",
     )
-    return Table("conformance", HEADER, rows, caption, pd.DataFrame(records), tuple(note for note in notes if note))
+    return Table.of("conformance", [_record(row) for row in report.rows()], COLUMNS, caption, notes)
 
 
-def _record(report: Report, layer: dict) -> dict:
-    number = layer["layer"]
-    low, high = layer["λ"] or (math.nan, math.nan)
+def _record(row: dict) -> dict:
+    """Return the numbers and words of one layer, with the ends of λ apart."""
+    low, high = row["λ"] or (math.nan, math.nan)
     return {
-        "layer": number,
-        "heads": layer["heads"],
-        "pairing": layer["pairing"],
+        "layer": row["layer"],
+        "heads": row["heads"],
+        "pairing": row["pairing"],
         "lambda_low": low,
         "lambda_high": high,
-        "lambda_init": math.nan if layer["λ_init"] is None else layer["λ_init"],
-        "norm": layer["norm"],
-        "mask": layer["mask"],
-        "error": report.errors.get(number, math.nan),
-        "tolerance": report.tolerances.get(number, math.nan),
-        "verdict": report.verdict_of(number),
+        "lambda_init": math.nan if row["λ_init"] is None else row["λ_init"],
+        **{name: row[name] for name in ("norm", "mask", "error", "tolerance", "verdict")},
     }
-
-
-def _row(record: dict) -> tuple[str, ...]:
-    ends = [numbers.plain(record[end]) for end in ("lambda_low", "lambda_high")]
-    return (
-        str(record["layer"]),
-        str(record["heads"]),
-        record["pairing"],
-        ends[0] if ends[0] == ends[1] else " to ".join(ends),
-        numbers.plain(record["lambda_init"]),
-        record["norm"],
-        record["mask"],
-        numbers.plain(record["error"], 2),
-        numbers.plain(record["tolerance"], 2),
-        record["verdict"],
-    )

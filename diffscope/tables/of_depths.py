@@ -7,15 +7,16 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
+from diffscope import numbers
 from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
-from diffscope.tables import numbers
 from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset
-ROWS = {"answer": "answer", "irrelevant": "irrelevant tokens", "exact": "exact"}
+ROWS = ("answer", "irrelevant", "exact")
+WORDS = {"irrelevant": "irrelevant tokens"}
 INTERVAL = "95 %"  # the row below exact answers: their interval, which is no ± of them
 
 
@@ -25,8 +26,9 @@ def depths(
     normalisation: str = "share",
     map: str = "D",
     length: int | Sequence[int] | None = None,
+    rows: Sequence[str] = ROWS,
 ) -> Table:
-    """What the last query gives to the answer and to irrelevant tokens, and how often the answer is exact, by depth.
+    """Tabulate what the last query gives to the answer and to irrelevant tokens, and exact answers, by depth.
 
     Parameters
     ----------
@@ -36,6 +38,8 @@ def depths(
     map : {"D", "A1", "A2"}
     length : int or sequence of int, optional
         Which lengths of prompts; by default all that every model was measured on.
+    rows : sequence of str
+        Spans, and "exact" for exact answers.
 
     Returns
     -------
@@ -51,13 +55,14 @@ def depths(
     import pandas as pd
 
     from diffscope.readings import signs  # which loads code of models
-    from diffscope.readings.depths import common_lengths
+    from diffscope.readings.retrieval import common_lengths
 
     given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
     tables = {name: _estimates(one) for name, one in given.items()}
     first = next(iter(tables.values()))
     named = {name or str(table.attrs.get("model", "")): table for name, table in tables.items()}
-    for dim, label in (("normalisation", normalisation), ("map", map)):
+    spans = [row for row in rows if row != "exact"]
+    for dim, label in (("normalisation", normalisation), ("map", map), *(("span", span) for span in spans)):
         if label not in first[dim].values:
             raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
     run = common_lengths(named)
@@ -68,7 +73,7 @@ def depths(
     records = [
         {"model": name, **record}
         for name, table in named.items()
-        for record in _records(table.sel(normalisation=normalisation, map=map), lengths)
+        for record in _records(table.sel(normalisation=normalisation, map=map), lengths, rows)
     ]
     columns = [float(depth) for depth in first["depth"].values]
     cells: dict[tuple, dict[float, str]] = {}
@@ -77,7 +82,7 @@ def depths(
         for name, text in _printed(record):
             cells.setdefault((*place, name), {})[record["depth"]] = text
     several = len(named) > 1
-    rows = tuple((*place[0 if several else 1 :], *(row[depth] for depth in columns)) for place, row in cells.items())
+    printed = tuple((*place[0 if several else 1 :], *(row[depth] for depth in columns)) for place, row in cells.items())
     header = (*(["model"] if several else []), "tokens", "", *(f"{round(100 * depth)} %" for depth in columns))
     prompts = int(first.attrs["prompts"])
     caption = (
@@ -85,26 +90,31 @@ def depths(
         f"{signs.amount(map, normalisation)}, mean over heads, then layers, then {prompts} prompts of each length and depth, "
         f"which state {int(first.attrs['distractors']) + 1} numbers. "
     )
-    caption += (
-        "±: half of the 95 % interval over prompts (Student's t); below exact answers theirs (Wilson)."
-        if prompts > 1
-        else "± –: of one prompt there is no interval; below exact answers theirs (Wilson)."
+    within = (
+        "±: half of the 95 % interval over prompts (Student's t)" if prompts > 1 else "± –: of one prompt there is no interval"
     )
+    caption += within + ("; below exact answers theirs (Wilson)." if "exact" in rows else ".")
     if (map, normalisation) == ("D", "share"):
         tables = {name: table.sel(length=lengths) for name, table in named.items()}
-        caption = f"{caption} {signs.of_depths(tables, ('answer', 'irrelevant'))}".rstrip()
+        caption = f"{caption} {signs.of_depths(tables, spans)}".rstrip()
     if edits := edits_of(named):
         caption += f" Under {edits}."
-    definitions = [f"{ROWS[span]}: {first['mass'].attrs['definition']}, span {span}" for span in ("answer", "irrelevant")]
-    note = "Definitions. " + "; ".join([*definitions, f"exact: {first['exact'].attrs['definition']}"]) + "."
-    return Table("depths", header, rows, caption, pd.DataFrame(records), (note,))
+    definitions = [f"{WORDS.get(span, span)}: {first['mass'].attrs['definition']}, span {span}" for span in spans]
+    definitions += [f"exact: {first['exact'].attrs['definition']}"] if "exact" in rows else []
+    note = f"Definitions. {'; '.join(definitions)}."
+    return Table("depths", header, printed, caption, pd.DataFrame(records), (note,))
 
 
 def _printed(record: dict) -> list[tuple[str, str]]:
-    """One number as the rows that it is printed in."""
+    """Return one number as the rows that it is printed in."""
     if record["quantity"] != "exact":
-        return [(ROWS[record["quantity"]], numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2))]
-    return [(ROWS["exact"], f"{record['value']:.2f}"), (INTERVAL, f"{record['low']:.2f}–{record['high']:.2f}")]
+        return [
+            (
+                WORDS.get(record["quantity"], record["quantity"]),
+                numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2),
+            )
+        ]
+    return [("exact", f"{record['value']:.2f}"), (INTERVAL, f"{record['low']:.2f}–{record['high']:.2f}")]
 
 
 def _estimates(reading: Estimates) -> xr.Dataset:
@@ -114,12 +124,12 @@ def _estimates(reading: Estimates) -> xr.Dataset:
     return table
 
 
-def _records(table: xr.Dataset, lengths: Sequence[int]) -> list[dict]:
-    """One row a number, of one model."""
+def _records(table: xr.Dataset, lengths: Sequence[int], rows: Sequence[str]) -> list[dict]:
+    """Return one record for each number of one model."""
     prompts = int(table.attrs["prompts"])
     records = []
     for length in lengths:
-        for quantity in ROWS:
+        for quantity in rows:
             for depth in table["depth"].values.tolist():
                 cell = table.sel(length=length, depth=depth)
                 if quantity == "exact":

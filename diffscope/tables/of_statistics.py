@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import xarray as xr
 
+from diffscope import numbers
 from diffscope.attention.maps import MAPS
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import runs
 from diffscope.readings import signs
-from diffscope.readings.words import runs
+from diffscope.stats.averaging import OF_ONE_PROMPT, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import WHATEVER
 from diffscope.stats.registry import select
-from diffscope.stats.sample import ORDER, PLURALS, QuerySample, averaged, rule
-from diffscope.tables import numbers
+from diffscope.stats.sample import QuerySample
 from diffscope.tables.table import Table
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def statistics(
     by_layer: bool = False,
     **labels: str | Sequence[str],
 ) -> Table:
-    """Statistics of a comparison, of a capture, or of several: a row a statistic, a column a model.
+    """Tabulate statistics of a comparison, of a capture, or of several: a row a statistic, a column a model.
 
     A value is the average over queries, then heads, then layers, as :func:`diffscope.average` takes it. Of several prompts it is
     the mean over prompts, with its 95 % interval (Student's t), or of ratios without a bound the median, with the quartiles of
@@ -72,7 +73,7 @@ def statistics(
     """
     asked, needed = _with_signs(subject, names)
     measured = _measured(subject, needed, queries)
-    dims = [dim for dim in ORDER if not (by_layer and dim == "layer")]
+    dims = [dim for dim in OF_ONE_PROMPT if not (by_layer and dim == "layer")]
     entries: list[_Entry] = []
     left_out = []
     used: set[str] = set()
@@ -90,7 +91,7 @@ def statistics(
 
 
 def _with_signs(subject: Subject, names: Sequence[str] | str | None) -> tuple[set[str] | None, Any]:
-    """Which statistics are shown (None: all), and which are measured: of masses also how much of them is negative."""
+    """Return which statistics are shown (None: all) and which are measured, with the negative part of masses."""
     if names is None or (isinstance(subject, xr.Dataset) and "negative_share" not in subject):
         return None, names
     wanted = [names] if isinstance(names, str) else list(names)
@@ -113,7 +114,7 @@ class _Entry(NamedTuple):
 
 
 def _measured(subject: Subject, names: Any, queries: Any) -> xr.Dataset:
-    """What was measured of each model, along ``model``."""
+    """Measure each model, along ``model``."""
     if isinstance(subject, Comparison):
         return subject.measure(names, queries=queries)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
@@ -140,7 +141,7 @@ def _of_one(subject: Any, names: Any, queries: Any) -> xr.Dataset:
 
 
 def _chosen(values: xr.DataArray, labels: Mapping[str, str | Sequence[str]], used: set[str]) -> xr.DataArray:
-    """Values at the labels that were chosen, or the usual ones."""
+    """Select the labels that were chosen, or else the usual ones."""
     for dim in [dim for dim in values.dims if dim in labels or dim in USUAL]:
         used.add(str(dim))
         wanted = labels.get(str(dim), USUAL.get(str(dim), ()))
@@ -153,7 +154,7 @@ def _chosen(values: xr.DataArray, labels: Mapping[str, str | Sequence[str]], use
 
 
 def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
-    """A statistic of every model and label, with its interval; what no model has is left out."""
+    """Return a statistic of every model and label, with its interval, without those that no model has."""
     prompts = values.sizes.get("prompt", 1)
     by_prompt = values if "prompt" in values.dims else values.expand_dims("prompt")
     means = averaged(by_prompt, dims).values  # (prompt, model, labels)
@@ -184,7 +185,7 @@ def _middle(values: np.ndarray, by: str) -> float:
 
 
 def _over_prompts(values: np.ndarray, by: str) -> tuple[float, float, str, int]:
-    """Ends of the 95 % interval of a mean over prompts, or the quartiles beside a median, what it is, and of how many."""
+    """Return the 95 % interval of a mean over prompts, or quartiles beside a median, what it is, and the number of prompts."""
     finite = values[np.isfinite(values)]
     n = len(finite)
     if n < 2:
@@ -197,7 +198,7 @@ def _over_prompts(values: np.ndarray, by: str) -> tuple[float, float, str, int]:
 
 
 def _over_heads(value: float, values: np.ndarray, over: Sequence[str], by: str) -> tuple[float, float, str, int]:
-    """What lies one standard deviation over heads, or layers, to either side; of medians the quartiles."""
+    """Return the ends of one standard deviation over heads or layers, or quartiles beside a median, and what they are."""
     finite = values[np.isfinite(values)]
     n = len(finite)
     if n < 2 or not over:
@@ -214,7 +215,7 @@ def _cell(entry: _Entry) -> str:
     if entry.interval.startswith("SD"):
         return numbers.with_spread(entry.value, (entry.high - entry.low) / 2)
     if entry.interval == "none":
-        return numbers.plain(entry.value) + (f" ± {numbers.ABSENT}" if math.isfinite(entry.value) else "")
+        return numbers.significant(entry.value) + (f" ± {numbers.ABSENT}" if math.isfinite(entry.value) else "")
     return numbers.with_interval(entry.value, entry.low, entry.high)
 
 
@@ -251,7 +252,7 @@ def _frame(entries: list[_Entry]) -> pd.DataFrame:
 
 
 def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chosen: bool) -> str:
-    """Of which models, on what; of which layers, heads and queries, where these may be a part of what there is."""
+    """Say what was measured: models, prompts, edits, and layers, heads and queries if they may be a part of all."""
     capture = subject.captures[0] if isinstance(subject, Comparison) else subject
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         capture = next(iter(subject.values()))
@@ -269,7 +270,7 @@ def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chos
 
 
 def _numbered(dim: str, measured: xr.DataArray | xr.Dataset) -> str:
-    """Which layers, heads or queries there are; of many that are scattered the first and the last."""
+    """Name layers, heads or queries; of many scattered ones only the first and the last."""
     numbers = sorted(np.atleast_1d(measured[dim].values).tolist())
     if len(numbers) > FEW and numbers[-1] - numbers[0] >= len(numbers):
         return f"{len(numbers)} {PLURALS[dim]} from {numbers[0]} to {numbers[-1]}"
@@ -277,7 +278,7 @@ def _numbered(dim: str, measured: xr.DataArray | xr.Dataset) -> str:
 
 
 def _edits(subject: Subject, measured: xr.Dataset) -> str:
-    """The edits that maps were measured under: of all, or with the names of those that had them."""
+    """Name the edits under which maps were measured, with the models that had them if they differ."""
     parts: dict[str, Any] = {"": measured}
     if isinstance(subject, Comparison):
         parts = dict(zip(subject.names, subject.captures))
@@ -287,7 +288,7 @@ def _edits(subject: Subject, measured: xr.Dataset) -> str:
 
 
 def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
-    """What a value is an average of, and what stands beside it."""
+    """Say what a value is averaged over, and what its interval is."""
     sampled = f" ({measured.attrs['sampled']})" if measured.attrs.get("sampled") else ""
     rows = _queries(measured)
     queries = "heads of one query" if rows == "1" else f"{rows} queries that have a value{sampled}, then heads"
@@ -310,7 +311,7 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
 
 
 def _queries(measured: xr.Dataset) -> str:
-    """How many queries of a prompt have a value: in a batch the axis holds those of all prompts, with NaN."""
+    """Count the queries of a prompt that have a value; in a batch the axis holds those of all prompts, with NaN."""
     there = [values.notnull() for values in measured.data_vars.values() if "query" in values.dims]
     if not there:
         return str(measured.sizes.get("query", 1))
@@ -320,7 +321,7 @@ def _queries(measured: xr.Dataset) -> str:
 
 
 def _signs(measured: xr.Dataset, entries: list[_Entry]) -> str:
-    """What is said of shares of D, which are of its weights' sizes; of several models how much is negative in each."""
+    """Say that shares of D are of sizes, and how much of each is negative, by model if there are several."""
     unsigned = [entry for entry in entries if (entry.of.get("map"), entry.of.get("normalisation")) == ("D", "share")]
     spans = list(dict.fromkeys(str(entry.of["span"]) for entry in unsigned if "span" in entry.of))
     if not spans:

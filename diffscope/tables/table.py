@@ -7,10 +7,10 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diffscope.errors import DiffscopeError
 from diffscope.render import as_latex, pipe_table
@@ -26,6 +26,14 @@ SIZES = ((72, r"\small"), (84, r"\footnotesize"), (math.inf, r"\scriptsize"))
 COLUMN = 44  # letters that fit one column of two
 SUFFIXES = (".tex", ".md", ".parquet", ".csv")
 STYLE = "border-collapse:collapse;font-size:90%"
+
+
+class Column(NamedTuple):
+    """A column of a table: its title, and the text of its cell for one record."""
+
+    title: str
+    text: Callable[[Mapping[str, Any]], str]
+    once: bool = False  # only in the first row of a group
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +62,41 @@ class Table:
     data: pd.DataFrame
     notes: tuple[str, ...] = field(default=())
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        records: Sequence[Mapping[str, Any]],
+        columns: Sequence[Column],
+        caption: str,
+        notes: Sequence[str] = (),
+        *,
+        group: str = "",
+    ) -> Table:
+        """Return a table with one row for each record, and the records as its data.
+
+        Parameters
+        ----------
+        name, caption
+            Of the table.
+        records : sequence of mapping
+            With the same keys.
+        columns : sequence of Column
+        notes : sequence of str
+            Empty ones are left out.
+        group : str, optional
+            A key of the records. Neighbours with the same value are a group, whose later rows leave columns that are given once
+            empty.
+        """
+        import pandas as pd
+
+        rows = []
+        for before, record in zip([None, *records], records):
+            again = bool(group) and before is not None and before[group] == record[group]
+            rows.append(tuple("" if again and column.once else column.text(record) for column in columns))
+        header = tuple(column.title for column in columns)
+        return cls(name, header, tuple(rows), caption, pd.DataFrame(records), tuple(filter(None, notes)))
+
     def __repr__(self) -> str:
         return f"<Table {self.name}: {len(self.rows)} × {len(self.header)}>"
 
@@ -61,7 +104,7 @@ class Table:
         return self.to_markdown()
 
     def to_latex(self) -> str:
-        r"""A ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
+        r"""Return a ``table`` environment with booktabs' rules, for pdfLaTeX and LuaLaTeX.
 
         Text is escaped, symbols are in math mode. The preamble needs ``\usepackage{booktabs}``; that is all. A wide table spans
         both columns of a page, in smaller type.
@@ -88,7 +131,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def to_markdown(self) -> str:
-        """A pipe table, with its caption above and its notes below."""
+        """Return a pipe table, with its caption above and its notes below."""
         rule = ["---:" if self._is_of_numbers(column) else "---" for column in range(len(self.header))]
         header, *rows = ([_markdown_text(cell) for cell in row] for row in (self.header, *self.rows))
         notes = "".join(f"\n{_markdown_text(note)}\n" for note in self.notes)
@@ -131,7 +174,7 @@ class Table:
         return path
 
     def _is_of_numbers(self, column: int) -> bool:
-        """Whether the cells of a column, as far as there are any, are numbers."""
+        """Return whether all cells of a column, dashes left out, are numbers."""
         cells = [row[column] for row in self.rows if row[column] != "–"]
         return bool(cells) and all(NUMBER.fullmatch(cell) for cell in cells)
 

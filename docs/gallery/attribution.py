@@ -10,5 +10,5 @@ from diffscope import figures, readings, tasks
 scope, example = diffscope.load("mini-diff"), tasks.examples()[2]
 cap = scope.capture(example.text, spans=example.spans)
 asked = readings.question(scope, cap, example.answer, example.distractors)
-reading = readings.branches(scope, asked, readings.made_up(scope, len(asked.ids), 3))
+reading = readings.branches(scope, asked, readings.synthetic_prompts(scope, len(asked.ids), 3))
 figure = figures.attribution(reading)

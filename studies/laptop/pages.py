@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from diffscope import figures, tables
+from diffscope import figures, numbers, tables
 from diffscope.errors import DiffscopeError
 from diffscope.figures.tests import quantities
 from diffscope.hypotheses.accounts import ACCOUNTS
@@ -19,7 +19,6 @@ from diffscope.hypotheses.report import left_out, rates_section, runs_section, s
 from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study
 from diffscope.hypotheses.verdict import Verdict
-from diffscope.tables import numbers
 
 PAGE = "study.md"
 WIDTH = 7.0  # inches of a figure
@@ -91,7 +90,7 @@ def _judged(verdicts: Sequence[Verdict]) -> str:
         judged = [_of_rule(verdict, name) for name in verdict.estimates if name in {*verdict.corrected, *verdict.test.asks}]
         words = tuple(verdict.verdicts.values()) or (numbers.ABSENT,) * len(ACCOUNTS)
         there = (verdict.of, verdict.cost or numbers.ABSENT) if verdict.verdicts else (verdict.shown, numbers.ABSENT)
-        end = (*words, *((numbers.plain(verdict.p, 2),) if once else ()), *there)
+        end = (*words, *((numbers.significant(verdict.p, 2),) if once else ()), *there)
         first, *others = judged or [(numbers.ABSENT,) * (len(header) - 1 - len(end))]
         rows += [
             (f"{verdict.test.id}: {verdict.test.question}", *first, *end),
@@ -105,7 +104,7 @@ def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
     estimate, quantity = verdict.estimates[name], verdict.test.quantities[name]
     value = numbers.with_interval(estimate.value, estimate.low, estimate.high)
     answer = word(estimate, verdict.test.asks[name]) if name in verdict.test.asks else numbers.ABSENT
-    each = () if whole(verdict.test) else (numbers.plain(verdict.corrected.get(name, math.nan), 2),)
+    each = () if whole(verdict.test) else (numbers.significant(verdict.corrected.get(name, math.nan), 2),)
     left = MINUS.sub("−", left_out(estimate, quantity))
     return quantity.label, value, answer, _p(verdict, name), *each, f"{quantity.margin:g}", left
 
@@ -113,7 +112,7 @@ def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
 def _p(verdict: Verdict, name: str) -> str:
     """Format the p that is corrected, and the other one if two are known."""
     estimate = verdict.estimates[name]
-    signs, of_t = (numbers.plain(p, 2) for p in (estimate.p, estimate.p_t))
+    signs, of_t = (numbers.significant(p, 2) for p in (estimate.p, estimate.p_t))
     if math.isnan(estimate.p_t):
         return signs
     return f"{signs} by signs ({of_t} by t)" if by_signs(verdict.test, estimate) else f"{of_t} by t ({signs} by signs)"

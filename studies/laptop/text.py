@@ -23,7 +23,7 @@ from diffscope import readings
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
-from diffscope.stats.sample import averaged
+from diffscope.stats.averaging import averaged
 from diffscope.storage.atomic import plain
 from diffscope.tasks import scoring
 from diffscope.tasks.log_odds import logits_of

@@ -10,7 +10,7 @@ import diffscope
 from diffscope import edits, readings
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible
-from diffscope.readings.words import figures
+from diffscope.numbers import two_figures
 
 OWN = "own text"
 SPANS = {"answer": "7421"}
@@ -197,16 +197,16 @@ def test_what_is_shown_is_what_the_library_says(page, folders):
     assert listed(test) == ["λ × 0"] and not lines(test)
     scope = diffscope.load(str(folders["small-diff"]))
     before = scope.capture(PROMPT, spans=SPANS)
-    question = readings.asked(scope, before, "7421", ["1983"])
+    question = readings.encode_question(scope, before, "7421", ["1983"])
     made = edits.scale_lambda(0.0)
     said = [readings.predict(scope, before, question)]
     with scope.edit(made):
         said.append(readings.predict(scope, before, question))
         after = scope.capture(PROMPT, spans=SPANS)
         continued = scope.generate(PROMPT, 12)
-    assert f"{figures(said[1].log_odds)} nats" == metrics(test)["Log-odds of the answer"]
+    assert f"{two_figures(said[1].log_odds)} nats" == metrics(test)["Log-odds of the answer"]
     change = next(metric.delta for metric in test.metric if metric.label == "Log-odds of the answer")
-    first, last = (figures(side.log_odds) for side in said)
+    first, last = (two_figures(side.log_odds) for side in said)
     verb = "rises" if said[1].log_odds > said[0].log_odds else "falls"
     assert change == (f"stays at {last} nats" if first == last else f"{verb} from {first} to {last} nats")
     assert sentence(test) == str(readings.effects(before, after, [made]))

@@ -11,8 +11,8 @@ import diffscope
 from diffscope import edits, figures, readings
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.readings.branches import OTHER
-from diffscope.readings.composition import NEXT
+from diffscope.readings.logits import OTHER
+from diffscope.readings.map_structure import NEXT
 from diffscope.tasks import examples
 
 

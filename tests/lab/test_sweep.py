@@ -23,7 +23,8 @@ from diffscope.lab.prompt_sets import TASKS, prompt_sets
 from diffscope.lab.sweep import sweep
 from diffscope.models.folders import locate
 from diffscope.models.loading import load_tokenizer
-from diffscope.stats.sample import QuerySample, average
+from diffscope.stats.averaging import average
+from diffscope.stats.sample import QuerySample
 from diffscope.storage import provenance as store
 from diffscope.storage.provenance import NAMES, provenance
 from diffscope.storage.statistics import open_statistics

@@ -9,12 +9,12 @@ import torch
 import diffscope
 from diffscope import PromptError, readings
 from diffscope.instruments.injection import with_a2_moved
-from diffscope.readings.branches import FIRST, OTHER, SECOND, branches
-from diffscope.readings.composition import NEXT, composition
-from diffscope.readings.noise import decibels, lost, of_at_most, rejection, rejection_sentence
-from diffscope.readings.question import made_up, other_prompts, question
-from diffscope.readings.ranks import ranks, ranks_sentence
-from diffscope.readings.signal_to_noise import sentence
+from diffscope.numbers import decibels
+from diffscope.readings import other_prompts, question, ranks, ranks_sentence, synthetic_prompts
+from diffscope.readings.logits import FIRST, OTHER, SECOND, branches
+from diffscope.readings.map_structure import NEXT, composition
+from diffscope.readings.noise import noise_cost, of_at_most, rejection, rejection_sentence
+from diffscope.readings.snr import sentence
 from diffscope.tasks import examples
 from studies.laptop.calibration.signal import PlantedSignal
 from tests.instruments.planted import capture_of, layer_of
@@ -103,13 +103,13 @@ def test_noise_that_cannot_reach_the_query_is_said_to_change_nothing():
 def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap):
     asked = question(scope, cap, ANSWER)
     told = []
-    reading = lost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
+    reading = noise_cost(scope, asked, sigmas=(0.5, 2.0), draws=3, progress=lambda done, total: told.append((done, total)))
     table = diffscope.instruments.log_odds_under_noise(
         scope, asked.ids, asked.answer, list(asked.distractors.values()), spans=asked.spans, sigmas=(0.5, 2.0), draws=3
     )
     np.testing.assert_array_equal(reading.estimates["log_odds_lost"], table["log_odds_lost"])
     assert told == [(1, 2), (2, 2)] and "±" in reading.sentence
-    assert "in one draw" in lost(scope, asked, sigmas=(1.0,), draws=1).sentence
+    assert "in one draw" in noise_cost(scope, asked, sigmas=(1.0,), draws=1).sentence
 
 
 def test_ranks_are_counted_against_both_controls():
@@ -140,7 +140,7 @@ def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
 
 def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope, cap):
     asked = question(scope, cap, ANSWER)
-    others = made_up(scope, len(asked.ids), 2)
+    others = synthetic_prompts(scope, len(asked.ids), 2)
     reading = branches(scope, asked, others)
     estimates = reading.estimates
     np.testing.assert_allclose(estimates["account"].sum(["place", "part"]), estimates["logit"], atol=1e-4)
@@ -176,9 +176,9 @@ def test_distractors_are_what_is_given_or_the_other_numbers_of_the_prompt(scope,
 
 @pytest.mark.parametrize("length", [4, 40, 200])
 def test_prompts_are_made_up_in_any_length_and_always_the_same(scope, length):
-    prompts = made_up(scope, length, 3)
+    prompts = synthetic_prompts(scope, length, 3)
     assert [len(ids) for ids in prompts] == [length] * 3 and len(set(map(tuple, prompts))) == 3
-    assert prompts == made_up(scope, length, 3)
+    assert prompts == synthetic_prompts(scope, length, 3)
 
 
 def test_other_prompts_are_as_long_and_not_the_prompt_itself(scope, cap):

@@ -36,7 +36,7 @@ STANDARD = planted([4], [5], second_map=False)
 
 VIEWS = {
     "head": lambda cap: readings.of_head(cap, 0, 0).sentence.partition(". ")[0],
-    "finders": lambda cap: readings.finders(cap).sentence,
+    "finders": lambda cap: readings.answer_heads(cap).sentence,
     "allocation": lambda cap: readings.allocation(cap).sentence,
     "training": lambda cap: readings.along_training({0: cap, 10: cap}).sentence,
     "amplifier": lambda cap: readings.amplifier(cap, ranks=False).estimates["signal_gain"].attrs.get("says", ""),

@@ -63,7 +63,7 @@ def test_edits_count_and_predictions_agree(mini_diff):
     plain = mini_diff.answer(PROMPTS[0], " 7421", ["2174"])
     with mini_diff.edit(edits.a2_of_head(0)):
         edited = mini_diff.answer(PROMPTS[0], " 7421", ["2174"])
-        predicted = readings.predict(mini_diff, cap, readings.asked(mini_diff, cap, "7421", ["2174"]))
+        predicted = readings.predict(mini_diff, cap, readings.encode_question(mini_diff, cap, "7421", ["2174"]))
     assert edited["log_odds"].item() == predicted.log_odds and edited["log_p"].item() == predicted.answer
     assert edited["log_odds"].item() != plain["log_odds"].item() and edited.attrs["edits"] and not plain.attrs["edits"]
 

@@ -16,7 +16,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import figure
 from diffscope.lab.sweep import _measured, _of_prompt
 from diffscope.stats import STATISTICS
-from diffscope.stats.sample import STRATUM, WEIGHT, QuerySample, average, averaged
+from diffscope.stats.averaging import average, averaged, error_end, finite_mean, finite_median, mean_over_prompts
+from diffscope.stats.sample import STRATUM, WEIGHT, QuerySample
 from diffscope.tasks import TextPrompt
 
 
@@ -61,8 +62,8 @@ def test_positions_are_left_out_and_refused_by_name():
     assert set(average(dataset)) == {"gini"}
     with pytest.raises(DiffscopeError, match="argmax .* is not averaged"):
         averaged(dataset["argmax"])
-    with pytest.raises(DiffscopeError, match="no average over prompt"):
-        averaged(dataset["gini"], ["prompt"])
+    with pytest.raises(DiffscopeError, match="no average over seed"):
+        averaged(dataset["gini"], ["seed"])
 
 
 @given(st.lists(st.one_of(st.floats(-9, 9), st.just(np.nan), st.just(np.inf)), min_size=4, max_size=9))
@@ -149,3 +150,25 @@ def test_what_was_averaged_before_is_averaged_on_without_its_errors():
 def test_a_stratum_of_one_row_has_no_standard_error(by):
     values = _array(np.arange(5.0)[None], SimpleNamespace(weight=torch.full((5,), 10.0), stratum=torch.tensor([0, 0, 1, 1, 2])))
     assert averaged(values, ["query"], by).error.isnull().all()
+
+
+def test_middles_leave_out_what_is_not_finite():
+    values = np.array([[1.0, np.nan, 4.0], [np.inf, 2.0, 8.0], [np.nan, np.nan, np.nan], [1, 2, 9]])
+    np.testing.assert_array_equal(finite_mean(values), [2.5, 5, np.nan, 4])
+    np.testing.assert_array_equal(finite_median(values), [2.5, 5, np.nan, 2])
+    assert np.isnan(finite_median(values[:, :0])).all() and np.isnan(finite_mean(values[:, :0])).all()
+
+
+def test_averages_over_prompts_have_an_error_by_the_rule_of_the_values():
+    values = xr.DataArray([[1.0, 2.0, np.inf, 6.0], [3.0, np.nan, np.nan, np.nan]], dims=("head", "prompt"))
+    np.testing.assert_array_equal(mean_over_prompts(values), [3, 3])
+    np.testing.assert_array_equal(mean_over_prompts(values, "median"), [2, 3])
+    low, high = (error_end(values, "mean", side) for side in (-1, 1))
+    np.testing.assert_allclose(high - low, [2 * np.std([1, 2, 6], ddof=1) / np.sqrt(3), np.nan])
+    np.testing.assert_array_equal([error_end(values, "median", side) for side in (-1, 1)], [[1.5, np.nan], [4, np.nan]])
+
+
+def test_prompts_are_averaged_after_layers():
+    values = xr.DataArray([[1.0, np.nan], [4.0, 8.0]], dims=("prompt", "layer"), name="gini")
+    mean = average(values.to_dataset(), ["prompt", "layer"])["gini"]
+    assert mean.item() == (1 + (4 + 8) / 2) / 2 and mean.attrs["averaged_over"] == "layers, then prompts"

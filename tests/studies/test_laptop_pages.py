@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diffscope import numbers
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.shipped import STUDY
@@ -14,7 +15,6 @@ from diffscope.hypotheses.study import open_study, packed_board
 from diffscope.lab.training.cohort import DATASET, Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.storage.statistics import save_statistics
-from diffscope.tables import numbers
 from studies.laptop import first_layer, reproduce, second_reading
 from studies.laptop import pages as study_pages
 from studies.laptop.runs import RUNS, pack, unpack
@@ -100,7 +100,7 @@ def test_a_page_quotes_the_study(study):
     estimate = formation.estimates[next(iter(formation.corrected))]
     words = " | ".join(formation.verdicts.values())
     assert f"| {estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}] |" in row and row.endswith(
-        f"| {words} | {numbers.plain(formation.p, 2)} | {formation.of} | – |"
+        f"| {words} | {numbers.significant(formation.p, 2)} | {formation.of} | – |"
     )
     assert {"answers", "primary"} <= set(study_pages.drawings(study))
     assert "## Runs" in study_pages.pages(study)["all_seeds.md"]

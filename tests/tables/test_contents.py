@@ -9,7 +9,7 @@ from scipy import stats as scipy_stats
 
 import diffscope
 from diffscope import DiffscopeError, edits, tables
-from diffscope.tables.numbers import plain, with_interval, with_spread
+from diffscope.numbers import significant, with_interval, with_spread
 from tests import tiny
 from tests.study_data import study as planted_study
 
@@ -116,6 +116,10 @@ def test_depths_are_those_of_the_reading():
     assert cell(tables.depths(alone), ("72", "answer"), "0 %").endswith("± –") and "of one prompt" in tables.depths(alone).caption
     irrelevant = [row[1] for row in tables.depths(alone).rows]
     assert irrelevant == ["answer", "irrelevant tokens", "exact", "95 %"]
+    sinks = tables.depths(estimates, rows=["sink"])
+    assert [row[1] for row in sinks.rows] == ["sink"] and "exact" not in sinks.caption + sinks.notes[0]
+    with pytest.raises(DiffscopeError, match="no span 'nowhere'"):
+        tables.depths(estimates, rows=["nowhere"])
     cut = tables.depths({"ours": estimates, "cut": estimates.assign_attrs(edits="λ = 0")})
     assert cut.caption.endswith("Under λ = 0 (cut).")
     longer = xr.concat([estimates, estimates.assign_coords(length=[96])], "length")
@@ -145,7 +149,7 @@ def test_a_board_has_every_quantity_of_every_test():
     assert len(table.rows) == sum(max(1, len(verdict.estimates)) for verdict in verdicts)
     first = next(verdict for verdict in verdicts if verdict.test.kind == "primary")
     label = next(iter(first.test.quantities.values())).label
-    asked = f"{first.test.question} (p {plain(first.p, 2)})"
+    asked = f"{first.test.question} (p {significant(first.p, 2)})"
     words = tuple(first.verdicts.values())
     said = "no" if first.test.asks[next(iter(first.test.quantities))] == "below" else "yes"
     assert table.rows[0][:9] == (first.test.id, asked, *words, first.test.of, label, "1.00 [0.50, 1.50]", said)

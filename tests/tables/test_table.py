@@ -14,6 +14,7 @@ from diffscope.hypotheses import TESTS
 from diffscope.render import as_latex
 from diffscope.stats import STATISTICS
 from diffscope.tables import Table
+from diffscope.tables.table import Column
 
 HOSTILE = ("50 % & $x_1$ # {a}~b^c \\d", 'λ₁ − 0.1·10⁻⁵ ± √2 ≥ |x| "q"', "[0, 1] <b>*a*</b>", "a\nb")
 CELLS = (("[first", "−0.52 [−0.60, –0.44]", "1"), *((cell, "–", "2.5 ± 0.1") for cell in HOSTILE))
@@ -75,3 +76,12 @@ def test_it_is_kept_as_the_name_says(table, tmp_path):
     assert b"95 %" in parquet.read_metadata(tmp_path / "t.parquet").metadata[b"diffscope"]
     with pytest.raises(DiffscopeError, match=r"'t\.docx'; end the name in \.tex"):
         table.save(tmp_path / "t.docx")
+
+
+def test_later_rows_of_a_group_leave_its_columns_empty():
+    columns = [Column("of", lambda record: record["of"], once=True), Column("n", lambda record: str(record["n"]))]
+    records = [{"of": "a", "n": 1}, {"of": "a", "n": 2}, {"of": "b", "n": 2}]
+    table = Table.of("groups", records, columns, "Caption.", ("", "Note."), group="of")
+    assert table.header == ("of", "n") and table.rows == (("a", "1"), ("", "2"), ("b", "2"))
+    assert table.data.to_dict("records") == records and table.notes == ("Note.",)
+    assert Table.of("rows", records, columns, "Caption.").rows[1] == ("a", "2")

@@ -76,7 +76,7 @@ def test_prompts_are_drawn_in_it(run):
 
     assert asks_shortly(Settings(prompts=1, length=48).prompts_for(scope)[0].ids)
     assert not asks_shortly(Settings(prompts=1, length=80, template=TEMPLATE).prompts_for(scope)[0].ids)
-    assert all(asks_shortly(ids) for ids in readings.made_up(scope, 48, 2))
+    assert all(asks_shortly(ids) for ids in readings.synthetic_prompts(scope, 48, 2))
     reading = readings.depths(scope, [80], prompts=1)
     usual = readings.depths(scope, [80], prompts=1, task=diffscope.tasks.Retrieval(scope.tokenizer))
     assert reading.estimates.attrs["template"] == SHORT and usual.estimates.attrs["template"] == TEMPLATE

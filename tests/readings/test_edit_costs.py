@@ -32,7 +32,7 @@ def one_by_one(scope, prompts, *active):
     for prompt in prompts:
         cap = scope.capture(prompt.text, prompt.spans)
         with scope.edit(*active):
-            asked = readings.asked(scope, cap, prompt.answer, prompt.distractors)
+            asked = readings.encode_question(scope, cap, prompt.answer, prompt.distractors)
             odds.append(readings.predict(scope, cap, asked).log_odds)
             losses.append(scope.loss(prompt.text))
     return np.array(odds), np.array(losses)
@@ -152,7 +152,7 @@ def planted(scope, prompts, monkeypatch):
             change = sum((np.array(changes.get(str(edit), 0.0)) for edit in active), np.zeros(3))
             return xr.Dataset({name: ("prompt", 9 + change) for name in ("log_odds", "loss", "exact")})
 
-        for name in ("interventions", "ablations"):
+        for name in ("edit_costs", "head_costs"):
             monkeypatch.setattr(sys.modules[f"diffscope.readings.{name}"], "of_prompts", scores)
         return ask(scope, prompts).sentence
 

@@ -14,9 +14,8 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.readings.captures import one_prompt, query_position
-from diffscope.readings.middle import mean, median
 from diffscope.stats import STATISTICS
-from diffscope.stats.sample import rule
+from diffscope.stats.averaging import finite_mean, finite_median, rule
 
 OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
 COUNT = "controls"
@@ -24,7 +23,7 @@ HEADS = ("layer", "head")
 
 
 def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head: int | None = None) -> xr.Dataset:
-    """What is measured of a capture, beside the same with every other second map of the layer in place of a head's own.
+    """Measure a capture, and measure it again with every other second map of the layer in place of a head's own.
 
     Parameters
     ----------
@@ -59,12 +58,12 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
 
 
 def compares_maps(statistic: str) -> bool:
-    """Whether a statistic compares A1 and A2 at a query on a span, so that it may be compared with the A2 of other heads."""
+    """Return whether a statistic compares A1 and A2 at a query on a span, so that A2 of other heads is its control."""
     return {"head", "query", "span"} == set(STATISTICS[statistic].dims)
 
 
-def of_pair(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
-    """What compares A1 and A2 at a query on a span, beside the same with the A2 of other heads, (layer, head, control).
+def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
+    """Measure a statistic of A1 and A2 at a query on a span, and the same with A2 of other heads, (layer, head, control).
 
     Raises
     ------
@@ -86,7 +85,7 @@ def of_pair(cap: Capture, statistic: str, span: str, query: int | str = -1) -> x
 
 
 def _others(cap: Capture) -> np.ndarray:
-    """Whether a shift brings a head a second map that neither is its own nor came by a smaller one, bool (shift, layer, head)."""
+    """Return whether a shift brings a head a second map that is new to it, bool (shift, layer, head)."""
     table = np.zeros((cap.n_heads, cap.n_layers, cap.n_heads), dtype=bool)
     for number, layer in enumerate(cap.layers):
         if layer.differential:
@@ -95,7 +94,7 @@ def _others(cap: Capture) -> np.ndarray:
 
 
 def _brings(a2: np.ndarray) -> np.ndarray:
-    """The same of one layer, from the second map of each head (head,), without the shift by none: bool (shift - 1, head)."""
+    """Return the same for one layer from its second maps (head,), for shifts from 1: bool (shift - 1, head)."""
     maps = np.stack([np.roll(a2, -by) for by in range(len(a2))])  # (shift, head)
     same = maps[:, None] == maps  # (shift, other shift, head)
     smaller = np.tri(len(a2), k=-1, dtype=bool)[..., None]
@@ -103,13 +102,13 @@ def _brings(a2: np.ndarray) -> np.ndarray:
 
 
 def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) -> xr.DataArray:
-    """One variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
+    """Join one variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
     by = rule(own)
     own = own.transpose(*HEADS, ...)
     shape = (len(moved), *own.shape)  # (shift, layer, head, ...)
     shifts = np.stack([values.transpose(*own.dims).values for values in moved]) if moved else np.empty(shape, own.dtype)
     shifts = np.where(brings.reshape(*brings.shape, *[1] * (own.ndim - 2)), shifts, np.nan)
-    middle = median if by == "median" else mean
+    middle = finite_median if by == "median" else finite_mean
     least, largest = (bound.reduce(shifts, 0, initial=np.nan) for bound in (np.fmin, np.fmax))  # NaN only where all are
     values = np.stack([own.values, middle(shifts, 0), least, largest], -1)
     about = {**own.attrs, "control": f"the second maps of the layer's other heads; in the middle their {by}"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from diffscope import DiffscopeError, SpanError, readings
-from diffscope.readings.allocation import PARTS, parts
+from diffscope.readings.prompt_parts import PARTS, parts
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 

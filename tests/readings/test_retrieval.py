@@ -7,8 +7,8 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.errors import DiffscopeError, PromptError
-from diffscope.readings.depth_contrast import contrast
-from diffscope.readings.depths import depths, usual_lengths
+from diffscope.readings import contrast
+from diffscope.readings.retrieval import depths, usual_lengths
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from tests import tiny

@@ -9,13 +9,14 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import SpanError
+from diffscope.numbers import counted, listed, percent
 from diffscope.prompts.selection import is_last
 from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, listed, percent
+from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
-from diffscope.stats.sample import averaged
+from diffscope.stats.uniform import keys_seen, uniform_share
 
 PARTS = ("first token", "before", "answer", "after", "question")
 ROUNDING = 0.005
@@ -29,7 +30,7 @@ IN_WORDS = {  # the answer leads
 
 
 def allocation(cap: Capture, queries: Queries = -1) -> Reading:
-    """How attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
+    """Measure how attention is divided among five parts of the prompt, by layer, head and map, in all four normalisations.
 
     The parts are disjoint and hold every token, so that shares sum to 1. A token that could be in several is in the first that
     has it: the answer (the span ``answer``), the question (the span ``query``, else ``question``, else the last token of the
@@ -77,7 +78,7 @@ def allocation(cap: Capture, queries: Queries = -1) -> Reading:
 
 
 def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
-    """The five parts of a prompt of n tokens, in the order of ``PARTS``, as token positions.
+    """Divide a prompt of n tokens into five parts, in the order of ``PARTS``, as token positions.
 
     Raises
     ------
@@ -96,19 +97,17 @@ def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
 
 
 def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
-    """What each head of a prompt gives to each part."""
+    """Measure what each head of a prompt gives to each part."""
     sets = parts(cap.spans, cap.n_tokens)
     rows = query_positions(cap, queries)
     measured = relabelled(cap, sets).measure(NEEDED, queries=rows)
     mass, negative = (
         values.sel(span=list(PARTS)).rename(span="part") for values in (measured["span_mass"], negative_mass(measured))
     )
-    seen = [_seen(layer.prompt(0).visible(rows).cpu().numpy(), sets) for layer in cap.layers]
-    keys = xr.DataArray(seen, {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}, ("layer", "query", "part"))
-    total = keys.sum("part")
-    uniform = (keys / total).where(
-        (keys > 0) & (keys < total)
-    )  # undefined where the mass is, so that means are over the same rows
+    visible = np.stack([layer.prompt(0).visible(rows).cpu().numpy() for layer in cap.layers])  # (layer, query, key)
+    coords = {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}
+    keys = xr.DataArray(keys_seen(visible, sets), coords, tuple(coords))
+    uniform = xr.DataArray(uniform_share(visible, sets), coords, tuple(coords))
     variables = {
         "allocation": mass.assign_attrs(long_name="attention on each part of the prompt"),
         "negative": negative.assign_attrs(long_name="negative weights on each part of the prompt"),
@@ -119,13 +118,8 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     return dataset.isel(query=0, drop=True) if isinstance(queries, int) else dataset
 
 
-def _seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> list[list[int]]:
-    """How many keys of each set each query sees, (query, set), from what it sees, (query, key)."""
-    return [[int(row[list(at)].sum()) for at in sets.values()] for row in visible]
-
-
 def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
-    """The bars of D in words, mean over heads and layers, beside those of A1 and of uniform attention."""
+    """Say what D gives to each part, mean over heads and layers, beside A1 and uniform attention."""
     share = estimates[["allocation", "over_layers", "negative"]].sel(normalisation="share")
     share["negative"] = averaged(estimates["negative"].sel(map="D"), ["head", "layer"]).values
     share["uniform"] = estimates["uniform"].mean("layer")
@@ -155,10 +149,83 @@ def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
 
 
 def _where(cap: Capture, queries: Queries) -> str:
-    """Which queries, in words."""
+    """Say which queries these are."""
     prompts = f" of {len(cap)} prompts" if len(cap) > 1 else ""
     if not isinstance(queries, int):
         return f"Mean over queries{prompts}"
     last = all(queries in (-1, len(prompt.ids) - 1) for prompt in cap.prompts)
     at = queries if len(cap) > 1 else queries % len(cap.prompts[0].ids)
     return f"At {'the last token' if last else f'token {at}'}{prompts}"
+
+
+UNIFORM = "uniform attention"
+Head = tuple[int, int]  # layer and head
+
+
+def bars(
+    first: xr.Dataset,
+    second: xr.Dataset,
+    names: tuple[str, str],
+    *,
+    map: str = "D",
+    normalisation: str = "share",
+    heads: tuple[Head, Head] | None = None,
+) -> xr.Dataset:
+    """Compare what two captures, and uniform attention, give to the five parts of their prompts.
+
+    Parameters
+    ----------
+    first, second : xarray.Dataset
+        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
+    names : (str, str)
+        What the two are called.
+    map, normalisation : str
+    heads : ((int, int), (int, int)), optional
+        Layer and head of each; by default the mean over heads, then layers.
+
+    Returns
+    -------
+    xarray.Dataset, (side, part)
+        ``value``; of means also the least and the largest head of all layers, ``low`` and ``high``. The last sides are uniform
+        attention: one where it is the same for both, else one each.
+    """
+    chosen = dict(zip(names, heads)) if heads else None
+    return bars_of_all(dict(zip(names, (first, second), strict=True)), map=map, normalisation=normalisation, heads=chosen)
+
+
+def bars_of_all(
+    estimates: Mapping[str, xr.Dataset],
+    *,
+    map: str = "D",
+    normalisation: str = "share",
+    heads: Mapping[str, Head] | None = None,
+) -> xr.Dataset:
+    """Compare the bars of any number of captures by name, as :func:`bars` does; `heads` by the same names."""
+    sides = [
+        _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
+        for name, table in estimates.items()
+    ]
+    controls = [side["uniform"].rename("value").to_dataset() for side in sides]
+    first, *others = (side["uniform"].values for side in sides)
+    # means over other numbers of layers are rounded otherwise
+    alike = all(np.allclose(first, other, equal_nan=True) for other in others)
+    labels = [*estimates, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in estimates])]
+    together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
+    dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
+    over = "one head" if heads else "mean over heads, then layers"
+    words = {"value": over, "low": "least head of all layers", "high": "largest head of all layers"}
+    name = f"attention, {signs.amount(map, normalisation)}"
+    return xr.Dataset({key: described(values, name, words[str(key)]) for key, values in dataset.data_vars.items()})
+
+
+def _of_side(estimates: xr.Dataset, head: Head | None) -> xr.Dataset:
+    """Return the bars of one side and of uniform attention, (part,)."""
+    allocation = estimates["allocation"]
+    if head is None:
+        ends = {"low": allocation.min(("layer", "head")), "high": allocation.max(("layer", "head"))}
+        dataset = xr.Dataset({"value": estimates["over_layers"], "uniform": estimates["uniform"].mean("layer"), **ends})
+    else:
+        layer, number = head
+        value = allocation.sel(layer=layer, head=number)
+        dataset = xr.Dataset({"value": value, "uniform": estimates["uniform"].sel(layer=layer)})
+    return dataset.reset_coords(drop=True)

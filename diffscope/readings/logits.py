@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
-from diffscope.readings.question import Question
+from diffscope.numbers import between, counted, two_figures
+from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures
 from diffscope.scope import Scope
+from diffscope.stats.averaging import mean_over_prompts
 
 FIRST, SECOND = "A₁", "−λ·A₂"
 CONTROLS = OTHER, LEAST, LARGEST = ("A₂ of other prompts", "A₂ of other prompts, least", "A₂ of other prompts, largest")
@@ -22,13 +23,13 @@ READS = (
 
 
 def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] = ()) -> Reading:
-    """Branch attribution of one prompt, with A2 of other prompts as its control.
+    """Attribute the logits of one prompt's answer to the branches of heads, with A2 of other prompts as control.
 
     Parameters
     ----------
     scope : Scope
     question : Question
-        Of :func:`diffscope.readings.question.question`.
+        Of :func:`diffscope.readings.question`.
     others : sequence of token ids
         Other prompts of as many tokens, each for a control.
 
@@ -67,30 +68,30 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
 
 
 def targets(values: xr.DataArray) -> xr.DataArray:
-    """Of the answer, the mean of the distractors, and the difference, along ``target``; values (..., candidate)."""
+    """Return the answer's value, the mean of the distractors' and the difference, along ``target``, from (..., candidate)."""
     answer = values.isel(candidate=0, drop=True)
     distractors = values.isel(candidate=slice(1, None)).mean("candidate")
     return xr.concat([answer, distractors, answer - distractors], xr.DataArray(list(TARGETS), dims="target", name="target"))
 
 
 def _with_a2_of(scope: Scope, question: Question, candidates: Sequence[int], ids: Sequence[int]) -> xr.DataArray:
-    """What −λ·A2 would add with the row of A2 of another prompt, (layer, head, target)."""
+    """Compute what −λ·A2 would add with the row of A2 of another prompt, (layer, head, target)."""
     prompts = [question.ids, list(ids)]
     pair = branch_attribution(scope, prompts, [question.answer] * 2, [list(candidates)] * 2, control=True).isel(prompt=0)
     return targets(pair["other_a2"].assign_coords(head=range(pair.sizes["head"])))
 
 
 def _of_controls(controls: Sequence[xr.DataArray], own: xr.DataArray) -> list[xr.DataArray]:
-    """Mean, least and largest of the controls as three branches; NaN without any."""
+    """Return mean, least and largest of the controls as three branches; NaN without any."""
     if not controls:
         return [own.isel(branch=[0]).where(False).assign_coords(branch=[name]) for name in CONTROLS]
     together = xr.concat(controls, "prompt")
-    parts = (together.mean("prompt"), together.min("prompt"), together.max("prompt"))
+    parts = (mean_over_prompts(together), together.min("prompt"), together.max("prompt"))
     return [part.expand_dims(branch=[name]) for name, part in zip(CONTROLS, parts)]
 
 
 def _account(table: xr.Dataset) -> xr.DataArray:
-    """What all parts of a model add, (place, part, target): the embedding, each layer's parts, and the constant at the end."""
+    """Return what all parts of a model add, (place, part, target): embedding, the parts of each layer, the constant."""
     layers = [f"layer {number}" for number in table["layer"].values]
     heads = table["contribution"].sum("head")  # of what is defined
     parts = {
@@ -108,13 +109,13 @@ def _account(table: xr.Dataset) -> xr.DataArray:
 
 
 def _sentence(estimates: xr.Dataset, count: int) -> str:
-    """What the branches of all heads add together, which is what they add: contributions to a logit are summed."""
+    """Say what the branches of all heads add together; contributions to a logit are summed, not averaged."""
     totals = estimates["contribution"].sum(["layer", "head"])
 
     def total(branch: str, target: str) -> str:
-        return figures(float(totals.sel(branch=branch, target=target)))
+        return two_figures(float(totals.sel(branch=branch, target=target)))
 
-    logit = figures(float(estimates["logit"].sel(target="answer")))
+    logit = two_figures(float(estimates["logit"].sel(target="answer")))
     end = f"All parts of the model sum to its logit of {logit} but for {float(abs(estimates['unexplained']).max()):.0e}."
     start = (
         f"Directly, A1 of all heads adds {total(FIRST, 'answer')} to the answer's logit and {total(FIRST, 'distractors')} to "
@@ -129,5 +130,5 @@ def _sentence(estimates: xr.Dataset, count: int) -> str:
     control = ""
     if "others" in estimates:
         leads = estimates["others"].sel(target="margin").values
-        control = f"; with A2 of {counted(len(leads), 'other prompt')} in its place by {between(leads, figures)}"
+        control = f"; with A2 of {counted(len(leads), 'other prompt')} in its place by {between(leads, two_figures)}"
     return f"{start}; {second}{control}. {end}"

@@ -8,7 +8,7 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
-from diffscope.readings import answers, asked, effects, next_tokens, predict
+from diffscope.readings import answers, effects, encode_question, next_tokens, predict
 from diffscope.scope.answers import odds_against_rest
 from diffscope.tasks import examples
 from tests import tiny
@@ -128,15 +128,15 @@ def log_p(scope, ids):
 
 def test_an_answer_is_asked_for_as_it_continues_the_prompt(mini, example):
     chosen, cap, (answer, *distractors) = example
-    question = asked(mini, cap, chosen.answer, chosen.distractors)
+    question = encode_question(mini, cap, chosen.answer, chosen.distractors)
     assert (question.ids, question.answer, question.distractors) == (cap.ids, answer, distractors)
-    by_ids = asked(mini, mini.capture(cap.ids[1:]), " 3499")  # which no text is tokenised to
+    by_ids = encode_question(mini, mini.capture(cap.ids[1:]), " 3499")  # which no text is tokenised to
     assert by_ids.answer == mini.tokenizer.encode("3499", add_special_tokens=False)
 
 
 def test_an_answers_odds_are_those_of_the_logits_under_the_edits_that_are_on(mini, example):
     chosen, cap, (answer, *distractors) = example
-    question = asked(mini, cap, chosen.answer, chosen.distractors)
+    question = encode_question(mini, cap, chosen.answer, chosen.distractors)
     said = []
     for made in ((), (edits.zero_a2(),)):
         with mini.edit(*made):
@@ -157,7 +157,7 @@ def test_an_answers_odds_are_those_of_the_logits_under_the_edits_that_are_on(min
 
 def test_without_distractors_the_odds_are_against_all_else(mini, example):
     chosen, cap, _ = example
-    said = predict(mini, cap, asked(mini, cap, chosen.answer))
+    said = predict(mini, cap, encode_question(mini, cap, chosen.answer))
     assert said.log_odds == pytest.approx(said.answer - math.log(1 - math.exp(said.answer)), rel=1e-6)
     assert odds_against_rest(-1e-12) == pytest.approx(12 * math.log(10), rel=1e-6)
     assert odds_against_rest(math.log(0.5)) == pytest.approx(0, abs=1e-12)
@@ -184,10 +184,10 @@ def test_what_cannot_be_asked_is_refused_in_a_line(mini, example):
     own = f" {chosen.answer}"
     for answer, distractors, words in (("  ", (), "empty"), (own, ("",), "empty"), (own, (own,), "own number")):
         with pytest.raises(PromptError, match=words):
-            predict(mini, cap, asked(mini, cap, answer, distractors))
+            predict(mini, cap, encode_question(mini, cap, answer, distractors))
     full = mini.capture(np.resize(cap.ids[1:], mini.max_length).tolist())
     with pytest.raises(PromptError, match="with its answer"):
-        asked(mini, full, " 7421 and more")
+        encode_question(mini, full, " 7421 and more")
     other = diffscope.load(mini.model)
     with pytest.raises(PromptError, match="tokenizer"):
-        asked(other, other.capture(cap.ids), own)
+        encode_question(other, other.capture(cap.ids), own)

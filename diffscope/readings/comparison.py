@@ -12,12 +12,11 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import two_figures
 from diffscope.readings.captures import any_capture
-from diffscope.readings.middle import mean, median
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import figures
+from diffscope.stats.averaging import average, finite_mean, finite_median, rule
 from diffscope.stats.labels import UNSIGNED
-from diffscope.stats.sample import average, rule
 from diffscope.stats.spans import NORMALISATIONS
 
 Side = Capture | xr.Dataset
@@ -48,7 +47,7 @@ def differences(
     draws: int = 99,
     seed: int = 0,
 ) -> Reading:
-    """The statistics of two captures beside each other, what differs most first.
+    """Compare the statistics of two captures, and list what differs most first.
 
     Of two models, means over heads are compared layer by layer (medians of ratios without a bound, as ``diffscope.average`` takes
     them), since head h of one is not head h of the other. The unit is the standard deviation over the heads of all layers, pooled
@@ -127,7 +126,7 @@ def _sides(
     statistics: Sequence[str] | str | None,
     queries: str | slice | Sequence[int] | None,
 ) -> tuple[list[xr.Dataset], tuple[str, str]]:
-    """What was measured of the two, and what they are called."""
+    """Return what was measured of the two, and their names."""
     if isinstance(first, Comparison):
         names = names or first.names
         first, second = first.captures
@@ -144,7 +143,7 @@ def _sides(
 
 
 def _one_model(sides: Sequence[xr.Dataset]) -> bool:
-    """Whether both sides are of one model, as far as their names tell."""
+    """Return whether both sides are of one model, judged by their names."""
     names = [str(side.attrs.get("model", "")) for side in sides]
     first, second = (name.rpartition("@")[0] or name for name in names)
     of_a_class = names[0] == names[1] and first.isidentifier()
@@ -152,7 +151,7 @@ def _one_model(sides: Sequence[xr.Dataset]) -> bool:
 
 
 def _left_out(measured: xr.Dataset) -> list[str]:
-    """What has no mean over heads."""
+    """Return the names of statistics that have no mean over heads."""
     return [
         str(name)
         for name, values in measured.data_vars.items()
@@ -161,13 +160,13 @@ def _left_out(measured: xr.Dataset) -> list[str]:
 
 
 def _averaged(measured: xr.Dataset) -> xr.Dataset:
-    """Averages over queries, and then over prompts."""
+    """Average over queries, then over prompts."""
     averages = average(measured, "query")
-    return average(averages.rename(prompt="query"), "query") if "prompt" in averages.dims else averages
+    return average(averages, "prompt")
 
 
 def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) -> dict[Item, xr.DataArray]:
-    """Values by layer and head, each of one item."""
+    """Return the values of each item, (layer, head)."""
     items = {}
     for name, values in averages.data_vars.items():
         error = str(name).endswith("_se") and str(name).removesuffix("_se") in averages
@@ -187,7 +186,7 @@ def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) ->
 
 
 def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], list[int], list[np.ndarray]]:
-    """What both sides have: items, layers, and the values of each side, (item, layer, head), NaN where they are not finite."""
+    """Return items, layers and each side's values (item, layer, head) that both sides have; NaN if not finite."""
     first, second = sides
     items = [item for item in first if item in second]
     layers = (
@@ -200,24 +199,24 @@ def _aligned(sides: Sequence[dict[Item, xr.DataArray]]) -> tuple[list[Item], lis
 
 
 def _centre(values: np.ndarray, medians: np.ndarray) -> np.ndarray:
-    """Means or medians over heads: (item, layer, head) → (item, layer)."""
-    return np.where(medians[:, None], median(values), mean(values))
+    """Compute means or medians over heads: (item, layer, head) → (item, layer)."""
+    return np.where(medians[:, None], finite_median(values), finite_mean(values))
 
 
 def _unit(sides: Sequence[np.ndarray]) -> np.ndarray:
-    """What differences are measured in, (item,): the standard deviation over the heads of all layers, of both sides together."""
+    """Compute the unit of differences, (item,): the standard deviation over the heads of all layers, pooled over both sides."""
     squares = np.zeros(len(sides[0]))
     free = np.zeros(len(sides[0]))
     for values in sides:
         heads = values.reshape(len(values), -1)
-        squares += np.nansum((heads - mean(heads)[:, None]) ** 2, -1)
+        squares += np.nansum((heads - finite_mean(heads)[:, None]) ** 2, -1)
         free += np.maximum(np.isfinite(heads).sum(-1) - 1, 0)
     defined = (free > 0) & (squares > 0)
     return np.sqrt(np.where(defined, squares, np.nan) / np.where(defined, free, 1))
 
 
 def _by_chance(sides: Sequence[np.ndarray], medians: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """Quantiles of the largest standardised difference where heads are exchanged at random within each layer."""
+    """Compute quantiles of the largest standardised difference if heads are exchanged at random within each layer."""
     rng = np.random.default_rng(seed)
     pooled = np.concatenate(sides, -1)  # (item, layer, head)
     largest = []
@@ -233,7 +232,7 @@ def _by_chance(sides: Sequence[np.ndarray], medians: np.ndarray, draws: int, see
 def _table(
     items: Sequence[Item], layers: Sequence[int], sides: Sequence[np.ndarray], medians: np.ndarray, matched: bool
 ) -> xr.Dataset:
-    """One entry for each item and layer, and head if matched, that is defined on both sides; the largest first."""
+    """Return one entry for each item, layer and (if matched) head that both sides define, the largest first."""
     unit = _unit(sides)
     first, second = sides if matched else (_centre(values, medians)[..., None] for values in sides)
     counts = [np.ones_like(values) if matched else np.isfinite(values).sum(-1, keepdims=True) for values in sides]
@@ -273,7 +272,7 @@ def _table(
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The largest difference in words."""
+    """Say where the largest difference is."""
     names = f"{estimates.attrs['first']} and {estimates.attrs['second']}"
     if not estimates.sizes["entry"]:
         return f"Nothing is defined in both {names}."
@@ -285,8 +284,8 @@ def _sentence(estimates: xr.Dataset) -> str:
     matched = bool(estimates.attrs["matched"])
     where = f"layer {int(top['layer'])}" + (f", head {int(top['head'])}" if matched else "")
     units = "" if top["units"] == "1" else f" {top['units'].item()}"
-    values = " against ".join(f"{figures(float(top[side]))}{units}" for side in ("first", "second"))
-    size = f"{figures(abs(float(top['standardised'])))} times the spread over all heads"
+    values = " against ".join(f"{two_figures(float(top[side]))}{units}" for side in ("first", "second"))
+    size = f"{two_figures(abs(float(top['standardised'])))} times the spread over all heads"
     start = f"Of {estimates.sizes['entry']} differences between {names} the largest is in {where}:"
     start = f"{start} {top['what'].item()}, {values}, {size}"
     if matched:
@@ -297,4 +296,5 @@ def _sentence(estimates: xr.Dataset) -> str:
     if np.isnan(rare):
         return f"{start}."
     verdict = "more than" if abs(float(top["standardised"])) > rare else "no more than"
-    return f"{start}; {verdict} exchanging heads at random gives ({figures(usual)} in the middle, {figures(rare)} in 1 of 20)."
+    chance = f"{two_figures(usual)} in the middle, {two_figures(rare)} in 1 of 20"
+    return f"{start}; {verdict} exchanging heads at random gives ({chance})."

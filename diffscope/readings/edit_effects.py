@@ -14,8 +14,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, counted, listed, two_figures
 from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import between, counted, figures, listed
 
 ROWS = 256
 MOST = 6  # heads that a sentence names
@@ -25,7 +25,7 @@ HEADS = ("layer", "head")
 
 
 def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int = ROWS) -> Reading:
-    """How much every head changed under edits, and why.
+    """Measure how much every head changed under edits, and why.
 
     A head of an edited layer changes because of the edit. Every head of a later layer also changes because its input did. The
     two are told apart by making the edits on what the head attended with before: what that changes is the edit's own part, and
@@ -88,7 +88,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
 
 
 def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttention, queries: Tensor) -> np.ndarray:
-    """Norms over rows of D and of the output, (quantity, norm, head): the whole change, its parts, the next head's, its own."""
+    """Compute norms of D and of the output, (quantity, norm, head): the change, its two parts, the next head's distance, own."""
     squares = np.zeros((len(QUANTITIES), len(CAUSES) + 2, first.n_heads))
     for block in blocks_of(first, queries, all_heads=True):
         for number, quantity in enumerate((_differences, _outputs)):
@@ -104,17 +104,17 @@ def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttentio
 
 
 def _differences(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """D, (head, query, key)."""
+    """Return D, (head, query, key)."""
     return layer.rows(queries).d
 
 
 def _outputs(layer: LayerAttention, queries: Tensor) -> Tensor:
-    """What heads give to the output projection, (head, query, width)."""
+    """Return what heads give to the output projection, (head, query, width)."""
     return layer.output(queries)
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """Which heads changed and why, by how much, and the control."""
+    """Say which heads changed and why, by how much, and the control."""
     directly, downstream = (estimates[name] for name in ("directly", "downstream"))
     defined = estimates["change"].sel(quantity="output", cause="all", drop=True).notnull()
     count = int(defined.sum())
@@ -134,14 +134,13 @@ def _sentence(estimates: xr.Dataset) -> str:
         sentences.append(f"Of those that changed directly, {again} also got another input, which changed them further.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
-        sentences.append(
-            f"For comparison, neighbouring heads of a layer differ by {figures(float(other.median()))} of the size of D (median)."
-        )
+        distance = two_figures(float(other.median()))
+        sentences.append(f"For comparison, neighbouring heads of a layer differ by {distance} of the size of D (median).")
     return " ".join(sentences)
 
 
 def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
-    """Some heads by name, bool (layer, head): layers of which it is all, then single heads, of many the first."""
+    """Name heads, bool (layer, head): whole layers first, then single heads; of many only the first."""
     whole = [int(layer) for layer in heads["layer"] if (heads | ~defined).sel(layer=layer).all()]
     single = [
         f"L{layer}H{head}"
@@ -158,13 +157,13 @@ def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
 
 
 def _sizes(change: xr.DataArray, rounding: xr.DataArray) -> str:
-    """By how much D of some heads changes, else what they give on; (quantity, layer, head), NaN of all other heads."""
+    """Say by how much D of some heads changes, or their output if D does not; (quantity, layer, head), other heads NaN."""
     of_d = change.sel(quantity="D")
     changed = of_d > rounding
     count = int(changed.sum())
     sizes = of_d.where(changed) if count else change.sel(quantity="output")
     values = sizes.values[np.isfinite(sizes.values)]
-    words = f"by {between(values, figures)} of its size"
+    words = f"by {between(values, two_figures)} of its size"
     if len(values) > 1:
         most = sizes.isel(sizes.fillna(-1.0).argmax(...))
         words += f", most L{int(most['layer'])}H{int(most['head'])}"

@@ -8,11 +8,11 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
+from diffscope.numbers import between, capital, counted, percent, two_figures
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
-from diffscope.readings.pairing import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
-from diffscope.readings.words import between, capital, counted, decimal, figures
 
 ON_KEYS = ("lambda_star", "residual_noise", "residual_floor", "noise_gain", "signal_gain", "overlap", "cosine")
 SPANS = ("irrelevant", "answer")
@@ -34,7 +34,7 @@ READS = {
 
 
 def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Reading:
-    """λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
+    """Measure λ, common-mode rejection, the best coefficient, residuals and gains of every head, beside their controls.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Rea
         ``estimates``: ``lambda``, ``lambda_init``, ``gain`` and ``cmrr`` (layer, head); on irrelevant tokens and on the answer
         ``lambda_star``, ``residual_noise``, ``residual_floor``, ``residual_over_floor``, ``noise_gain``, ``signal_gain``,
         ``overlap`` and ``cosine`` (layer, head, span, control), and ``controls`` (layer, head), as of
-        :func:`diffscope.readings.pairing.beside_controls`; ``effective_rank`` (layer, head, ranked_map, definition,
+        :func:`diffscope.readings.pairing_control.beside_controls`; ``effective_rank`` (layer, head, ranked_map, definition,
         rank_control). The attribute ``reads`` is how to read a variable, ``says`` what it comes to here; the sentence is all that
         they say. NaN where attention is standard, and on the answer where none is marked.
 
@@ -76,7 +76,7 @@ def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Rea
 
 
 def _on_keys(cap: Capture, query: int) -> xr.Dataset:
-    """What the two maps do on the key sets, (layer, head, span)."""
+    """Measure what the two maps do on the key sets, (layer, head, span)."""
     measured = cap.measure(ON_KEYS, queries=[query]).isel(query=0, drop=True).reindex(span=list(SPANS))
     floor = measured["residual_floor"]
     over = described(
@@ -90,7 +90,7 @@ def _on_keys(cap: Capture, query: int) -> xr.Dataset:
 
 
 def _of_layers(cap: Capture, query: int) -> dict[str, xr.DataArray]:
-    """λ, its initial value, the gain of A1 and the rejection that follows, each (layer, head)."""
+    """Return λ, its initial value, the gain of A1 and the rejection that follows from them, each (layer, head)."""
     measured = cap.measure(["lambda", "cmrr"], queries=[query]).isel(query=0, drop=True)
     gains = measured["cmrr"].copy(data=np.full(measured["cmrr"].shape, np.nan))
     for row, layer in zip(gains.values, cap.layers):
@@ -106,7 +106,7 @@ def _of_layers(cap: Capture, query: int) -> dict[str, xr.DataArray]:
 
 
 def _defined(*arrays: xr.DataArray) -> list[np.ndarray]:
-    """The values of the heads that all of some arrays (layer, head) are defined of, each (head,)."""
+    """Return the values of the heads for which all of some arrays (layer, head) are defined, each (head,)."""
     values = [array.transpose(*HEADS).values.ravel() for array in arrays]
     heads = np.all([~np.isnan(value) for value in values], axis=0)
     return [value[heads] for value in values]
@@ -128,7 +128,7 @@ def _of_cmrr(estimates: xr.Dataset) -> str:
     (decibels,) = _defined(estimates["cmrr"])
     if not len(decibels):
         return ""
-    return f"Were both maps equal, what they share would be rejected by {between(decibels, figures)} dB."
+    return f"Were both maps equal, what they share would be rejected by {between(decibels, two_figures)} dB."
 
 
 def _of_lambda_star(estimates: xr.Dataset) -> str:
@@ -144,7 +144,8 @@ def _of_residual(estimates: xr.Dataset) -> str:
     (over,) = _defined(_on(estimates, "residual_over_floor"))
     if not len(over):
         return ""
-    return f"There λ leaves at most {decimal(NEAR)} times the least {_heads(int((over <= NEAR).sum()), len(over))}."
+    near = capital(_heads(int((over <= NEAR).sum()), len(over)))
+    return f"{near} what λ leaves there is within {percent(NEAR - 1)} of the least possible."
 
 
 def _of_floor(estimates: xr.Dataset) -> str:
@@ -153,7 +154,7 @@ def _of_floor(estimates: xr.Dataset) -> str:
         return ""
     own, least = _defined(_on(estimates, "residual_floor"), _on(estimates, "residual_floor", LEAST))
     control = f", below every control {_heads(int((own < least).sum()), len(own))}" if len(own) else ""
-    return f"That least is {between(floor)} of A1{control}."
+    return f"The least possible is {between(floor)} of A1{control}."
 
 
 def _of_noise(estimates: xr.Dataset) -> str:
@@ -170,7 +171,7 @@ def _of_noise(estimates: xr.Dataset) -> str:
 
 
 def _signs(estimates: xr.Dataset, span: str, where: str) -> str:
-    """In which heads a part of what comes out on a span is negative, and how much of it."""
+    """Say in which heads D is partly negative on a span, and by how much."""
     noise, signal = (_on(estimates, name, span=span).drop_vars(["span", "control"]) for name in ("noise_gain", "signal_gain"))
     said = by_head(noise, negative_of_gains(noise, signal) * noise, where)
     return f" {said}" if said else ""
@@ -211,7 +212,7 @@ SAYS: dict[str, Callable[[xr.Dataset], str]] = {
 
 
 def per_unit(estimates: xr.Dataset) -> str:
-    """What the coefficient of A2 is called when that of A1 is 1: λ, or λ over the gain g of A1."""
+    """Name the coefficient of A2 if that of A1 is 1: λ, or λ over the gain g of A1."""
     gains = estimates["gain"]
     return "λ" if bool(((gains == 1) | gains.isnull()).all()) else "λ / g"
 
@@ -221,6 +222,6 @@ def _on(estimates: xr.Dataset, name: str, control: str = OWN, span: str = "irrel
 
 
 def _controls(estimates: xr.Dataset) -> str:
-    """How many controls heads have."""
+    """Say how many controls a head has."""
     counts = sorted({int(count) for count in estimates[COUNT].values.ravel() if count})
     return f"{counted(counts[0], 'control') if len(counts) == 1 else f'{counts[0]} to {counts[-1]} controls'} a head"

@@ -10,10 +10,9 @@ import xarray as xr
 
 from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
-from diffscope.readings.over_prompts import error_of_mean
-from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
-from diffscope.readings.words import LEAST, alike, change_in_nats, counted, figures, numbered, shortened
+from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
+from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
+from diffscope.readings.reading import Reading, with_error
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")
@@ -30,7 +29,7 @@ def ablations(
     layers: Iterable[int] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """What each head is worth: the change of the answer's log-odds when it is taken away, one head at a time.
+    """Measure what each head is worth: the change of the answer's log-odds if it alone is taken away.
 
     Prompts of equal length run together, once for each head. The change is paired, prompt by prompt. Taking one head away says
     what the rest makes of its absence; heads that stand in for each other cost little one by one.
@@ -119,13 +118,13 @@ def ablations(
 
 
 def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
-    """How many heads each layer has that can lose it, by the layer's number."""
+    """Return how many heads each layer has that can lose it, by the layer's number."""
     layers = scope.capture(ids[:ENOUGH]).layers
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
 
 
 def _of_layers(chosen: list[int], all_layers: list[int]) -> str:
-    """Which layers heads are of, in words; nothing where these are all that have such heads."""
+    """Say of which layers heads are; nothing if these are all layers that have such heads."""
     if set(chosen) >= set(all_layers):
         return ""
     return f" of {numbered('layer', chosen)}"
@@ -138,7 +137,7 @@ def _without(what: str, layer: int, head: int | None = None) -> Edit:
 def _estimates(
     change: xr.DataArray, of_layers: xr.DataArray, everything: xr.DataArray, unedited: xr.DataArray, what: str
 ) -> xr.Dataset:
-    """Means over prompts, with their errors and what they are of."""
+    """Compute means over prompts with their errors."""
     formula = f"{LOG_ODDS}, without {WORDS[what]} − as it is, prompt by prompt"
     rows = {
         "change": (change, "change of the answer’s log-odds", formula),
@@ -150,24 +149,20 @@ def _estimates(
         "everything": (everything, "change of the answer’s log-odds without all of them", formula.replace("a head", "all heads")),
         "log_odds": (unedited, "log-odds of the answer", LOG_ODDS),
     }
-    variables = {}
+    variables: dict[str, xr.DataArray] = {}
     for name, (values, words, definition) in rows.items():
-        variables[name] = described(values.mean("prompt"), words, f"{definition}; mean over prompts", "nats")
-        variables[f"{name}_se"] = described(
-            error_of_mean(values), f"standard error of the {words}", "standard deviation over prompts / √prompts", "nats"
-        )
-        variables[f"{name}_of_prompt"] = described(values, f"{words}, by prompt", definition, "nats")
+        variables |= with_error(name, values, words, definition, "nats")
     return xr.Dataset(variables)
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """The heads whose absence costs most, how many cost anything, and what the absence of all costs."""
+    """Say which heads cost most, how many cost anything, and what all together cost."""
     what = {"head": "output", "A2": "second map"}[estimates.attrs["what"]]
     prompts = counted(int(estimates["log_odds_of_prompt"].notnull().sum()), "prompt")  # of those with distractors
-    start = f"Of {figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
+    start = f"Of {two_figures(float(estimates['log_odds']))} nats of the answer's log-odds over {prompts}"
     heads = estimates[["change", "change_se"]].stack(which=("layer", "head")).dropna("which", subset=["change"])
     change, error = heads["change"].values, heads["change_se"].values
-    worst = [at for at in change.argsort() if alike(float(change[at]), float(change.min()))]
+    worst = [at for at in change.argsort() if print_alike(float(change[at]), float(change.min()))]
     places = [f"L{layer}H{head}" for layer, head in heads["which"].values]
     named = shortened([f"{places[at]} ({change_in_nats(float(change[at]), float(error[at]))})" for at in worst])
     takes = "takes most in" if change.min() <= -LEAST else "takes nothing in any; least is gained in"
@@ -180,7 +175,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _by_layer(estimates: xr.Dataset) -> str:
-    """What the absence of each layer's heads at once changes; nothing of one layer, which is all of them."""
+    """Say what each layer's heads cost together; nothing if there is one layer, which is all of them."""
     change, error = estimates["layer_change"], estimates["layer_change_se"]
     if change.sizes["layer"] < 2:
         return ""

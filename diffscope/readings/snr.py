@@ -10,9 +10,9 @@ import xarray as xr
 
 from diffscope import instruments
 from diffscope.instruments.snr import DRAWS, tells
-from diffscope.readings.noise import CLEARLY, decibels
+from diffscope.numbers import between, counted, decibels
+from diffscope.readings.noise import CLEARLY
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, counted
 from diffscope.scope import Scope
 
 BEFORE = "before"
@@ -37,7 +37,7 @@ def signal_to_noise(
     seed: int = 0,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """Signal-to-noise gain of the subtraction in every head at one query, beside a uniform A2 and that of the next head.
+    """Measure the signal-to-noise gain of the subtraction in every head at one query, beside a uniform A2 and the next head's.
 
     Parameters
     ----------
@@ -69,11 +69,11 @@ def signal_to_noise(
     )
     for name, words in READS.items():
         estimates[name].attrs["reads"] = words
-    return Reading(sentence(estimates), estimates)
+    return Reading(snr_sentence(estimates), estimates)
 
 
-def sentence(estimates: xr.Dataset) -> str:
-    """What the subtraction gains in heads that tell the answer; `estimates` as of the instrument of that name."""
+def snr_sentence(estimates: xr.Dataset) -> str:
+    """Say what the subtraction gains in heads that tell the answer; `estimates` as of :func:`signal_to_noise`."""
     gain = estimates["snr_gain"].sel(stage=BEFORE)
     if not gain.notnull().any():
         plain = estimates["snr"].sel(stage=BEFORE, output="A1")

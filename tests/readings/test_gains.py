@@ -30,7 +30,7 @@ def test_copies_of_the_first_maps_are_taken_away_by_lambda():
     np.testing.assert_allclose(own["cmrr"], 20 * np.log10((1.75 / 2) / 0.25))
     assert "λ is .75." in reading.sentence and "rejected by 11 dB." in reading.sentence
     assert "is below 1 in 3 of 3 heads; below 1 and every control in 3 of 3 heads (2 controls a head)." in reading.sentence
-    assert "That least is .00 of A1, below every control in 3 of 3 heads." in reading.sentence
+    assert "The least possible is .00 of A1, below every control in 3 of 3 heads." in reading.sentence
 
 
 def test_controls_are_those_of_captures_with_moved_second_maps():

@@ -11,17 +11,15 @@ import xarray as xr
 from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import between, minus, two_figures
 from diffscope.prompts.selection import is_last
-from diffscope.readings import over_prompts
-from diffscope.readings.bars import UNIFORM
-from diffscope.readings.captures import any_capture, query_positions, uniform_attention
-from diffscope.readings.controls import once_or_each
-from diffscope.readings.pairing import MIDDLE, OWN, compares_maps, of_pair
+from diffscope.readings.captures import any_capture, query_positions, shared_or_each, uniform_attention
+from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, paired_statistic
+from diffscope.readings.prompt_parts import UNIFORM
 from diffscope.readings.reading import Reading
-from diffscope.readings.words import between, figures
 from diffscope.stats import STATISTICS
+from diffscope.stats.averaging import averaged, mean_over_prompts, rule
 from diffscope.stats.labels import at_labels
-from diffscope.stats.sample import averaged, rule
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"
@@ -44,7 +42,7 @@ class _Series(NamedTuple):
 
 
 def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels | None = None, query: int | str = -1) -> Reading:
-    """A statistic of every head, its average over the heads of each layer, and the same of its controls.
+    """Measure a statistic of every head, its average over the heads of each layer, and the same of its controls.
 
     Controls are, of effective ranks the map with its rows permuted and the uniform map; of what compares A1 and A2 the same with
     the A2 of other heads; of λ its initial value; of all else that is of a map, uniform attention over the keys that the query
@@ -90,7 +88,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     tables = {name: _with_controls(cap, statistic, choices or {}, at) for name, cap in named.items()}
     series = [_Series(name, "", table[""]) for name, table in tables.items()]
     for control in [name for name in next(iter(tables.values())) if name]:
-        own = once_or_each({name: table[control] for name, table in tables.items()})
+        own = shared_or_each({name: table[control] for name, table in tables.items()})
         series += [_Series(name, control, values) for name, values in own.items()]
     selections = [
         ", ".join(filter(None, [str(tables[name][""].attrs["selection"]), _places(cap, statistic, at)]))
@@ -112,7 +110,7 @@ def _check(statistic: str) -> None:
 
 
 def _together(series: list[_Series]) -> xr.DataArray:
-    """All series, (series, layer, head); NaN where one lacks a layer or head of another."""
+    """Join all series, (series, layer, head); NaN if one lacks a layer or head of another."""
     labels = xr.DataArray([each.label for each in series], dims="series", name="series")
     values = [each.values for each in series]
     heads = xr.concat(values, labels, join="outer", combine_attrs="override", coords="minimal", compat="override")
@@ -121,7 +119,7 @@ def _together(series: list[_Series]) -> xr.DataArray:
 
 
 def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
-    """Heads (layer, head) by the name of the control, their own by none."""
+    """Return values (layer, head) by the name of their control, the model's own under no name."""
     dims = set(STATISTICS[statistic].dims)
     if "ranked_map" in dims:
         return _ranks(cap, statistic, choices, query)
@@ -136,14 +134,14 @@ def _with_controls(cap: Capture, statistic: str, choices: Labels, query: int | s
         span = choices.get("span") or "irrelevant"
         if query == "mean":
             return {"": _heads(cap, statistic, {**choices, "span": span}, query)}
-        pairs = [of_pair(prompt, statistic, span, int(query)) for prompt in cap]
+        pairs = [paired_statistic(prompt, statistic, span, int(query)) for prompt in cap]
         controls = {"": OWN, OTHERS: MIDDLE}
         return {words: _over_prompts([pair.sel(control=name, drop=True) for pair in pairs]) for words, name in controls.items()}
     return {"": _heads(cap, statistic, choices, query)}
 
 
 def _ranks(cap: Capture, statistic: str, choices: Labels, query: int | str) -> dict[str, xr.DataArray]:
-    """An effective rank beside that of the map with its rows permuted and of the uniform map."""
+    """Return an effective rank with that of the permuted map and of the uniform map."""
     ranked = choices.get("map") or choices.get("ranked_map") or ("lambda_A2" if cap.differential else "D")
     controls = {"": "map"} | {words: name for name, words in RANKS.items()}
     tables = {
@@ -158,7 +156,7 @@ def _ranks(cap: Capture, statistic: str, choices: Labels, query: int | str) -> d
 
 
 def _places(cap: Capture, statistic: str, query: int | str) -> str:
-    """At which queries of which prompts a statistic is, in words; nothing of one prompt's whole maps."""
+    """Say which queries of which prompts a statistic is of; nothing for whole maps of one prompt."""
     prompts = f"{len(cap)} prompts" if len(cap) > 1 else ""
     if "query" not in STATISTICS[statistic].dims:
         return prompts
@@ -168,12 +166,12 @@ def _places(cap: Capture, statistic: str, query: int | str) -> str:
         return f"{over}, then {prompts}" if prompts else over
     if not prompts:
         return f"query {int(query) % len(cap.prompts[0].ids)}"
-    place = "the last query" if query == -1 else f"query {query}".replace("-", "−")
+    place = "the last query" if query == -1 else minus(f"query {query}")
     return f"{place} of {prompts}"
 
 
 def _heads(cap: Capture, statistic: str, choices: Labels, query: int | str) -> xr.DataArray:
-    """One statistic of every head, (layer, head), over the prompts of a batch."""
+    """Measure one statistic of every head, (layer, head), averaged over the prompts of a batch."""
     tables = []
     for prompt in cap:
         rows = None if query == "mean" or "query" not in STATISTICS[statistic].dims else query_positions(prompt, [int(query)])
@@ -186,23 +184,23 @@ def _heads(cap: Capture, statistic: str, choices: Labels, query: int | str) -> x
 
 
 def _over_prompts(tables: list[xr.DataArray]) -> xr.DataArray:
-    """The average over prompts of every head, by the statistic's own rule."""
+    """Average over prompts, by the statistic's own rule."""
     first = tables[0]
     if len(tables) == 1:
         return first
     prompts = xr.concat(tables, "prompt", join="outer", combine_attrs="override")
-    return over_prompts.middle(prompts, rule(first)).assign_attrs(first.attrs)
+    return mean_over_prompts(prompts, rule(first)).assign_attrs(first.attrs)
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """From which average of a layer to which each series goes."""
+    """Say from which layer average to which each series goes."""
     middle = estimates["middle"]
     about = middle.attrs
     units = "" if about["units"] in ("", "1") else f" in {about['units']}"
     selection = f" ({about['selection']})" if about["selection"] else ""
     start = f"By layer, the {about['averaged']} over heads of {about['long_name']}{selection}"
     finite = {str(label): row[np.isfinite(row)] for label, row in zip(middle["series"].values, middle.values)}
-    courses = [f"{label} {between(row, figures)}" for label, row in finite.items() if row.size]
+    courses = [f"{label} {between(row, two_figures)}" for label, row in finite.items() if row.size]
     if not courses:
         return f"{start} is undefined everywhere."
     return f"{start}{units}: {'; '.join(courses)}."

@@ -15,16 +15,17 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.numbers import counted, decimal, listed, percent, two_figures
 from diffscope.readings import signs
-from diffscope.readings.reading import Reading, described
-from diffscope.readings.words import counted, figures, listed, percent
+from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
+from diffscope.scope.answers import score_answers
+from diffscope.stats.averaging import averaged, mean_over_prompts, standard_error
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
-from diffscope.stats.sample import averaged
+from diffscope.stats.uniform import uniform_share
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS
-from diffscope.tasks.scoring import answers
 from diffscope.tasks.training_sentence import template_of
 
 LENGTHS = (128, 256, 512)
@@ -37,7 +38,7 @@ Progress = Callable[[int, int], object]
 
 
 def usual_lengths(scope: Scope) -> tuple[int, ...]:
-    """Lengths of prompts that a model has positions for, of 128, 256 and 512 tokens; or the longest that it has."""
+    """Return those of 128, 256 and 512 tokens that a model has positions for, or the longest that it has."""
     if scope.max_length is None:
         return LENGTHS
     longest = scope.max_length - ROOM
@@ -190,17 +191,16 @@ def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:
     n = len(prompt.ids)
     spans = {name: prompt.spans[name] for name in SPANS}
     measured = scope.measure(prompt.ids, NEEDED, spans=spans, queries=[n - 1])
-    answered = answers(scope.logits, [prompt])
+    answered = score_answers(scope, [prompt])
     encoded = scope.encode(prompt.ids, spans).span_positions()
     mass = measured["span_mass"].isel(query=0, drop=True)
-    counts = np.stack([seen[:, list(encoded[name])].sum(1) for name in mass["span"].values], 1)  # (layer, span)
-    share = counts / np.maximum(seen.sum(1, keepdims=True), 1)
+    uniform = uniform_share(seen, {name: encoded[name] for name in mass["span"].values.tolist()})
     variables = {
         "mass": mass,
         "negative": negative_mass(measured).isel(query=0, drop=True),
-        "uniform": (("layer", "span"), np.where((share > 0) & (share < 1), share, np.nan)),  # undefined where the mass is
-        "exact": float(answered.right[0]),
-        "log_odds": float(answered.log_odds[0]),
+        "uniform": (("layer", "span"), uniform),
+        "exact": float(answered["exact"][0]),
+        "log_odds": float(answered["log_odds"][0]) if prompt.distractors else np.nan,
     }
     return xr.Dataset(variables, attrs=measured.attrs)
 
@@ -212,11 +212,11 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
     return xr.Dataset(
         {
             "mass_of_prompt": over_heads,
-            "by_head": prompts["mass"].mean("prompt"),
-            "negative": averaged(prompts["negative"], ["head", "layer"]).values.mean("prompt"),
-            "negative_by_head": prompts["negative"].mean("prompt"),
+            "by_head": mean_over_prompts(prompts["mass"]),
+            "negative": mean_over_prompts(averaged(prompts["negative"], ["head", "layer"]).values),
+            "negative_by_head": mean_over_prompts(prompts["negative"]),
             "undefined": prompts["mass"].sel(map="D").isnull().sum(),
-            "uniform": averaged(prompts["uniform"], ["layer"], "mean").values.mean("prompt"),
+            "uniform": mean_over_prompts(averaged(prompts["uniform"], ["layer"], "mean").values),
             "exact_of_prompt": prompts["exact"],
             "log_odds_of_prompt": prompts["log_odds"],
         },
@@ -225,7 +225,7 @@ def _cell(looks: Iterator[xr.Dataset]) -> xr.Dataset:
 
 
 def _estimates(table: xr.Dataset) -> xr.Dataset:
-    """Means over prompts and what they are worth, beside what they are of."""
+    """Compute means over prompts with their errors."""
     mass = table["mass_of_prompt"]
     odds = table["log_odds_of_prompt"]
     right = table["exact_of_prompt"]
@@ -233,13 +233,8 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
     alike = "mean over heads, then layers, of the last query"
     answers_so = "answers whose tokens are all the first choice / answers"
     against = "log p(answer) − log Σ p(distractor)"
-    undefined = int(table["undefined"].sum())
     variables = {
-        "mass": described(mass.mean("prompt"), "attention on each span", f"{alike}, then prompts", undefined_left_out=undefined),
-        "mass_se": described(
-            standard_error(mass), "standard error of attention on each span", "standard deviation over prompts / √prompts"
-        ),
-        "mass_of_prompt": described(mass, "attention on each span, by prompt", alike),
+        **with_error("mass", mass, "attention on each span", alike),
         "negative": described(table["negative"], "negative weights on each span", f"{FORMULA}, {alike}, then prompts"),
         "negative_by_head": described(
             table["negative_by_head"], "negative weights on each span, by head", f"{FORMULA}, mean over prompts"
@@ -250,24 +245,14 @@ def _estimates(table: xr.Dataset) -> xr.Dataset:
             "what uniform attention gives",
             "keys of the span / keys that the last query sees, mean over layers that see it and others",
         ),
-        "exact": described(right.mean("prompt"), "share of exact answers", answers_so),
+        "exact": described(mean_over_prompts(right), "share of exact answers", answers_so),
         "exact_low": described(low, "least share of exact answers", "lower end of the 95 % interval (Wilson)"),
         "exact_high": described(high, "largest share of exact answers", "upper end of the 95 % interval (Wilson)"),
         "exact_of_prompt": described(right, "whether the answer is exact", "1: every token of it is the first choice"),
-        "log_odds": described(odds.mean("prompt"), "log-odds of the answer", f"{against}, mean over prompts", "nats"),
-        "log_odds_se": described(
-            standard_error(odds), "standard error of log-odds", "standard deviation over prompts / √prompts", "nats"
-        ),
-        "log_odds_of_prompt": described(odds, "log-odds of the answer, by prompt", against, "nats"),
+        **with_error("log_odds", odds, "log-odds of the answer", against, "nats"),
     }
+    variables["mass"].attrs["undefined_left_out"] = int(table["undefined"].sum())
     return xr.Dataset(variables)
-
-
-def standard_error(values: xr.DataArray) -> xr.DataArray:
-    """Return the standard error of the mean over prompts; NaN for fewer than two."""
-    count = values.notnull().sum("prompt")
-    spread = values.var("prompt", ddof=1) if values.sizes["prompt"] > 1 else values.isel(prompt=0, drop=True).where(False)
-    return (spread / count.where(count > 1)) ** 0.5
 
 
 def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
@@ -280,7 +265,7 @@ def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
 
 
 def _sentence(estimates: xr.Dataset) -> str:
-    """How the prompts are answered, and where D is, beside A1 and uniform attention."""
+    """Say how prompts are answered, and where D is, beside A1 and uniform attention."""
     share = estimates.sel(normalisation="share")
     right = estimates["exact_of_prompt"]
     lengths = listed([str(length) for length in estimates["length"].values.tolist()])
@@ -313,7 +298,7 @@ def _gets(share: xr.Dataset, span: str) -> str:
     beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
     beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
-    within = f" ± {figures(100 * error)} points" if np.isfinite(error) else ""
+    within = f" ± {two_figures(100 * error)} points" if np.isfinite(error) else ""
     weights = "|D|" if differential else "A"
     if differential:
         beside.insert(0, signs.of_it(mean, float(share["negative"].sel(map="D", span=span).mean(CELL))))
@@ -331,7 +316,7 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
     Prompt i has the same cities and numbers at all lengths and depths, so only the means of prompts vary independently.
     """
     of_prompt = values.mean(CELL)
-    return float(of_prompt.mean()), float(standard_error(of_prompt))
+    return float(mean_over_prompts(of_prompt)), float(standard_error(of_prompt))
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
@@ -358,3 +343,95 @@ def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     if not lengths:
         raise DiffscopeError(f"{' and '.join(estimates)} have no length of prompts in common; measure one length of all")
     return sorted(lengths)
+
+
+def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> Reading:
+    """Contrast what two sides give to the answer.
+
+    Parameters
+    ----------
+    first, second : xarray.Dataset
+        The ``estimates`` of :func:`depths`, over the same lengths.
+    names : (str, str)
+        What the two are called.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``mass_low`` and ``mass_high``, one
+        standard error below and above ``mass``; ``difference`` (span, normalisation), first − second of D, mean over lengths,
+        depths and prompts, and its standard error over prompts, ``difference_se``: prompt by prompt where both were given the
+        same tokens (``attrs["paired"]``).
+
+    Raises
+    ------
+    DiffscopeError
+        They were taken with other lengths or numbers of prompts.
+    """
+    if first["length"].values.tolist() != second["length"].values.tolist():
+        raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
+    common_lengths(dict(zip(names, (first, second))))
+    paired = first.attrs["digest"] == second.attrs["digest"]
+    kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
+    sides = xr.concat(
+        [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
+    )
+    first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
+    spread = (
+        standard_error(first_mass - second_mass)
+        if paired
+        else (standard_error(first_mass) ** 2 + standard_error(second_mass) ** 2) ** 0.5
+    )
+    about = "mean over lengths, depths and prompts"
+    sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
+    sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
+    sides["difference"] = described(mean_over_prompts(first_mass - second_mass), "difference of D", f"first − second, {about}")
+    sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
+    sides.attrs |= {"paired": int(paired)}
+    return Reading(_contrast_sentence(sides, first, second), sides)
+
+
+def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
+    """Say what both give to the answer, the difference in all normalisations, and how both answer."""
+    names = [str(name) for name in sides["side"].values]
+    mass = sides["mass"].sel(map="D", normalisation="share").mean(CELL)
+    if mass.sel(span="answer").isnull().any():
+        return f"D is zero everywhere on a side, so that there is nothing to compare between {names[0]} and {names[1]}."
+    answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
+    change = sides[["difference", "difference_se"]].sel(span="answer")
+    share = change.sel(normalisation="share")
+    points = 100 * float(share["difference"])
+    error = 100 * float(share["difference_se"])
+    size = f"{two_figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
+    within = f" (standard error {two_figures(error)})" if np.isfinite(error) else ""
+    how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
+    right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
+    given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
+    others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
+    return (
+        f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
+        f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
+        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
+    )
+
+
+def _signed(estimates: xr.Dataset, share: float, span: str = "answer") -> str:
+    """Say how much of what a span gets of |D| is negative; nothing for standard attention."""
+    if not has_second_map(estimates["mass_of_prompt"]):
+        return ""
+    return f" of |D| ({signs.of_it(share, float(estimates['negative'].sel(map='D', span=span).mean(CELL)))})"
+
+
+def _by_normalisation(differences: xr.DataArray) -> str:
+    """Say whether the sign of a difference is the same in all normalisations."""
+    values = {str(name): float(value) for name, value in zip(differences["normalisation"].values, differences.values)}
+    defined = {name: value for name, value in values.items() if np.isfinite(value)}
+    seen = {np.sign(value) for value in defined.values()}
+    words = [f"{'+' if value > 0 else ''}{decimal(value)} {name}" for name, value in defined.items()]
+    missing = [f"undefined {name}" for name in values if name not in defined]
+    start = "The sign depends on the normalisation"
+    if seen == {0.0}:
+        start = "There is no difference in any normalisation"
+    elif len(seen) == 1:
+        start = "The sign is the same in all normalisations" + (" that are defined" if missing else "")
+    return f"{start}: {listed([*words, *missing])}"

@@ -10,13 +10,15 @@ import numpy as np
 import xarray as xr
 
 from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError
-from diffscope.readings.over_prompts import error_of_mean
-from diffscope.readings.reading import Reading, described
-from diffscope.readings.scores import LOG_ODDS, check_unedited, of_prompts, questions
-from diffscope.readings.words import LEAST, alike, between, change_in_nats, counted, figures, shortened
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.numbers import LEAST, between, change_in_nats, counted, print_alike, shortened, two_figures
+from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
+from diffscope.scope.answers import score_answers
+from diffscope.tasks import Prompt, TextPrompt, encode_prompts
+from diffscope.tasks.scoring import prompt_losses
 
+LOG_ODDS = "log p(answer) − log Σ p(distractor)"
 UNITS = {"log_odds": "nats", "loss": "nats", "exact": "1"}
 NAMES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "exact answers"}
 DEFINED = {
@@ -39,7 +41,7 @@ def interventions(
     along: str = "edit",
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
-    """How prompts are answered under each of several edits, beside the unedited model.
+    """Score prompts under each of several edits, and compare with the unedited model.
 
     Prompts of equal length run together. The change is paired: of each prompt the value under the edit less that without.
 
@@ -109,7 +111,7 @@ def interventions(
 
 
 def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
-    """The edits of each value, as tuples."""
+    """Return the edits of each value as tuples."""
     if not isinstance(edits, Mapping) or not edits:
         raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
     tried = {value: (chosen,) if isinstance(chosen, Edit) else tuple(chosen) for value, chosen in edits.items()}
@@ -120,7 +122,7 @@ def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
 
 
 def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
-    """Means over prompts, their errors and the changes of each score."""
+    """Compute means over prompts, their errors and the changes of each score."""
     variables: dict[str, xr.DataArray] = {}
     for name, units in UNITS.items():
         change = edited[name] - unedited[name]
@@ -128,28 +130,18 @@ def _estimates(edited: xr.Dataset, unedited: xr.Dataset) -> xr.Dataset:
         words = {"": NAMES[name], "_change": f"change of the {NAMES[name]}"}
         definitions = {"": DEFINED[name], "_change": f"{DEFINED[name]}; edited − unedited, prompt by prompt"}
         for end, values in parts.items():
-            variables |= _means(name + end, values, words[end], definitions[end], units)
-        variables |= _means(f"unedited_{name}", unedited[name], f"{NAMES[name]}, unedited", DEFINED[name], units)
+            variables |= with_error(name + end, values, words[end], definitions[end], units)
+        variables |= with_error(f"unedited_{name}", unedited[name], f"{NAMES[name]}, unedited", DEFINED[name], units)
     return xr.Dataset(variables)
 
 
-def _means(name: str, values: xr.DataArray, words: str, definition: str, units: str) -> dict[str, xr.DataArray]:
-    """A score of each prompt, its mean over prompts and the standard error of that."""
-    error = "standard deviation over prompts / √prompts"
-    return {
-        name: described(values.mean("prompt"), words, f"{definition}; mean over prompts", units),
-        f"{name}_se": described(error_of_mean(values), f"standard error of the {words}", error, units),
-        f"{name}_of_prompt": described(values, f"{words}, by prompt", definition, units),
-    }
-
-
 def _sentence(estimates: xr.Dataset) -> str:
-    """The edits that cost the answer least and most; those that print alike are named together."""
+    """Say which edits cost the answer least and most, naming together those that print alike."""
     name = "log_odds" if bool(estimates["log_odds_change"].notnull().any()) else "loss"
     scored = int(estimates[f"unedited_{name}_of_prompt"].notnull().sum())  # log-odds are of those with distractors
     prompts = counted(scored, "prompt")
     change = estimates[f"{name}_change"].dropna("edit")
-    whole = f"{figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
+    whole = f"{two_figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
     start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
     if not change.size:
         return f"{start}; under the edits these are undefined."
@@ -163,7 +155,7 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 
 def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lost: str, gained: str) -> str:
-    """Where most and least is lost, or gained, in words that go with the sign of the changes beside them."""
+    """Say which edits lose and gain most, with verbs that agree with the signs of the changes."""
     worst, best = (_named(estimates, change, float(change[at])) for at in (worth.argmin(), worth.argmax()))
     if worst == best:
         return f"changed {'alike ' if change.size > 1 else ''}where {worst}"
@@ -175,12 +167,89 @@ def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lo
 
 
 def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
-    """All edits whose change prints like one size, each with its own."""
+    """Name all edits whose change prints like one size, each with its own change."""
     along = estimates["edit"].attrs["long_name"]
     words = []
     for label, value in zip(change["edit"].values, change.values):
-        if alike(float(value), size):
+        if print_alike(float(value), size):
             edit = str(label) if isinstance(label, str) else f"{along} is {label:g}"
             error = float(estimates[f"{change.name}_se"].sel(edit=label))
             words.append(f"{edit} ({change_in_nats(float(value), error)})")
     return shortened(words)
+
+
+def questions(scope: Scope, prompts: Any) -> list[Prompt]:
+    """Encode prompts that have an answer in the tokens of a model.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens.
+    prompts : TextPrompt, Prompt, or sequence of these
+        Of ``diffscope.tasks``: with spans, an answer and distractors.
+
+    Raises
+    ------
+    UnsupportedModel
+        The model predicts no tokens.
+    PromptError
+        There is no prompt, one is none of ``diffscope.tasks``, or one has no answer.
+    """
+    if not scope.runner.predicts:
+        raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
+    given = [prompts] if isinstance(prompts, (Prompt, TextPrompt)) else list(prompts)
+    if not given:
+        raise PromptError("there is no prompt; give one at least, such as diffscope.tasks.examples()")
+    asked = []
+    for number, prompt in enumerate(given):
+        if not isinstance(prompt, (Prompt, TextPrompt)):
+            kind = type(prompt).__name__
+            raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
+        own = encode_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
+        if not own.answer:
+            raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")
+        asked.append(own)
+    return asked
+
+
+def against_distractors(prompts: Sequence[Prompt]) -> None:
+    """Raise PromptError where no prompt has a distractor, so that no log-odds are defined."""
+    if not any(prompt.distractors for prompt in prompts):
+        raise PromptError("log-odds are of the answer against distractors, and no prompt has one; give distractors")
+
+
+def check_unedited(scope: Scope) -> None:
+    """Raise DiffscopeError where edits are on already, so that what is read without further ones is not the unedited model."""
+    with scope.exclusively():
+        active = scope.edits
+    if active:
+        raise DiffscopeError(
+            f"edits are on already ({'; '.join(map(str, active))}), and changes are against the unedited model; "
+            "leave the block of scope.edit first"
+        )
+
+
+def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = (), *, text: bool = True) -> xr.Dataset:
+    """Score each prompt under edits.
+
+    Parameters
+    ----------
+    scope : Scope
+    prompts : sequence of Prompt
+        Of :func:`questions`.
+    edits : sequence of Edit
+    text : bool
+        Whether to score the text too, for which the model runs once more.
+
+    Returns
+    -------
+    xarray.Dataset (prompt,)
+        ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
+    """
+    with scope.edit(*edits):
+        answered = score_answers(scope, prompts)
+        against = [bool(prompt.distractors) for prompt in prompts]
+        values = {"log_odds": np.where(against, answered["log_odds"], np.nan), "exact": answered["exact"].values.astype(float)}
+        if text:
+            values["loss"] = prompt_losses(scope.logits, prompts)
+    return xr.Dataset({name: ("prompt", scores) for name, scores in values.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -10,14 +11,17 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
+from diffscope.numbers import between, counted, decimal, percent, shortened
+from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
-from diffscope.readings.head_sentence import BEFORE, ITSELF, sentence
-from diffscope.readings.pairing import beside_controls
+from diffscope.readings.head_sentence import BEFORE, CLEARLY, ITSELF, MOST, sentence
+from diffscope.readings.pairing_control import beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats import branches
 from diffscope.stats.dataset import attributes
-from diffscope.stats.negative_mass import negative_mass
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.stats.registry import STATISTICS
+from diffscope.stats.uniform import keys_seen, uniform_share
 
 ROW = ("span_mass", "negative_share", "entropy_normalised", "top_k_mass", "argmax", "row_sum", "lambda", "signal_gain")
 PAIR = ("overlap", "cosine", "noise_gain")
@@ -36,12 +40,12 @@ TAKEN = {
 
 
 def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Reading:
-    """Where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
+    """Measure where a head looks from one query, and what its two maps share on irrelevant tokens, beside the pairing control.
 
     Where it looks is read off W = |D| / Σ|D| (the normalisation "share"; of standard attention off the row itself), beside what
     uniform attention over the same visible keys would give. What its maps share is their overlap, 1 − Σ|A1 − A2| / Σ(A1 + A2),
-    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing`). That they overlap more or less
-    is said only where the overlap is outside the range of all controls, by 0.02 at least.
+    beside that of A1 and each other second map of the layer (:mod:`diffscope.readings.pairing_control`). They are said to overlap
+    more or less only if the overlap is outside the range of all controls, by 0.02 at least.
 
     Parameters
     ----------
@@ -78,27 +82,25 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
 
 
 def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:
-    """All that may be said of a head, from a capture of its layer alone."""
+    """Compute all estimates of a head from a capture of its layer alone."""
     sets = cap.spans | {ITSELF: [query]}
     if query:
         sets[BEFORE] = [query - 1]
     placed = relabelled(cap, sets)
     row = placed.measure(ROW, queries=[query]).isel(layer=0, head=head, query=0)
-    counts = _counts(layer, query, placed.key_sets)
     keys = torch.tensor(cap.key_sets["irrelevant"], dtype=torch.int64, device=layer.q.device)
     pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
-    variables = {
+    variables: dict[str, xr.DataArray] = {
         "mass": row["span_mass"].rename(span="place"),
         "negative": negative_mass(row).rename(span="place"),
-        "keys": counts,
-        "uniform": _uniform(counts),
+        **_keys(layer, query, placed.key_sets),
         "entropy_normalised": row["entropy_normalised"],
         "negative_share": row["negative_share"],
         "top_key": row["argmax"],
         "top_share": row["top_k_mass"].sel(k=1),
         "row_sum": row["row_sum"],
         "lambda": row["lambda"].sel(lambda_value="used"),
-        **dict(pair.isel(layer=0, head=head).data_vars),
+        **{str(name): values for name, values in pair.isel(layer=0, head=head).items()},
     }
     weights = described(_weights(layer, head, query), "what D is on each token", "D")
     top = row["argmax"].sel(map="D", drop=True)
@@ -112,7 +114,7 @@ def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr
 
 
 def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
-    """What the two maps of each head of the one layer have in common on irrelevant tokens `keys`, (layer, head).
+    """Compute what the two maps of each head of the one layer share on irrelevant tokens `keys`, (layer, head).
 
     From the row itself, since whoever clicks from head to head waits for every control.
     """
@@ -129,7 +131,7 @@ def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
 @torch.no_grad()
 @without_autocast()
 def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tensor]:
-    """Statistics of two maps on some keys, each (head,)."""
+    """Compute statistics of two maps on some keys, each (head,)."""
     rows = layer.rows([query])
     nothing = torch.full((layer.n_heads,), torch.nan)
     if rows.a2 is None or int(rows.n) < 2:
@@ -150,20 +152,113 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 @torch.no_grad()
 @without_autocast()
 def _weights(layer: LayerAttention, head: int, query: int) -> xr.DataArray:
-    """What D is on every token at one query, (token,)."""
+    """Return D on every token at one query, (token,)."""
     values = layer.rows([query]).d[head, 0].double().cpu().numpy()
     return xr.DataArray(values, {"token": range(len(values))}, ("token",))
 
 
-def _counts(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> xr.DataArray:
-    """How many keys of each place a query sees, (place,); the attribute ``visible`` is how many in all."""
-    visible = layer.visible([query])[0].cpu()
-    counts = xr.DataArray([int(visible[at].sum()) for at in sets.values()], {"place": list(sets)}, ("place",))
-    return described(counts, "visible keys", "#{visible keys of the place}", "keys", visible=int(visible.sum()))
+def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.DataArray]:
+    """Return how many keys of each place a query sees and what uniform attention gives it, (place,).
+
+    The attribute ``visible`` is how many keys it sees in all.
+    """
+    visible = layer.visible([query])[0].cpu().numpy()
+    counts, uniform = (
+        xr.DataArray(values, {"place": list(sets)}, ("place",))
+        for values in (keys_seen(visible, sets), uniform_share(visible, sets, whole=True))
+    )
+    return {
+        "keys": described(counts, "visible keys", "#{visible keys of the place}", "keys", visible=int(visible.sum())),
+        "uniform": described(uniform, "what uniform attention gives", "visible keys of the place / all visible keys"),
+    }
 
 
-def _uniform(counts: xr.DataArray) -> xr.DataArray:
-    """What attention that is the same on all visible keys gives to each place, (place,)."""
-    visible = counts.attrs["visible"]
-    uniform = counts / visible if visible else counts.where(False)
-    return described(uniform, "what uniform attention gives", "visible keys of the place / all visible keys")
+def answer_heads(cap: Capture, query: int | str = -1) -> Reading:
+    """Find the heads that give the answer at least half of their weights at one query, and those that take weight from it.
+
+    A head takes weight where D sums to less than 0 on the answer and half of its weights are there, or twice what uniform
+    attention would give.
+
+    Parameters
+    ----------
+    cap : Capture
+        Of one prompt, with a span ``answer`` for an answer.
+    query : int or "last"
+        Whose row is read; by default the last.
+
+    Returns
+    -------
+    Reading
+        ``estimates``: ``share`` (layer, head), what D gives to the answer of all that it gives, Σ|D| there over Σ|D|, NaN of a
+        head that sees nothing else, or none of it; ``negative`` (layer, head), the part of Σ|D| that negative weights there have;
+        ``net`` (layer, head), what D sums to there; ``uniform`` (layer), what uniform attention would give. Empty where no answer
+        is marked, which the sentence says.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such token, or the capture is of several prompts.
+    """
+    cap = one_prompt(cap)
+    at = query_position(cap, query)
+    if "answer" not in cap.spans:
+        return Reading("No answer is marked in this prompt.", xr.Dataset())
+    measured = cap.measure(NEEDED, queries=[at]).isel(query=0, drop=True)
+    mass = measured["span_mass"]
+    share, net = (mass.sel(map="D", span="answer", normalisation=kind, drop=True) for kind in ("share", "raw"))
+    visible = np.stack([layer.prompt(0).visible([at])[0].cpu().numpy() for layer in cap.layers])  # (layer, key)
+    share_of_keys = uniform_share(visible, {"answer": cap.spans["answer"]}, whole=True)[:, 0]
+    uniform = xr.DataArray(share_of_keys, {"layer": cap.layer_numbers}, ("layer",))
+    variables = {
+        "share": described(share, "attention on the answer", "sum_answer |D| / sum |D|"),
+        "negative": negative_mass(measured).sel(map="D", span="answer", drop=True),
+        "net": described(net, "what D sums to on the answer", "sum_answer D"),
+        "uniform": described(uniform, "what uniform attention gives", "visible keys of the answer / all visible keys"),
+    }
+    estimates = xr.Dataset(variables)
+    return Reading(_sentence(estimates, cap, place_of(at, cap.n_tokens)), estimates)
+
+
+def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
+    heads = estimates.stack(which=("layer", "head")).dropna("which", subset=["share"])
+    weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else "|D|"
+    if not heads.sizes["which"]:
+        return f"No head sees the answer and other tokens {place}."
+    control = f"uniform attention would give {between(heads['uniform'].values, percent)}"
+    heads = heads.sortby("share", ascending=False)
+    gives = heads["net"] >= 0
+    half = heads["share"] >= MOST
+    clear = half | (heads["share"] >= CLEARLY * heads["uniform"])
+    takers = _takers(heads.isel(which=(~gives & clear).values), weights)
+    giving = heads.isel(which=gives.values)
+    givers = [f"{name} {percent(float(share))}" for name, share in zip(_names(giving), giving["share"])]
+    if weights != "A":
+        givers = [f"{words} ({sign})" for words, sign in zip(givers, _signs(giving))]
+    count = int((half & gives).sum())
+    if not count:
+        most = f"; {givers[0]} gives most" if givers else ""
+        return f"No head gives the answer half of its {weights} {place}{most} ({control}).{takers}"
+    many = counted(heads.sizes["which"], "head")
+    start = f"{count} of {many} {'gives' if count == 1 else 'give'} the answer half of {weights} or more"
+    return f"{start} {place} ({control}): {shortened(givers[:count])}.{takers}"
+
+
+def _takers(heads: xr.Dataset, weights: str) -> str:
+    """Name the heads that take weight from the answer; nothing if there is none."""
+    count = heads.sizes["which"]
+    if not count:
+        return ""
+    named = [
+        f"{name} ({percent(float(share))} of {weights}, {sign}, D sums to {decimal(float(net))} there)"
+        for name, share, sign, net in zip(_names(heads), heads["share"], _signs(heads), heads["net"])
+    ]
+    verb = "takes" if count == 1 else "take"
+    return f" {counted(count, 'head')} {verb} weight from the answer: {shortened(named)}."
+
+
+def _signs(heads: xr.Dataset) -> list[str]:
+    return [signs.of_it(float(share), float(negative)) for share, negative in zip(heads["share"], heads["negative"])]
+
+
+def _names(heads: xr.Dataset) -> list[str]:
+    return [f"L{layer}H{head}" for layer, head in heads["which"].values]
