@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import blocks
 import pandas as pd
 import streamlit as st
-from choices import as_loaded
-from edited import made, texts
-from jobs import Job, jobs, watch
-from kept import kept_option, kept_options, kept_value
-from sides import PROMPTS, Pair, Side, edits_in_code, edits_of
-from words import plain
+from background import Job, jobs, watch
+from edit_results import made, texts
+from messages import plain
+from pair import PROMPTS, Pair, Side, edits_in_code, edits_of
+from sidebar import as_loaded
+from url_state import kept_option, kept_options, kept_value
 
 from diffscope import figures, readings
 from diffscope.readings import signs

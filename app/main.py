@@ -9,9 +9,9 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
 
-from admission import admitted  # noqa: E402
-from kept import carry  # noqa: E402
+from access import admitted  # noqa: E402
 from tour import offer_tour  # noqa: E402
+from url_state import carry  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 if not admitted():
@@ -31,10 +31,10 @@ with st.sidebar:
 PAGES = {
     "explore": "Explore",
     "compare": "Compare",
-    "intervene": "Intervene",
+    "change": "Change",
     "amplifier": "Amplifier",
     "training": "Training",
-    "hypotheses": "Hypotheses",
+    "tests": "Tests",
     "your_model": "Your model",
 }
 THERE = [name for name in PAGES if (HERE / "app_pages" / f"{name}.py").is_file()]

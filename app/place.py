@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import streamlit as st
-from kept import kept
-from sources import measured
+from cache import measured
+from url_state import kept
 
 state = st.session_state
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import streamlit as st
 import xarray as xr
-from kept import kept, kept_option
-from sources import measured
+from cache import measured
+from url_state import kept, kept_option
 
 from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import streamlit as st
-from amplifying.anatomy import show_anatomy
-from amplifying.branches import show_branches
-from amplifying.gains import show_gains
-from amplifying.noise import show_noise
-from amplifying.ranks import show_ranks
-from amplifying.section import SECTIONS, contents
-from amplifying.signal import show_signal
-from choices import choose_subject
-from distractors import choose_distractors
+from amplifier.anatomy import show_anatomy
+from amplifier.logits import show_branches
+from amplifier.noise import show_noise
+from amplifier.numbers import show_gains
+from amplifier.ranks import show_ranks
+from amplifier.section import SECTIONS, contents
+from amplifier.signal import show_signal
+from messages import in_words, plain
 from place import choose_head, choose_query, follow
-from words import in_words, plain
+from question import choose_distractors
+from sidebar import choose_subject
 
 from diffscope.errors import check_index
 from diffscope.figures.panels import short_name

@@ -8,11 +8,11 @@ import blocks
 import streamlit as st
 import xarray as xr
 from compare_depths import show_depths
-from kept import keep_look, kept_option, looked_at
+from messages import as_call, in_words, plain
+from pair import Pair, Side, choose_sides
 from place import choose_head, follow, move
-from sides import Pair, Side, choose_sides
 from statistic import WORDS, choose_statistic, same_statistic, signs_of
-from words import as_call, in_words, plain
+from url_state import keep_look, kept_option, looked_at
 
 from app.questions import LETTERS
 from diffscope import Comparison, figures, readings

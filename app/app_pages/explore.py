@@ -6,12 +6,12 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from choices import choose_subject
-from kept import keep_look, kept, looked_at
+from cache import thumbnails
+from messages import as_call, in_words, plain
 from place import choose_head, choose_query, follow, move, select
-from sources import thumbnails
+from sidebar import choose_subject
 from statistic import choose_statistic, signs_of
-from words import as_call, in_words, plain
+from url_state import keep_look, kept, looked_at
 
 from app.questions import LETTERS
 from diffscope import figures, readings

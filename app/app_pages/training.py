@@ -10,13 +10,13 @@ from pathlib import Path
 
 import blocks
 import streamlit as st
-from choices import LAST_STEP, Subject, as_code, choose_subject
-from jobs import Job, Watched, jobs, watch
-from kept import keep_look, kept, kept_option, kept_value, looked_at
-from offered import called
+from background import Job, Watched, jobs, watch
+from cache import along_training, bundled, capture_once, checkpoints, opener, rules, written
+from catalog import called
+from messages import in_words, plain
 from place import choose_head, choose_query, follow, move
-from sources import along_training, bundled, capture_once, checkpoints, opener, rules, written
-from words import in_words, plain
+from sidebar import LAST_STEP, Subject, as_code, choose_subject
+from url_state import keep_look, kept, kept_option, kept_value, looked_at
 
 from diffscope import figures
 from diffscope.capture.capture import Capture

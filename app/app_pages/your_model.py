@@ -9,15 +9,15 @@ from functools import partial
 import blocks
 import pandas as pd
 import streamlit as st
-from given_files import choose_file
-from giving import choose
-from jobs import Job, jobs, watch
-from kept import kept_value
-from offered import Own, cards, located, remember
+from access import rules
+from background import Job, jobs, watch
+from cache import age, opened, outlined, own_prompts
+from catalog import Own, cards, located, remember
+from file_picker import choose_file
+from messages import in_words, plain
+from model_picker import choose
 from readiness import readiness
-from rules import rules
-from sources import age, opened, outlined, own_prompts
-from words import in_words, plain
+from url_state import kept_value
 
 from app import forecast
 from app.outline import check_memory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
-from words import plain
+from messages import plain
 
 WORDS = {
     "pass": "✓ read rightly",

@@ -6,9 +6,9 @@ import weakref
 from functools import cache
 
 import streamlit as st
-from words import in_words
+from messages import in_words
 
-from blocks.charts import show_chart
+from blocks.show import show_chart
 from diffscope import figures
 from diffscope.figures import attention_view, token_strip
 

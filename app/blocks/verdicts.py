@@ -12,10 +12,10 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
-from words import in_words, plain
+from messages import in_words, plain
 
-from blocks.charts import show_chart
 from blocks.exports import take_away
+from blocks.show import show_chart
 from diffscope import figures
 from diffscope.hypotheses.accounts import AGAINST, FOR, OPEN, SILENT
 

@@ -136,9 +136,9 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     np.testing.assert_allclose(drawn["λ = 0.5"], expected.sel(map="D", normalisation="share"), rtol=1e-5)
     unedited = readings.allocation(capture(folder)).estimates["over_layers"].sel(map="D", normalisation="share")
     np.testing.assert_allclose(drawn["as it is"], unedited, rtol=1e-5)
-    import sources
+    import cache
 
-    cap = sources.scope(str(folder), sources.age(str(folder))).capture(PROMPT, spans=SPANS)
+    cap = cache.scope(str(folder), cache.age(str(folder))).capture(PROMPT, spans=SPANS)
     np.testing.assert_array_equal(cap.lam, capture(folder).lam)
     frame = next(frame.value for frame in test.dataframe if "difference" in frame.value)
     assert "head" in frame

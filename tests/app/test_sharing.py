@@ -99,8 +99,8 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
     from streamlit.testing.v1 import AppTest
 
     def ask(name):
-        from sources import age, saved, scope
-        from words import in_words
+        from cache import age, saved, scope
+        from messages import in_words
 
         with in_words():
             scope(name, age(name))
@@ -122,7 +122,7 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     rest(test.button(key="training-ask").click().run())
     assert "copying any number of the text" in words(test)
     assert not any(field.key == "training-cohort" for field in test.text_input)
-    test.switch_page("app_pages/hypotheses.py").run()
+    test.switch_page("app_pages/tests.py").run()
     assert test.selectbox(key="hypotheses-board").options[-1] == "the model"  # shipped studies, and no cohort of the server's
     test.selectbox(key="hypotheses-board").set_value("the model").run()
     test.number_input(key="hypotheses-prompts").set_value(10)
@@ -179,7 +179,7 @@ def test_any_paste_is_shown_or_refused_in_a_line(app, text):
 
 def at_the_door(path="/", query="", cookie="", kind="http"):
     """What the door sends, and whether it let through."""
-    from admission import Door
+    from access import Door
 
     through, sent = [], []
 

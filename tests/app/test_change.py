@@ -21,7 +21,7 @@ def page(app):
     """The page as a function of an address's values."""
 
     def start(**query):
-        test = app("intervene", **query)
+        test = app("change", **query)
         assert not test.exception, test.exception
         return test
 
@@ -31,11 +31,11 @@ def page(app):
 @pytest.fixture
 def modules(app):
     """The modules of the page, whose cache is empty."""
-    import edit_stack
-    import edit_table
-    import edited
+    import edit_catalog
+    import edit_controls
+    import edit_results
 
-    return edit_table, edit_stack, edited
+    return edit_catalog, edit_controls, edit_results
 
 
 def listed(test):
@@ -243,7 +243,7 @@ def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
     assert listed(test) == both
     test.switch_page("app_pages/explore.py").run()
     test.query_params.pop("edit")  # as a browser does
-    test.switch_page("app_pages/intervene.py").run()
+    test.switch_page("app_pages/change.py").run()
     assert listed(test) == both and address(test) == ["zero_a2:layers=2", "ablate_heads:layers=1:heads=0"]
     assert listed(page(**test.query_params)) == both
     assert listed(page(edit="none")) == []
@@ -284,7 +284,7 @@ def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
 def test_a_saved_capture_has_no_model_to_edit(app, folders, tmp_path):
     path = tmp_path / "kept.dscope"
     diffscope.load(str(folders["small-diff"])).capture(PROMPT).save(path)
-    test = app("intervene", model="a folder or a saved capture", path=str(path))
+    test = app("change", model="a folder or a saved capture", path=str(path))
     assert not test.exception and lines(test) == ["a saved capture has maps but no model to run; choose a model for this"]
 
 
@@ -312,8 +312,8 @@ def test_the_script_says_what_the_page_says(page, tmp_path, monkeypatch, capsys)
 
 def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
     """Seven look at the model as it is and three edit it, on one scope and one cache, each asking for all prompts at once."""
-    table, _, edited = modules
-    from choices import Subject
+    table, _, edit_results = modules
+    from sidebar import Subject
 
     stacks = [
         (),
@@ -347,8 +347,8 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
         start.wait()
         for number, subject in enumerate(subjects):
             before = subject.capture()
-            captured = edited.captured(subject, before, written)
-            predicted = edited.predicted(subject, before, written, None)
+            captured = edit_results.captured(subject, before, written)
+            predicted = edit_results.predicted(subject, before, written, None)
             fresh = subject.scope().capture(subject.prompt, spans=subject.spans)  # of nobody's cache, and never under edits
             seen.append((number, texts, (digest(captured), predicted.log_p.tobytes()), digest(before), digest(fresh)))
 

@@ -11,15 +11,15 @@ from small_models import APP
 from diffscope.errors import DiffscopeError
 from tools.browser import dashboard
 
-PAGE = Path(__file__).with_name("jobs_page.py")
+PAGE = Path(__file__).with_name("background_page.py")
 
 
 @pytest.fixture
-def jobs(monkeypatch):
+def background(monkeypatch):
     monkeypatch.syspath_prepend(str(APP))
-    import jobs
+    import background
 
-    return jobs
+    return background
 
 
 def ended(job):
@@ -29,7 +29,7 @@ def ended(job):
     return job
 
 
-def test_a_job_tells_how_far_it_is_and_never_goes_back(jobs):
+def test_a_job_tells_how_far_it_is_and_never_goes_back(background):
     told, go_on = threading.Event(), threading.Semaphore(0)
 
     def work(job):
@@ -39,7 +39,7 @@ def test_a_job_tells_how_far_it_is_and_never_goes_back(jobs):
             go_on.acquire(timeout=30)
         return "all of it"
 
-    job = jobs.Job(work)
+    job = background.Job(work)
     seen = []
     for _ in range(3):
         assert told.wait(30)
@@ -50,7 +50,7 @@ def test_a_job_tells_how_far_it_is_and_never_goes_back(jobs):
     assert ended(job).result == "all of it" and not job.trouble
 
 
-def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(jobs):
+def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
     reached, done = threading.Event(), []
 
     def work(job):
@@ -63,30 +63,30 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(jobs):
             done.append("handled")
         done.append("went on")
 
-    job = jobs.Job(work)
+    job = background.Job(work)
     assert reached.wait(30) and not job.stopping
     job.stop()
     ended(job)
     assert not done and not job.trouble and not job.stopping
 
 
-def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(jobs, caplog):
+def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(background, caplog):
     def refused(job):
         raise DiffscopeError("there is no model 'x'")
 
     def defect(job):
         return 1 / 0
 
-    assert ended(jobs.Job(refused)).trouble == "there is no model 'x'"
+    assert ended(background.Job(refused)).trouble == "there is no model 'x'"
     assert not caplog.records
-    trouble = ended(jobs.Job(defect)).trouble
+    trouble = ended(background.Job(defect)).trouble
     assert "ZeroDivisionError: division by zero" in trouble and "\n" not in trouble
     assert "return 1 / 0" in caplog.text
 
 
-def test_a_key_has_one_job_at_a_time(jobs):
+def test_a_key_has_one_job_at_a_time(background):
     hold = threading.Event()
-    held = jobs.Jobs()
+    held = background.Jobs()
     first = held.start("a", lambda job: hold.wait(30))
     assert held.start("a", lambda job: None) is first and held.start("b", lambda job: None) is not first
     hold.set()
@@ -94,10 +94,10 @@ def test_a_key_has_one_job_at_a_time(jobs):
     assert held.start("a", lambda job: None) is not first
 
 
-def test_no_session_takes_all_turns(jobs):
+def test_no_session_takes_all_turns(background):
     """Four jobs of one session wait for each other, and those of another do not wait for them; a waiting one can be stopped."""
     hold = threading.Event()
-    one, other = jobs.Jobs(), jobs.Jobs()
+    one, other = background.Jobs(), background.Jobs()
     long = [one.start(name, lambda job: hold.wait(30)) for name in "abcd"]
     ended(other.start("a", lambda job: None))
     end = time.monotonic() + 30

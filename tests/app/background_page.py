@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import streamlit as st
-from jobs import jobs, watch
+from background import jobs, watch
 
 
 def count(job, path):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from given_files import GivenFile
-from jobs import Job, Watched
-from offered import called
-from sources import own_prompts, written
+from background import Job, Watched
+from cache import own_prompts, written
+from catalog import called
+from file_picker import GivenFile
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import streamlit as st
-from given_files import choose_file
-from kept import fits_address, kept, kept_option, kept_value
-from offered import Own, called, cards, own, remember, trusted
-from rules import rules
-from sources import age, capture, examples, own_prompts, saved, scope
+from access import rules
+from cache import age, capture, examples, own_prompts, saved, scope
+from catalog import Own, called, cards, own, remember, trusted
+from file_picker import choose_file
+from messages import plain
 from uploads import is_upload
-from words import plain
+from url_state import fits_address, kept, kept_option, kept_value
 
 from diffscope import Chars
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from jobs import Watched
-from kept import kept, kept_option
-from once import once
+from background import Watched, once
+from messages import in_words, plain
 from place import move
-from words import in_words, plain
+from question import ask, in_python
+from url_state import kept, kept_option
 
-from amplifying.question import ask, in_python
-from amplifying.section import heading, python, show
+from amplifier.section import heading, python, show
 from diffscope.edits import inject_noise
 from diffscope.figures import amplifier_charts as charts
 from diffscope.figures.escaping import visible

@@ -5,7 +5,7 @@ from __future__ import annotations
 import blocks
 import streamlit as st
 import xarray as xr
-from words import plain
+from messages import plain
 
 from diffscope.figures.base import Figure
 from diffscope.figures.panels import short_name

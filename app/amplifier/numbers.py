@@ -5,10 +5,10 @@ from __future__ import annotations
 import blocks
 import streamlit as st
 import xarray as xr
-from once import once
-from words import in_words
+from background import once
+from messages import in_words
 
-from amplifying.section import heading, python, show
+from amplifier.section import heading, python, show
 from diffscope import readings
 from diffscope.figures import Figure
 from diffscope.figures import amplifier_charts as charts

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import streamlit as st
-from kept import kept_option
-from once import once
-from words import in_words, plain
+from background import once
+from messages import in_words, plain
+from url_state import kept_option
 
-from amplifying.section import heading, python, show
+from amplifier.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.composition import composition

@@ -6,8 +6,8 @@ import hashlib
 from dataclasses import dataclass, field
 
 import streamlit as st
-from rules import rules
-from words import plain
+from access import rules
+from messages import plain
 
 MB = 10  # the largest file
 state = st.session_state

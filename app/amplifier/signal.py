@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from jobs import Watched
-from once import once
-from words import in_words, plain
+from background import Watched, once
+from messages import in_words, plain
 
-from amplifying.section import heading, python, show
+from amplifier.section import heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.snr import DRAWS

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import streamlit as st
-from choices import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
-from edit_choice import choose_edits
-from edit_table import Written
-from edited import captured, texts
-from kept import kept, kept_option, kept_value
-from offered import cards
-from sources import bundled, examples, rules
+from cache import bundled, examples, rules
+from catalog import cards
+from edit_catalog import Written
+from edit_controls import choose_edits
+from edit_results import captured, texts
+from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
+from url_state import kept, kept_option, kept_value
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.panels import short_name

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 import streamlit as st
-from kept import kept, kept_value
-from offered import Own, cards, own
-from rules import rules
+from access import rules
+from catalog import Own, cards, own
+from messages import plain
 from streamlit import runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 from uploads import File, accept
-from words import plain
+from url_state import kept, kept_value
 
 from diffscope.errors import DiffscopeError, ModelNotFound
 

@@ -6,14 +6,13 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from choices import choose_subject
-from distractors import choose_distractors
-from edit_stack import ablated, show_stack, switch_head
-from edited import captured, changes, continued, predicted, question_of
-from kept import keep_look, kept_option, looked_at
+from edit_controls import ablated, show_stack, switch_head
+from edit_results import captured, changes, continued, predicted, question_of, script
+from messages import in_words, plain
 from place import choose_head, follow, move, select
-from script import script
-from words import in_words, plain
+from question import choose_distractors
+from sidebar import choose_subject
+from url_state import keep_look, kept_option, looked_at
 
 from diffscope import figures
 from diffscope.capture.comparison import Comparison

@@ -10,6 +10,6 @@ HERE = Path(__file__).resolve().parent
 if str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
 
-from admission import Door  # noqa: E402
+from access import Door  # noqa: E402
 
 app = st.App(HERE / "main.py", middleware=[Middleware(Door)])

@@ -13,9 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import streamlit as st
-from offered import bundled as bundled
-from offered import called, located, trusted, without_places
-from rules import rules as rules
+from access import rules as rules
+from catalog import bundled as bundled
+from catalog import called, located, trusted, without_places
 
 from app.outline import outline
 from diffscope import readings

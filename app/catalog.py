@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import streamlit as st
-from rules import rules
+from access import rules
 from uploads import Upload, is_upload
 
 from diffscope.errors import DiffscopeError, ModelNotFound

@@ -7,14 +7,14 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from boards import MOST_PROMPTS, Board, Choices, provisional, run_tests
-from choices import choose_model
-from given_files import choose_file, is_given
-from jobs import jobs, watch
-from kept import kept, kept_option, kept_value
-from offered import located, trusted
-from sources import age, bundled, check_lengths, rules, scope, study
-from words import in_words, plain
+from background import jobs, watch
+from cache import age, bundled, check_lengths, rules, scope, study
+from catalog import located, trusted
+from file_picker import choose_file, is_given
+from messages import in_words, plain
+from sidebar import choose_model
+from test_runs import MOST_PROMPTS, Board, Choices, provisional, run_tests
+from url_state import kept, kept_option, kept_value
 
 from diffscope import figures, tables
 from diffscope.cli.study import REPORT

@@ -41,7 +41,7 @@ def quick(monkeypatch):
 
 
 def page(app, board="the model", **query):
-    test = app("hypotheses", **query)
+    test = app("tests", **query)
     return fine(test.selectbox(key="hypotheses-board").set_value(board).run())
 
 
@@ -206,7 +206,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     assert ":gray-badge[measured]" in rows(test)["key-token-gain"]  # shown while the other runs
     assert "Provisional" in shown(test.caption)
     test.switch_page("app_pages/explore.py").run()
-    test.switch_page("app_pages/hypotheses.py").run()
+    test.switch_page("app_pages/tests.py").run()
     assert test.get("progress")  # it goes on while the reader is elsewhere
     fine(test.button(key="hypotheses-stop").click().run())
     go_on.set()
