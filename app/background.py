@@ -14,17 +14,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import streamlit as st
-from messages import in_a_line, plain
+from messages import escape_markdown, in_a_line
 
 from diffscope.readings import effort
 from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
 MOST, MOST_OF_SESSION = 4, 2  # jobs that are worked on at a time, so that no reader keeps all others waiting
-TURNS = threading.BoundedSemaphore(MOST)
+SLOTS = threading.BoundedSemaphore(MOST)
 
 
-class Halted(BaseException):
+class Cancelled(BaseException):
     """Raised inside of work that is to stop; no error, so that nothing that handles errors keeps it."""
 
 
@@ -34,7 +34,8 @@ class Job:
     Parameters
     ----------
     work : callable
-        Called with the job, whose `tell` or `go_on` it calls as often as it can: where the job is to stop, they raise. What it
+        Called with the job, whose `report` or `check_cancelled` it calls as often as it can: they raise if the job was
+        stopped. What it
         returns is the job's result.
     turns : threading.Semaphore, optional
         What it waits for first, beside the turn that all jobs wait for.
@@ -47,16 +48,16 @@ class Job:
         What is being done.
     result
         What the work returned; None until then.
-    trouble : str
+    error : str
         Why it failed, in a line; empty where it did not.
     """
 
     def __init__(self, work: Callable[[Job], Any], turns: threading.Semaphore | None = None):
-        self._turns = [turns, TURNS] if turns else [TURNS]
+        self._turns = [turns, SLOTS] if turns else [SLOTS]
         self.share = 0.0
         self.words = "beginning"
         self.result: Any = None
-        self.trouble = ""
+        self.error = ""
         self._begun = time.monotonic()
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(work,), name="diffscope job", daemon=True)
@@ -81,16 +82,16 @@ class Job:
         """Have it stop at what it tells next."""
         self._halt.set()
 
-    def tell(self, done: float, total: float, words: str) -> None:
+    def report(self, done: float, total: float, words: str) -> None:
         """So much of the whole is done, and this is what is done now."""
-        self.go_on()
+        self.check_cancelled()
         self.share = max(self.share, min(done / total, 1.0))
         self.words = words
 
-    def go_on(self) -> None:
-        """Raise Halted where the job is to stop."""
+    def check_cancelled(self) -> None:
+        """Raise Cancelled where the job is to stop."""
         if self._halt.is_set():
-            raise Halted
+            raise Cancelled
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -100,7 +101,7 @@ class Job:
             for turns in self._turns:
                 while not turns.acquire(timeout=LOOK_EVERY):
                     self.words = "waiting for other work to end"
-                    self.go_on()
+                    self.check_cancelled()
                 held.callback(turns.release)
             self.words = before
             yield
@@ -109,23 +110,23 @@ class Job:
         try:
             with self._turn():
                 self.result = work(self)
-        except Halted:
+        except Cancelled:
             pass
         except Exception as error:  # a thread has nobody to raise it to
-            self.trouble = in_a_line(error)
+            self.error = in_a_line(error)
 
 
-class Watched(Scope):
+class CancellableScope(Scope):
     """A model that asks whether it may go on before it is run, perhaps under another name."""
 
-    def __init__(self, opened: Scope, go_on: Callable[[], None], name: str = ""):
+    def __init__(self, opened: Scope, check_cancelled: Callable[[], None], name: str = ""):
         super().__init__(opened.model, opened.tokenizer, name or opened.name, opened.family)
-        self._go_on = go_on
+        self._check_cancelled = check_cancelled
 
     @contextmanager
     def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
         """As of Scope."""
-        self._go_on()
+        self._check_cancelled()
         with super().exclusively(lengths, packed):
             yield
 
@@ -166,7 +167,7 @@ def jobs() -> Jobs:
     return Jobs()
 
 
-def watch(job: Job, key: str, words: Callable[[], str] | None = None, news: Callable[[], object] | None = None) -> None:
+def show_progress(job: Job, key: str, words: Callable[[], str] | None = None, news: Callable[[], object] | None = None) -> None:
     """Show how far a running job is, with a stop, and draw the page again when it has ended.
 
     Parameters
@@ -188,7 +189,7 @@ def watch(job: Job, key: str, words: Callable[[], str] | None = None, news: Call
         progress = "stopping" if job.stopping else job.words
         parts = [words() if words else "", progress, f"{job.seconds:.0f} s"]
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.progress(job.share, plain(" · ".join(filter(None, parts))))
+            st.progress(job.share, escape_markdown(" · ".join(filter(None, parts))))
             st.button("Stop", key=f"{key}-stop", on_click=job.stop, disabled=job.stopping)
 
     look()
@@ -196,7 +197,7 @@ def watch(job: Job, key: str, words: Callable[[], str] | None = None, news: Call
 
 AT_ONCE = 3.0  # seconds
 MOST = 32  # results of a kind that are kept
-Tell = Callable[[float, float], object]
+Report = Callable[[float, float], object]
 
 
 class Results:
@@ -229,7 +230,7 @@ def results(what: str, most: int) -> Results:
     return Results(most)
 
 
-def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], most: int = MOST) -> Any:
+def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report], Any], most: int = MOST) -> Any:
     """What a computation gives, or None while it is not there.
 
     Parameters
@@ -241,7 +242,7 @@ def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], 
     seconds : float
         How long it will take, roughly. What takes longer than ``AT_ONCE`` has a button, and runs in the background.
     compute : callable
-        Called with `tell(done, total)`, which it calls as often as it can. It touches nothing of Streamlit.
+        Called with `report(done, total)`, which it calls as often as it can. It touches nothing of Streamlit.
     most : int
         How many results of this kind are kept.
     """
@@ -257,13 +258,13 @@ def once(key: tuple, what: str, seconds: float, compute: Callable[[Tell], Any], 
         jobs().keep_last(what, key)
         return kept.keep(key, job.result)
     if job is not None and job.running:
-        watch(job, f"once-{what}")
+        show_progress(job, f"once-{what}")
         return None
-    if job is not None and job.trouble:
-        st.warning(plain(job.trouble))
+    if job is not None and job.error:
+        st.warning(escape_markdown(job.error))
 
     def work(job: Job) -> Any:
-        return compute(lambda done, total: job.tell(done, total, f"measuring {what}"))
+        return compute(lambda done, total: job.report(done, total, f"measuring {what}"))
 
     label = f"Measure {what} ({effort.in_words(seconds)})"
     st.button(label, key=f"once-{what}", on_click=lambda: jobs().start((what, key), work))

@@ -15,7 +15,7 @@ from pathlib import Path
 import streamlit as st
 from access import rules as rules
 from catalog import bundled as bundled
-from catalog import called, located, trusted, without_places
+from catalog import display_name, hide_paths, resolve, trusts_code
 
 from app.outline import outline
 from diffscope import readings
@@ -37,31 +37,37 @@ def examples() -> list:
     return [*tasks.examples(), *tasks.examples("text")]
 
 
-def age(path: str) -> float:
-    """When a folder's newest file was written: a model saved again under the same name is another model."""
+def modified_at(path: str, weights: bool = False) -> float:
+    """Return when the newest file of a folder was written: a model that was saved again under the same name is another model.
+
+    Parameters
+    ----------
+    path : str
+    weights : bool
+        Look at all weights and scores below the folder, such as those of checkpoints and of a cohort, instead of at the files
+        that a model is opened from.
+    """
     try:
-        place = Path(located(path)).expanduser()
-        tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
-        files = [place] if place.is_file() else (*place.glob("*"), *tokenizer.glob("tokenizer*"))
+        place = Path(resolve(path) if path else "").expanduser()
+        if weights:
+            kinds = ("*.safetensors", "*.nc") if path and place.is_dir() else ()
+            files = [file for kind in kinds for file in place.rglob(kind)]
+        else:
+            tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
+            files = [place] if place.is_file() else [*place.glob("*"), *tokenizer.glob("tokenizer*")]
         return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
-    except (OSError, RuntimeError):  # no path, or one that may not be read: whoever opens it says so
+    except (OSError, RuntimeError):  # not a path, or not to be read: whoever opens it says so
         return 0.0
-
-
-def written(path: str) -> float:
-    """When anything that can be tested was last written below a folder: weights, checkpoints, a cohort's scores."""
-    try:
-        folder = Path(located(path) if path else "").expanduser()
-    except (RuntimeError, DiffscopeError):  # whoever opens it says so
+    except DiffscopeError:
+        if not weights:
+            raise
         return 0.0
-    files = (file for kind in ("*.safetensors", "*.nc") for file in folder.rglob(kind)) if path and folder.is_dir() else ()
-    return max((file.stat().st_mtime for file in files), default=0.0)
 
 
 def checkpoints(name: str) -> Checkpoints:
     """What was kept of the training of a model that readers may open, by names that they may open."""
-    path = located(name)
-    with without_places(name, path):
+    path = resolve(name)
+    with hide_paths(name, path):
         kept = checkpoints_of(path)
     return replace(kept, names={step: f"{name}{by.removeprefix(path)}" for step, by in kept.names.items()})
 
@@ -69,36 +75,32 @@ def checkpoints(name: str) -> Checkpoints:
 @st.cache_resource(show_spinner="Reading what its files say", max_entries=64)
 def outlined(name: str, written: float):
     """What a model's files say of it before it is loaded."""
-    path = located(name)
-    with without_places(name, path):
-        return replace(outline(path), name=called(name))
+    path = resolve(name)
+    with hide_paths(name, path):
+        return replace(outline(path), name=display_name(name))
 
 
 def scope(name: str, written: float = 0.0):
     """A model that readers may open, by its name; code that comes with it is run only where this session trusts it."""
-    return opened(name, written, trusted(name))
+    return opened(name, written, trusts_code(name))
 
 
 @st.cache_resource(show_spinner="Loading the model", max_entries=4)
 def opened(name: str, written: float, trust: bool):
     """The same, for whoever says whether its code is trusted."""
-    return _loaded(name, trust)
+    return _load(name, resolve(name), trust)
 
 
-def _loaded(name: str, trust: bool) -> Scope:
-    return _at(name, located(name), trust)
-
-
-def _at(name: str, path: str, trust: bool) -> Scope:
-    with without_places(name, path):
+def _load(name: str, path: str, trust: bool) -> Scope:
+    with hide_paths(name, path):
         model, tokenizer = load_model(path, trust_remote_code=trust)
-        return Scope(model, tokenizer, called(name))
+        return Scope(model, tokenizer, display_name(name))
 
 
 def opener(names: Iterable[str]) -> Callable[[str], Scope]:
     """A function that opens these models, by name, for one use; a thread that knows nothing of the session may call it."""
-    places = {name: (located(name), trusted(name) or trusted(name.rpartition("@")[0])) for name in names}
-    return lambda name: _at(name, *places[name])
+    places = {name: (resolve(name), trusts_code(name) or trusts_code(name.rpartition("@")[0])) for name in names}
+    return lambda name: _load(name, *places[name])
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
@@ -141,7 +143,7 @@ def along_training(_captures: dict, key: tuple, query: int):
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
 def saved(path: str, written: float):
     """A capture from a file; of a batch its first prompt."""
-    return open_capture(located(path))[0]
+    return open_capture(resolve(path))[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)

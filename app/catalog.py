@@ -20,7 +20,7 @@ state = st.session_state
 
 
 @dataclass(frozen=True)
-class Own:
+class SessionModel:
     """A model that a reader has checked.
 
     Attributes
@@ -38,7 +38,7 @@ class Own:
     trusted: bool = False
 
 
-def own() -> dict[str, Own]:
+def session_models() -> dict[str, SessionModel]:
     """The models that were checked in this session, by what they are called; uploads as long as they are there."""
     models = state.setdefault("_own", {})
     for label in [label for label, model in models.items() if model.upload is not None and not model.upload.there]:
@@ -46,17 +46,17 @@ def own() -> dict[str, Own]:
     return models
 
 
-def remember(label: str, model: Own) -> None:
+def add_session_model(label: str, model: SessionModel) -> None:
     """Offer a model in this session; an upload takes the place of the one before."""
     if model.upload is not None:
-        for name in [name for name, other in own().items() if other.upload is not None]:
-            del own()[name]
-    own()[label] = model
+        for name in [name for name, other in session_models().items() if other.upload is not None]:
+            del session_models()[name]
+    session_models()[label] = model
 
 
-def trusted(name: str) -> bool:
+def trusts_code(name: str) -> bool:
     """Whether this session lets a model run its own code."""
-    return any(model.trusted for model in own().values() if model.name == name)
+    return any(model.trusted for model in session_models().values() if model.name == name)
 
 
 @st.cache_resource(show_spinner=False)
@@ -68,7 +68,7 @@ def bundled() -> list[dict]:
 
 
 @st.cache_resource(show_spinner=False, ttl=20)
-def below(folder: Path) -> dict[str, dict]:
+def scan(folder: Path) -> dict[str, dict]:
     """Cards of the models below a folder, whose names begin with its own; none with a link that leads out of it."""
     models = {}
     for place, inner, files in os.walk(folder):
@@ -90,10 +90,10 @@ def _stays_inside(home: Path, folder: Path) -> bool:
 def cards() -> dict[str, dict]:
     """The models that are offered to everybody by name: what is known about each."""
     folder = rules().models
-    return {card["name"]: card for card in bundled()} | ({} if folder is None else below(folder))
+    return {card["name"]: card for card in bundled()} | ({} if folder is None else scan(folder))
 
 
-def located(name: str) -> str:
+def resolve(name: str) -> str:
     """The name or path by which a model that a reader named is opened.
 
     Raises
@@ -111,15 +111,15 @@ def located(name: str) -> str:
     raise ModelNotFound("this dashboard opens the models that it lists, and those that you upload")
 
 
-def called(name: str) -> str:
+def display_name(name: str) -> str:
     """What a model is called on pages: of an upload its folder alone."""
     return Path(name).name if name and is_upload(name) else name
 
 
 @contextmanager
-def without_places(name: str, path: str) -> Iterator[None]:
+def hide_paths(name: str, path: str) -> Iterator[None]:
     """Errors that call a model as its reader does, and do not say where on this machine it lies."""
     try:
         yield
     except DiffscopeError as error:
-        raise type(error)(str(error).replace(path, called(name))) from None
+        raise type(error)(str(error).replace(path, display_name(name))) from None

@@ -6,9 +6,9 @@ from functools import partial
 
 import streamlit as st
 from edit_catalog import ALL, KINDS, LAST, STAGE_WORDS, Choice, Tokens, Written, first, read
-from messages import plain
+from messages import escape_markdown
 from place import heads_of, strongest
-from url_state import kept, kept_option, kept_options, kept_value
+from url_state import bound
 
 from diffscope.errors import DiffscopeError
 
@@ -26,7 +26,7 @@ def texts() -> tuple[str, ...]:
 
 def begin(cap) -> None:
     """The edits of the address; without any, A2 is not subtracted, if there is one."""
-    kept(KEY)  # of no widget, but it stays like one
+    bound(KEY)  # of no widget, but it stays like one
     if KEY not in state:
         state[KEY] = st.query_params.get_all(KEY)[:MOST]
         state["_edits-chosen"] = bool(state[KEY])
@@ -46,7 +46,7 @@ def show_stack(cap, layer: int, head: int) -> list[Written]:
             edits.append((read(text), number))
         except DiffscopeError as error:
             with st.container(horizontal=True, vertical_alignment="center"):
-                st.warning(plain(str(error)), width="stretch")
+                st.warning(escape_markdown(str(error)), width="stretch")
                 _undo(number, text)
     edits.sort(key=lambda edit: edit[0].stage)
     for edit, number in edits:
@@ -64,7 +64,7 @@ def _show_edit(edit: Written, number: int, cap) -> None:
         without = (
             edit.kind.name in ("scale_lambda", "set_lambda") and edit.values == (0.0,) and not edit.layers and not edit.heads
         )
-        st.markdown(f"**{plain(edit.words)}**{': without A₂' if without else ''}", width="stretch")
+        st.markdown(f"**{escape_markdown(edit.words)}**{': without A₂' if without else ''}", width="stretch")
         _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
     places = ["layers", "heads"] if edit.kind.heads else ["layers"]
@@ -110,7 +110,7 @@ def _change(number: int, name: str, keys: dict[str, str]) -> None:
 
 def _undo(number: int, words: str) -> None:
     others = texts()[:number] + texts()[number + 1 :]
-    st.button("Undo", key=f"intervene-undo-{number}", help=plain(f"Take back: {words}"), on_click=put, args=(others,))
+    st.button("Undo", key=f"intervene-undo-{number}", help=escape_markdown(f"Take back: {words}"), on_click=put, args=(others,))
 
 
 def put(edits) -> None:
@@ -199,12 +199,12 @@ def choose_edits(cap, key: tuple) -> tuple[Written, ...]:
     """What is changed, chosen in the sidebar: one edit, or one a layer where heads are ablated."""
     options = [words for words, (name, _) in EDITS.items() if cap.differential or not KINDS[name].second]
     with st.sidebar:
-        chosen = st.selectbox("Edit", options, **kept_option("compare-edit", options))
+        chosen = st.selectbox("Edit", options, **bound("compare-edit", options=options))
         if chosen == ABLATED:
             return _choose_heads(cap, key)
         name, values = EDITS[chosen]
         if chosen == VALUE:
-            values = (st.slider("λ", 0.0, 2.0, step=0.05, **kept_value("compare-lambda", 1.0)),)
+            values = (st.slider("λ", 0.0, 2.0, step=0.05, **bound("compare-lambda", default=1.0)),)
     return (Written(KINDS[name], values),)
 
 
@@ -212,7 +212,7 @@ def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:
     """Heads to ablate; to begin with, the one that gives the answer most."""
     places = {f"L{layer}H{head}": (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
     layer, head = strongest(cap, key)
-    options = kept_options("compare-ablated", list(places), [f"L{layer}H{head}"])
+    options = bound("compare-ablated", options=list(places), default=[f"L{layer}H{head}"], several=True)
     heads = st.multiselect("Heads to ablate", list(places), **options, placeholder="choose heads")
     by_layer: dict[int, list[int]] = {}
     for name in heads:

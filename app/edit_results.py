@@ -20,8 +20,8 @@ LONG, FEW = 2048, 3  # tokens of a prompt beyond which so few are generated: und
 Texts = tuple[str, ...]
 
 
-def made(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
-    """Edits for a prompt, of which those that other texts are read for are made once."""
+def build_edits(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
+    """Edits for a prompt, of which those that other texts are read for are build_edits once."""
     scope = subject.scope()
     key = subject.key[:2]  # of the model alone
     return tuple(
@@ -37,7 +37,7 @@ def _of_texts(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) 
 
 def captured(subject, cap, written: tuple[Written, ...]):
     """What every layer attends with under edits."""
-    return _captured(subject.key, texts(written), subject, cap, made(subject, cap, written))
+    return _captured(subject.key, texts(written), subject, cap, build_edits(subject, cap, written))
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
@@ -62,7 +62,7 @@ def answer_of(subject, cap) -> str:
 def predicted(subject, cap, written: tuple[Written, ...], question: Prompt | None) -> Prediction:
     """What the model says next under edits, and of an answer where there is one."""
     candidates = () if question is None else tuple(map(tuple, (question.answer, *question.distractors)))
-    return _predicted(subject.key, texts(written), candidates, subject, cap, made(subject, cap, written), question)
+    return _predicted(subject.key, texts(written), candidates, subject, cap, build_edits(subject, cap, written), question)
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
@@ -74,7 +74,7 @@ def _predicted(key: tuple, edits: Texts, candidates: tuple, _subject, _cap, _mad
 
 def continued(subject, cap, written: tuple[Written, ...]) -> str:
     """A few tokens that the model generates under edits."""
-    return _continued(subject.key, texts(written), new_tokens(subject, cap), subject, made(subject, cap, written))
+    return _continued(subject.key, texts(written), new_tokens(subject, cap), subject, build_edits(subject, cap, written))
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
@@ -93,7 +93,7 @@ def new_tokens(subject, cap) -> int:
 
 def changes(subject, cap, written: tuple[Written, ...]) -> Reading:
     """What edits do to every head."""
-    made_edits = made(subject, cap, written)
+    made_edits = build_edits(subject, cap, written)
     return _changes(subject.key, texts(written), cap, captured(subject, cap, written), made_edits)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import streamlit as st
 from access import rules
-from messages import plain
+from messages import escape_markdown
 
 MB = 10  # the largest file
 state = st.session_state
@@ -50,6 +50,6 @@ def choose_file(label: str, key: str, *others: str, words: str | None = None) ->
     given = state.get(place)
     if given is not None and uploaded is None:  # given before another page was looked at
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(plain(given.name))
+            st.caption(escape_markdown(given.name))
             st.button("Remove", key=f"{key}-remove", on_click=lambda: state.pop(place))
     return given

@@ -11,7 +11,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
 
 from access import admitted  # noqa: E402
 from tour import offer_tour  # noqa: E402
-from url_state import carry  # noqa: E402
+from url_state import restore  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 if not admitted():
@@ -43,6 +43,6 @@ page = st.navigation(
     [st.Page(HERE / "app_pages" / f"{name}.py", title=PAGES[name], url_path=name, default=name == "explore") for name in THERE],
     position="top",
 )
-carry(page.url_path)
+restore(page.url_path)
 offer_tour()
 page.run()

@@ -14,21 +14,21 @@ MARKS = "&\\`*_{}[]()#+-!|~<>$:"
 
 
 @contextlib.contextmanager
-def in_words():
+def show_errors():
     """An expected failure becomes one line on the page, and the block that failed is left out."""
     try:
         yield
     except DiffscopeError as error:
-        st.warning(plain(str(error)))
+        st.warning(escape_markdown(str(error)))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        st.warning(plain(f"{where}{error.strerror or error}; check the path, its permissions and the space left"))
+        st.warning(escape_markdown(f"{where}{error.strerror or error}; check the path, its permissions and the space left"))
     except OverflowError:  # of Streamlit, where a number in the address is without bounds
         st.warning("A number in the address of this page is too large; open the page without it.")
     except (MemoryError, RuntimeError) as error:
         if not ran_out_of_memory(error):
             raise
-        st.warning(plain(OUT_OF_MEMORY))
+        st.warning(escape_markdown(OUT_OF_MEMORY))
 
 
 def in_a_line(error: Exception) -> str:
@@ -41,7 +41,7 @@ def in_a_line(error: Exception) -> str:
     return f"a defect of diffscope, {type(error).__name__}: {first_line(error)}; its traceback is where the dashboard was started"
 
 
-def plain(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Text that Streamlit must not read as Markdown."""
     return "".join("\\" + c if c in MARKS else c for c in text).replace("\n", " ")
 

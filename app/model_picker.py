@@ -8,12 +8,12 @@ from functools import partial
 
 import streamlit as st
 from access import rules
-from catalog import Own, cards, own
-from messages import plain
+from catalog import SessionModel, cards, session_models
+from messages import escape_markdown
 from streamlit import runtime
 from streamlit.runtime.scriptrunner import get_script_run_ctx
 from uploads import File, accept
-from url_state import kept, kept_value
+from url_state import bound
 
 from diffscope.errors import DiffscopeError, ModelNotFound
 
@@ -29,33 +29,36 @@ CALLED = "my-model"
 state = st.session_state
 
 
-def choose() -> tuple[str, Own] | None:
+def choose() -> tuple[str, SessionModel] | None:
     """What a model is called, and the model; None while something is missing, which is said."""
     sources = [*([FOLDER] if rules().paths else []), *([HUB] if rules().hub else []), UPLOAD, LISTED]
-    source = st.radio("Your model is in", sources, horizontal=True, **kept("your_model-source"))
+    source = st.radio("Your model is in", sources, horizontal=True, **bound("your_model-source"))
     if source == UPLOAD:
         return _uploaded()
     if source == LISTED:
-        name = st.selectbox("Model", [*cards(), *own()], **kept("your_model-listed"))
+        name = st.selectbox("Model", [*cards(), *session_models()], **bound("your_model-listed"))
     else:
         label, example, words = WORDS[source]
         key = "your_model-folder" if source == FOLDER else "your_model-id"
-        name = st.text_input(label, **kept(key), placeholder=example, on_change=lambda: state.update(_typed=state[key])).strip()
+        name = st.text_input(label, **bound(key), placeholder=example, on_change=lambda: state.update(_typed=state[key])).strip()
         if not name:
             st.caption(words)
         elif source == FOLDER and not os.path.isdir(os.path.expanduser(name)):
             raise ModelNotFound(f"there is no folder {name!r}; give an id of the hub as one")
-        elif source == HUB and name not in (state.get("_typed", "").strip(), *own()):  # an address alone fetches nothing
-            st.caption(f"The address of this page names {plain(name)}.")
+        elif source == HUB and name not in (
+            state.get("_typed", "").strip(),
+            *session_models(),
+        ):  # an address alone fetches nothing
+            st.caption(f"The address of this page names {escape_markdown(name)}.")
             if not st.button("Look at it on the hub", key="your_model-fetch"):
                 return None
             state["_typed"] = name
-    return (name, own().get(name, Own(name))) if name else None
+    return (name, session_models().get(name, SessionModel(name))) if name else None
 
 
-def _uploaded() -> tuple[str, Own] | None:
+def _uploaded() -> tuple[str, SessionModel] | None:
     """A model from files; those before are removed as soon as there are others, and not when another page was looked at."""
-    name = st.text_input("Call it", **kept_value("your_model-name", CALLED), max_chars=40).strip() or CALLED
+    name = st.text_input("Call it", **bound("your_model-name", default=CALLED), max_chars=40).strip() or CALLED
     files = st.file_uploader(
         "Its files: .safetensors, config.json, and those of its tokenizer",
         accept_multiple_files=True,
@@ -70,16 +73,16 @@ def _uploaded() -> tuple[str, Own] | None:
         if files:
             _keep(label, [File(file.name, file.getvalue()) for file in files])
     if state.get("_refusal"):
-        st.warning(plain(state["_refusal"]))
+        st.warning(escape_markdown(state["_refusal"]))
     upload = state.get("_upload")
     if upload is None or not upload.there:
         return None
     label = state["_label"]
     if not files:  # given before another page was looked at
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.caption(plain(label))
+            st.caption(escape_markdown(label))
             st.button("Remove", key="your_model-remove", on_click=discard)
-    return label, own().get(label, Own(str(upload.folder), upload))
+    return label, session_models().get(label, SessionModel(str(upload.folder), upload))
 
 
 def discard() -> None:

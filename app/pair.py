@@ -12,7 +12,7 @@ from edit_catalog import Written
 from edit_controls import choose_edits
 from edit_results import captured, texts
 from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
-from url_state import kept, kept_option, kept_value
+from url_state import bound
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.panels import short_name
@@ -124,7 +124,7 @@ class Pair(NamedTuple):
 
 def choose_sides() -> Pair | None:
     """Both sides as the reader chose them; None while something is missing, which is said."""
-    kind = st.segmented_control("What differs between the two sides", KINDS, **kept_option("compare-by", KINDS), required=True)
+    kind = st.segmented_control("What differs between the two sides", KINDS, **bound("compare-by", options=KINDS), required=True)
     subject = choose_subject()
     if subject is None:
         return None
@@ -148,7 +148,7 @@ def _another_model(subject: Subject, cap):
     names = [card["name"] for card in bundled()]
     others = [name for name in names if name != subject.model.partition("@")[0]]
     if others:
-        kept_value("compare-model", others[0])
+        bound("compare-model", default=others[0])
         if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
             state["compare-model"] = others[0]  # beside itself a model that was chosen just now shows nothing
     state["_compared"] = subject.model
@@ -193,14 +193,16 @@ def _another_prompt(subject: Subject, cap):
     options = [*known, OWN]
     with st.sidebar:
         other = next((name for name in known if name != state.get("example")), OWN)
-        chosen = st.selectbox("Second prompt", options, **kept_option("compare-example", options, other))
+        chosen = st.selectbox("Second prompt", options, **bound("compare-example", options=options, default=other))
         if chosen != OWN:
             example = known[chosen]
             second = replace(subject, prompt=example.text, spans=dict(example.spans), answer=example.answer)
             return second, ("first prompt", "second prompt")
         limit = {"max_chars": rules().characters}
-        text = st.text_area("Second text", **kept("compare-prompt"), height=190, placeholder="a prompt of your own", **limit)
-        answer = st.text_input("Its answer", **kept("compare-answer"), placeholder="the answer as it stands in the text", **limit)
+        text = st.text_area("Second text", **bound("compare-prompt"), height=190, placeholder="a prompt of your own", **limit)
+        answer = st.text_input(
+            "Its answer", **bound("compare-answer"), placeholder="the answer as it stands in the text", **limit
+        )
     if not text.strip():
         st.info("Write a second prompt to look at.")
         return None
@@ -216,7 +218,7 @@ def _another_step(subject: Subject, cap):
         raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
     options = [*steps, LAST_STEP]
     with st.sidebar:
-        other = st.select_slider("Second training step", options, **kept_option("compare-step", options))
+        other = st.select_slider("Second training step", options, **bound("compare-step", options=options))
     names = tuple(f"{short_name(base)}, {LAST_STEP if at == LAST_STEP else f'step {at}'}" for at in (step or LAST_STEP, other))
     return replace(subject, model=base if other == LAST_STEP else f"{base}@{other}"), names
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import streamlit as st
 from edit_results import answer_of
-from messages import plain
-from url_state import kept
+from messages import escape_markdown
+from url_state import bound
 
 from diffscope.errors import PromptError
 from diffscope.readings.question import Question, question
@@ -15,7 +15,7 @@ def choose_distractors(subject) -> tuple[str, ...]:
     """The reader's distractors, with commas between them; by default those that the prompt is known to state."""
     text = st.text_input(
         "Distractors",
-        **kept("distractors"),
+        **bound("distractors"),
         placeholder=", ".join(subject.distractors) or "other answers, with commas between them",
         help="The answer's odds are against these; without any, against all else that the model may say.",
     )
@@ -33,7 +33,7 @@ def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
     words = f"Distractors: {', '.join(chosen.distractors)}."
     if chosen.left_out:
         words += f" Left out, since they begin like another: {', '.join(chosen.left_out)}."
-    st.caption(plain(words))
+    st.caption(escape_markdown(words))
     return chosen
 
 

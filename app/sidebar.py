@@ -10,12 +10,12 @@ from pathlib import Path
 
 import streamlit as st
 from access import rules
-from cache import age, capture, examples, own_prompts, saved, scope
-from catalog import Own, called, cards, own, remember, trusted
+from cache import capture, examples, modified_at, own_prompts, saved, scope
+from catalog import SessionModel, add_session_model, cards, display_name, session_models, trusts_code
 from file_picker import choose_file
-from messages import plain
+from messages import escape_markdown
 from uploads import is_upload
-from url_state import fits_address, kept, kept_option, kept_value
+from url_state import bound, fits_address
 
 from diffscope import Chars
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
@@ -61,23 +61,23 @@ class Subject:
     @property
     def key(self) -> tuple:
         """What distinguishes it from any other, for caches; a file that was written again is another one."""
-        return (self.model, age(self.model), json.dumps(self.prompt), repr(self.spans))
+        return (self.model, modified_at(self.model), json.dumps(self.prompt), repr(self.spans))
 
     def scope(self):
         """The model, opened."""
         if self.saved:
             raise DiffscopeError("a saved capture has maps but no model to run; choose a model for this")
-        return scope(self.model, age(self.model))
+        return scope(self.model, modified_at(self.model))
 
     def capture(self):
         """What every layer attends with; where a span cannot be marked it says so, and looks without spans."""
         if self.saved:
-            return saved(self.model, age(self.model))
+            return saved(self.model, modified_at(self.model))
         try:
-            return capture(self.model, age(self.model), self.prompt, self.spans)
+            return capture(self.model, modified_at(self.model), self.prompt, self.spans)
         except SpanError as error:
-            st.warning(plain(str(error)))
-            return capture(self.model, age(self.model), self.prompt, {})
+            st.warning(escape_markdown(str(error)))
+            return capture(self.model, modified_at(self.model), self.prompt, {})
 
     def code(self) -> str:
         """Python that gives the same capture."""
@@ -93,8 +93,8 @@ class Subject:
 
 def as_loaded(model: str) -> str:
     """Python that opens a model; an upload by what it is called, as a folder of its reader."""
-    trust = trusted(model)
-    return f"diffscope.load({called(model)!r}{f', trust_remote_code={trust}' if trust else ''})"
+    trust = trusts_code(model)
+    return f"diffscope.load({display_name(model)!r}{f', trust_remote_code={trust}' if trust else ''})"
 
 
 def as_code(spans: dict) -> str:
@@ -131,8 +131,8 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     offered = cards()
     asked = st.query_params.get(key, "")
     if rules().paths and asked not in offered and Path(asked).is_dir():  # an address may name a folder, and nothing to fetch
-        remember(asked, own().get(asked, Own(asked)))
-    options = [*offered, *own(), *([OTHER] if rules().paths else [])]
+        add_session_model(asked, session_models().get(asked, SessionModel(asked)))
+    options = [*offered, *session_models(), *([OTHER] if rules().paths else [])]
     if state.get(key) not in options:  # of an upload that was replaced
         state.pop(key, None)
     with st.sidebar:
@@ -142,14 +142,14 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             )
         if not options:
             return None
-        name = st.selectbox(label, options, **kept(key))
+        name = st.selectbox(label, options, **bound(key))
         if name in offered:
             return _at_step(name, offered[name], key) if at_step else name
         if name != OTHER:
-            return own()[name].name
+            return session_models()[name].name
         path = st.text_input(
             f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
-            **kept("path" if key == "model" else f"{key}-path"),
+            **bound("path" if key == "model" else f"{key}-path"),
             placeholder="/path/to/model",
         ).strip()
     if not path:
@@ -168,7 +168,7 @@ def _at_step(name: str, card: dict, key: str) -> str:
         return name
     options = [*map(str, steps), LAST_STEP]
     step = st.select_slider(
-        "Training step", options, **kept_option("step" if key == "model" else f"{key}-step", options, LAST_STEP)
+        "Training step", options, **bound("step" if key == "model" else f"{key}-step", options=options, default=LAST_STEP)
     )
     return name if step == LAST_STEP else f"{name}@{step}"
 
@@ -177,7 +177,7 @@ def choose_prompt() -> Given:
     """The prompt, its spans by name, the answer's text, and other answers that it is known to state."""
     known = {example.name: example for example in examples()}
     with st.sidebar:
-        chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **kept("example"))
+        chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **bound("example"))
         if chosen == FILE:
             return _of_file()
         if chosen == CHAT:
@@ -197,7 +197,7 @@ def _text(chosen: str, example) -> Given:
         state["example"] = OWN
 
     def options(part: str) -> dict:
-        return {"key": places[part], "value": usual[part], "on_change": make_own} if example else kept(places[part])
+        return {"key": places[part], "value": usual[part], "on_change": make_own} if example else bound(places[part])
 
     text = st.text_area("Text", **options("text"), height=190, placeholder="a prompt of your own", max_chars=rules().characters)
     answer = st.text_input(
@@ -221,7 +221,7 @@ def _of_file() -> Given:
     last = len(prompts) - 1
     if (state.get("prompt-number") or 0) > last:  # of a file with more prompts
         state["prompt-number"] = last
-    number = st.number_input("Prompt of the file", 0, last, **kept_value("prompt-number", 0))
+    number = st.number_input("Prompt of the file", 0, last, **bound("prompt-number", default=0))
     prompt = prompts[number or 0]
     return prompt.text, dict(prompt.spans), prompt.answer or "", prompt.distractors
 
@@ -230,13 +230,13 @@ def _chat() -> Given:
     """A chat: lines that begin with who speaks."""
     text = st.text_area(
         "Chat",
-        **kept("chat"),
+        **bound("chat"),
         height=190,
         placeholder="user: What is the number?\nassistant: It is 7421.\nuser: Again?",
         help="A line a message: system, user or assistant, a colon, and what is said. Other lines continue the message before.",
         max_chars=rules().characters,
     )
-    answer = st.text_input("Answer", **kept("chat-answer"), placeholder="the answer as it stands in the chat")
+    answer = st.text_input("Answer", **bound("chat-answer"), placeholder="the answer as it stands in the chat")
     if not fits_address(text):
         st.caption(TOO_LONG)
     messages = as_messages(text)
@@ -267,7 +267,7 @@ def marked(model: str, prompt: object) -> dict:
         marks = st.multiselect(
             "Spans by token",
             state.get("spans") or [],
-            **kept("spans"),
+            **bound("spans"),
             accept_new_options=True,
             placeholder="name:first-last",
             help="Mark tokens in the strip of the prompt, or write name:first-last, such as answer:12-15.",

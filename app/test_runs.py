@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
-from background import Job, Watched
-from cache import own_prompts, written
-from catalog import called
+from background import CancellableScope, Job
+from cache import modified_at, own_prompts
+from catalog import display_name
 from file_picker import GivenFile
 
 from diffscope.errors import DiffscopeError, PromptError
@@ -20,7 +20,7 @@ MOST_PROMPTS = 200
 
 
 @dataclass(frozen=True)
-class Choices:
+class TestRequest:
     """What is tested, with how much, and which tests; empty where nothing is chosen.
 
     Attributes
@@ -51,7 +51,8 @@ class Choices:
     def key(self) -> tuple:
         """What results depend on; a model or cohort that was written again is another one."""
         named = (self.model, self.beside, self.cohort)
-        return (*named, *map(written, named), self.prompts, self.length, self.untrained, self.weights, self.own and self.own.key)
+        written = (modified_at(name, weights=True) for name in named)
+        return (*named, *written, self.prompts, self.length, self.untrained, self.weights, self.own and self.own.key)
 
     @property
     def names(self) -> list[str]:
@@ -61,7 +62,7 @@ class Choices:
     @property
     def title(self) -> str:
         """What the board is about."""
-        models = " beside ".join(map(called, self.names)) or self.cohort
+        models = " beside ".join(map(display_name, self.names)) or self.cohort
         return f"{models}, prompts of {self.own.name}" if self.own else models
 
     @property
@@ -81,7 +82,12 @@ class Choices:
 
     def code(self) -> str:
         """Python that gives the board."""
-        named = {"model": called(self.model), "baseline": self.beside, "cohort": self.cohort, "own": self.own and self.own.name}
+        named = {
+            "model": display_name(self.model),
+            "baseline": self.beside,
+            "cohort": self.cohort,
+            "own": self.own and self.own.name,
+        }
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
         amount |= {} if self.weights == KNOCK_OUT else {"weights": self.weights}
         options = {name: value for name, value in named.items() if value} | amount
@@ -99,7 +105,7 @@ class Board:
     statements: tuple[str, ...] = ()
 
 
-def provisional(choices: Choices, finished: Mapping, statements: list[str]) -> Board:
+def provisional(choices: TestRequest, finished: Mapping, statements: list[str]) -> Board:
     """The tests that are done: mechanism tests are corrected over all of these, whichever are shown."""
     results = dict(finished)  # a job may be adding to it
     ids = [id for id in TESTS if id in results]
@@ -110,7 +116,7 @@ def provisional(choices: Choices, finished: Mapping, statements: list[str]) -> B
 
 def run_tests(
     job: Job,
-    choices: Choices,
+    choices: TestRequest,
     settings: Settings,
     opened: Mapping[str, Scope],
     places: Mapping[str, str],
@@ -123,7 +129,7 @@ def run_tests(
     Parameters
     ----------
     job : Job
-    choices : Choices
+    choices : TestRequest
     settings : Settings
         Those of the choices.
     opened : mapping of str to Scope
@@ -141,11 +147,13 @@ def run_tests(
 
     def shown(words: str) -> str:
         for name, place in places.items():
-            words = words.replace(place, called(name))
+            words = words.replace(place, display_name(name))
         return words
 
     def open_watched(place: str) -> Scope:
-        return Watched(at[place] if place in at else load(place, trust_remote_code=trust), job.go_on, shown(place))
+        return CancellableScope(
+            at[place] if place in at else load(place, trust_remote_code=trust), job.check_cancelled, shown(place)
+        )
 
     asked = [id for id in choices.asked if id not in finished]
     try:
@@ -155,7 +163,7 @@ def run_tests(
             choices.cohort or None,
             needs={TESTS[id].needs for id in asked},
             settings=settings,
-            progress=lambda done, total, words: job.tell(done, total, shown(words)),
+            progress=lambda done, total, words: job.report(done, total, shown(words)),
             opener=open_watched,
         )
         statements[:] = subjects.statements

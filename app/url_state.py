@@ -1,13 +1,15 @@
-"""What stays: the values of widgets, in the address and from page to page.
+"""Widget state that survives page changes and is stored in the URL.
 
-A widget that is made with ``**kept("layer")`` has its value in the page's address, so that the address brings the view back, and
-keeps it while the reader is on another page. Streamlit by itself forgets widgets that are not on the page.
+A widget that is made with ``**bound("layer")`` has its value in the page's address, so that the address brings the view back, and
+keeps it while the user is on another page. Streamlit by itself forgets widgets that are not on the page.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 from urllib.parse import quote
 
 import streamlit as st
@@ -17,60 +19,63 @@ LONGEST = 8000  # characters of a value in an address
 state = st.session_state
 
 
-def kept(key: str) -> dict:
-    """The arguments of a widget that stays, under this key; in the address as long as its value is not too long for one."""
-    _of_pages().setdefault(state.get("_page", ""), set()).add(key)
+def bound(key: str, *, default: Any = None, options: Sequence | None = None, several: bool = False) -> dict:
+    """Return the arguments that bind a widget to the URL.
+
+    Parameters
+    ----------
+    key : str
+        Of the widget, and of its value in the address. A value that is too long for an address is kept in the session alone.
+    default
+        The value if neither the session nor the address has one.
+    options : sequence, optional
+        What can be chosen. The address has the option itself, whatever words it is shown in; a value that is no option becomes
+        the default.
+    several : bool
+        Whether several options can be chosen. Unknown ones are dropped.
+    """
+    _keys_of_pages().setdefault(state.get("_page", ""), set()).add(key)
+    if options is None:
+        if default is not None and key not in state and key not in st.query_params:
+            state[key] = default
+    elif several:
+        chosen = state.get(key, st.query_params.get_all(key) or default or ())
+        state[key] = [option for option in options if option in chosen]
+    else:
+        return _bound_option(key, options, options[0] if default is None else default)
     return {"key": key, "bind": "query-params"} if fits_address(state.get(key)) else {"key": key}
 
 
-def fits_address(value) -> bool:
-    """Whether a widget's value can stand in an address; servers refuse long ones."""
-    parts = in_address(value)
-    return sum(len(quote(part)) for part in ([parts] if isinstance(parts, str) else parts)) <= LONGEST
-
-
-def kept_value(key: str, first) -> dict:
-    """The same for a widget that begins with a value, where neither the session nor the address has one."""
-    if key not in state and key not in st.query_params:
-        state[key] = first
-    return kept(key)
-
-
-def kept_option(key: str, options, first=None) -> dict:
-    """The same for a choice among options that are shown in other words: the address has the option itself."""
-    _of_pages().setdefault(state.get("_page", ""), set()).add(key)
-    named = {str(option): option for option in options}
-    usual = options[0] if first is None else first
+def _bound_option(key: str, options: Sequence, default: Any) -> dict:
     if key not in state:
-        state[key] = named.get(st.query_params.get(key, ""), usual)
+        state[key] = {str(option): option for option in options}.get(st.query_params.get(key, ""), default)
     elif state[key] not in options:
-        state[key] = usual
+        state[key] = default
     st.query_params[key] = str(state[key])
     return {"key": key}
 
 
-def kept_options(key: str, options, first) -> dict:
-    """The same for a choice of several among options: what is none of them is left out."""
-    chosen = state.get(key, st.query_params.get_all(key) or first)
-    state[key] = [option for option in options if option in chosen]
-    return kept(key)
+def fits_address(value) -> bool:
+    """Return whether a widget's value can stand in an address; servers refuse long ones."""
+    parts = in_address(value)
+    return sum(len(quote(part)) for part in ([parts] if isinstance(parts, str) else parts)) <= LONGEST
 
 
-def looked_at(name: str) -> dict:
-    """How a view of maps is looked at, as the address says, or as it was when the reader left it.
+def view_state(name: str) -> dict:
+    """Return the state of a view of maps, as the address has it, or as it was when the user left it.
 
-    What is no such thing the view leaves out by itself.
+    What is not a state the view drops by itself.
     """
     try:
         look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
     except (ValueError, TypeError, RecursionError):
         return {}
-    keep_look(name, look)
+    save_view_state(name, look)
     return look
 
 
-def keep_look(name: str, look: dict) -> None:
-    """Put into the address how a view of maps is looked at."""
+def save_view_state(name: str, look: dict) -> None:
+    """Put the state of a view of maps into the address."""
     state[f"_{name}-look"] = look
     if look:
         st.query_params[name] = json.dumps(look, separators=(",", ":"))
@@ -78,9 +83,9 @@ def keep_look(name: str, look: dict) -> None:
         st.query_params.pop(name, None)
 
 
-def carry(page: str) -> None:
-    """Keep what other pages have, and put into the address of a page what it had; before any widget is made."""
-    pages = _of_pages()
+def restore(page: str) -> None:
+    """Keep the values of other pages' widgets, and put those of this page into its address; before any widget is made."""
+    pages = _keys_of_pages()
     for key in set().union(*pages.values()):
         if key in state:
             state[key] = state[key]
@@ -96,9 +101,9 @@ def carry(page: str) -> None:
 
 
 def in_address(value) -> str | list[str]:
-    """A widget's value as it stands in an address; of several values each."""
+    """Return a widget's value as it stands in an address; of several values each."""
     return [str(part) for part in value] if isinstance(value, (list, tuple)) else str(value)
 
 
-def _of_pages() -> dict[str, set[str]]:
-    return state.setdefault("_kept", {})
+def _keys_of_pages() -> dict[str, set[str]]:
+    return state.setdefault("_bound", {})

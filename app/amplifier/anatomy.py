@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import streamlit as st
-from background import once
-from messages import in_words, plain
-from url_state import kept_option
+from background import cached_job
+from messages import escape_markdown, show_errors
+from url_state import bound
 
 from amplifier.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
@@ -24,25 +24,27 @@ WAYS = {
 def show_anatomy(subject, cap) -> None:
     """The parts of A2, and of A1 beside it, as stacked bars."""
     heading("anatomy", "Is the second map a pedestal, a comb of positions, a sink, a copy of the first, or content?")
-    with in_words():
+    with show_errors():
         scope = subject.scope()
 
-        def compute(tell):
-            return composition(cap, other_prompts(scope, cap, OTHERS), progress=tell)
+        def compute(report):
+            return composition(cap, other_prompts(scope, cap, OTHERS), progress=report)
 
-        reading = once(subject.key, "what the maps are made of", effort.of_composition(cap), compute)
+        reading = cached_job(subject.key, "what the maps are made of", effort.of_composition(cap), compute)
         if reading is None:
             return
         way = st.selectbox(
             "Shares",
             list(WAYS),
-            **kept_option("amplifier-shares", list(WAYS)),
+            **bound("amplifier-shares", options=list(WAYS)),
             format_func=WAYS.get,
             width=420,
         )
         estimates = reading.estimates
         st.caption(
-            plain(f"What distance explains is fitted to {estimates.attrs['others']} other prompts, of as many tokens at least.")
+            escape_markdown(
+                f"What distance explains is fitted to {estimates.attrs['others']} other prompts, of as many tokens at least."
+            )
         )
         code = python(
             subject,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from background import Watched, once
-from messages import in_words, plain
+from background import CancellableScope, cached_job
+from messages import escape_markdown, show_errors
 from question import ask, in_python
 
 from amplifier.section import heading, python, show
@@ -24,22 +24,22 @@ OTHERS = 4  # prompts whose A2 is the control
 def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
     """Bars by head, and all parts of the model that add up to the logits."""
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
-    with in_words():
+    with show_errors():
         question = ask(subject, cap, distractors)
         scope = subject.scope()
 
-        def compute(tell):
-            watched = Watched(scope, partial(tell, 0, 1))
+        def compute(report):
+            watched = CancellableScope(scope, partial(report, 0, 1))
             others, why = _others(watched, len(question.ids))
             return branches(watched, question, others), why
 
         runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
-        result = once((subject.key, question.key), "what each branch adds", runs, compute)
+        result = cached_job((subject.key, question.key), "what each branch adds", runs, compute)
         if result is None:
             return
         reading, why = result
         if why:
-            st.caption(plain(f"There is no control: {why}."))
+            st.caption(escape_markdown(f"There is no control: {why}."))
         estimates = reading.estimates
         lines = (
             f"asked = {in_python(subject, cap, question)}",

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from background import Watched, once
-from messages import in_words, plain
+from background import CancellableScope, cached_job
+from messages import escape_markdown, show_errors
 from place import move
 from question import ask, in_python
-from url_state import kept, kept_option
+from url_state import bound
 
 from amplifier.section import heading, python, show
 from diffscope.edits import inject_noise
@@ -47,15 +47,15 @@ def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tup
     if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
         st.rerun()  # an arrow key chose another head: what lies above names it
     heading("noise", "Does what is put into both maps cancel, as in an amplifier that is measured?")
-    with in_words():
+    with show_errors():
         noise = choose_noise(cap, layer, head)
         if cap.differential:
             show_rejection(subject, cap, layer, head, query, noise)
         else:
             st.caption("Standard attention has one map: noise cannot be common to two, and either mode is the same.")
-    with in_words():
+    with show_errors():
         show_watch(subject, cap, layer, head, noise)
-    with in_words():
+    with show_errors():
         show_answer(subject, cap, noise, distractors)
 
 
@@ -64,15 +64,15 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
     spans = sorted((name for name, keys in cap.key_sets.items() if keys), key=lambda name: name != "irrelevant")
     strengths = [f"{sigma:g}" for sigma in SIGMAS]
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        span = st.selectbox("Noise on the keys of", spans, **kept_option("amplifier-keys", spans), width=170)
+        span = st.selectbox("Noise on the keys of", spans, **bound("amplifier-keys", options=spans), width=170)
         sigma = st.select_slider(
-            "σ of the noise, nats", strengths, **kept_option("amplifier-sigma", strengths, FIRST_SIGMA), width=220
+            "σ of the noise, nats", strengths, **bound("amplifier-sigma", options=strengths, default=FIRST_SIGMA), width=220
         )
         mode = st.selectbox(
-            "Noise is", list(MODES), **kept_option("amplifier-mode", list(MODES)), format_func=MODES.get, width=270
+            "Noise is", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270
         )
-        place = st.selectbox("Noise in", PLACES, **kept_option("amplifier-in", PLACES), width=130)
-        draw = st.number_input("Draw", 0, 10_000, **kept("amplifier-draw"), width=110)
+        place = st.selectbox("Noise in", PLACES, **bound("amplifier-in", options=PLACES), width=130)
+        draw = st.number_input("Draw", 0, 10_000, **bound("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
     heads = head if place == PLACES[2] else None
     return Noise(span, float(sigma), mode, layers, heads, int(draw))
@@ -82,11 +82,11 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     """CMRR by injection of all heads at the chosen strength, and of the chosen head at all."""
     seconds = effort.of_rejection(cap, len(SIGMAS), DRAWS)
     key = (*subject.key, query, noise.span)
-    reading = once(
+    reading = cached_job(
         key,
         "rejection by injection",
         seconds,
-        lambda tell: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS, progress=tell),
+        lambda report: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS, progress=report),
     )
     if reading is None:
         return
@@ -94,7 +94,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     data = estimates[["cmrr_injected", "cmrr_injected_error", "cmrr_ceiling", "equal_maps"]]
     lines = (f"reading = rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})",)
     imports = "from diffscope.readings.noise import rejection, rejection_sentence"
-    with blocks.beside("amplifier-rejected", "amplifier-by-sigma") as (left, right):
+    with blocks.columns("amplifier-rejected", "amplifier-by-sigma") as (left, right):
         with left:
             show(
                 "rejected",
@@ -131,22 +131,24 @@ def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
 
     spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}
 
-    def compute(tell):
-        watched = Watched(scope, partial(tell, 0, 1))
+    def compute(report):
+        watched = CancellableScope(scope, partial(report, 0, 1))
         with watched.edit(edit):
             return watched.capture(cap.ids, spans)
 
     seconds = effort.of_runs(scope, cap.n_tokens, 1)
-    noisy = once((*subject.key, noise), "the maps with noise", seconds, compute, most=CAPTURES)
+    noisy = cached_job((*subject.key, noise), "the maps with noise", seconds, compute, most=CAPTURES)
     if noisy is None:
         return
     sides = {"without": (cap, "Without noise"), "with": (noisy, f"With {edit}")}
     on_move = partial(move, cap, layer, head)
-    with blocks.beside(*(f"amplifier-{side}" for side in sides), least=480) as places:
+    with blocks.columns(*(f"amplifier-{side}" for side in sides), least=480) as places:
         for place, (side, (shown, words)) in zip(places, sides.items(), strict=True):
             with place:
                 token, probability = shown.next[0]
-                st.markdown(f"**{plain(words)}** next is “{plain(visible(str(token)))}” with {plain(percent(probability))}.")
+                st.markdown(
+                    f"**{escape_markdown(words)}** next is “{escape_markdown(visible(str(token)))}” with {escape_markdown(percent(probability))}."
+                )
                 blocks.show_view(shown, layer, head, on_move=on_move, key=f"amplifier-view-{side}", group="amplifier")
 
 
@@ -156,17 +158,17 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
     scope = subject.scope()
     common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}
     key = (subject.key, question.key, *common.values())
-    single = once(
+    single = cached_job(
         (*key, noise.sigma, noise.draw),
         "what this draw costs the answer",
         effort.of_runs(scope, cap.n_tokens, 3),
-        lambda tell: lost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
+        lambda report: lost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
     )
     if single is not None:
-        st.markdown(plain(single.sentence))
+        st.markdown(escape_markdown(single.sentence))
     runs = effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS))
-    reading = once(
-        key, "what noise costs the answer", runs, lambda tell: lost(scope, question, sigmas=SIGMAS, progress=tell, **common)
+    reading = cached_job(
+        key, "what noise costs the answer", runs, lambda report: lost(scope, question, sigmas=SIGMAS, progress=report, **common)
     )
     if reading is None:
         return

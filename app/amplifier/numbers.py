@@ -5,8 +5,8 @@ from __future__ import annotations
 import blocks
 import streamlit as st
 import xarray as xr
-from background import once
-from messages import in_words
+from background import cached_job
+from messages import show_errors
 
 from amplifier.section import heading, python, show
 from diffscope import readings
@@ -20,9 +20,9 @@ from diffscope.readings.amplifier import per_unit
 def show_gains(subject, cap, query: int) -> None:
     """λ and λ*, and what comes of the subtraction."""
     heading("lambda", "How much of the second map is subtracted, and how much should be, to leave least of the first?")
-    with in_words():
+    with show_errors():
         key = (*subject.key, query)
-        reading = once(key, "gains", effort.of_gains(cap), lambda tell: readings.amplifier(cap, query, ranks=False))
+        reading = cached_job(key, "gains", effort.of_gains(cap), lambda report: readings.amplifier(cap, query, ranks=False))
         if reading is None:
             return
         estimates = reading.estimates
@@ -30,7 +30,7 @@ def show_gains(subject, cap, query: int) -> None:
         def shown(name: str, chart: str, figure: Figure, alt: str, choice: str = "") -> None:
             _show(subject, query, estimates[[name]], name, chart, figure, alt, choice)
 
-        with blocks.beside("amplifier-lambdas", "amplifier-cmrr") as (left, right):
+        with blocks.columns("amplifier-lambdas", "amplifier-cmrr") as (left, right):
             with left:
                 shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
             with right:
@@ -43,7 +43,7 @@ def show_gains(subject, cap, query: int) -> None:
             f"λ* against {per_unit(estimates)} of every head, and the diagonal",
         )
         heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
-        with blocks.beside("amplifier-residual", "amplifier-floor") as places:
+        with blocks.columns("amplifier-residual", "amplifier-floor") as places:
             for place, name in zip(places, ("residual_over_floor", "residual_floor"), strict=True):
                 with place:
                     figure = charts.residual(estimates, name)

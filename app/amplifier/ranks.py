@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import streamlit as st
-from background import once
-from messages import in_words, plain
-from url_state import kept_option
+from background import cached_job
+from messages import escape_markdown, show_errors
+from url_state import bound
 
 from amplifier.section import heading, python, show
 from diffscope.figures import amplifier_charts as charts
@@ -17,14 +17,14 @@ from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
 def show_ranks(subject, cap) -> None:
     """Ranks beside their controls."""
     heading("ranks", "Are the maps simpler than maps that attend to nothing, or to the same weights elsewhere?")
-    with in_words():
-        reading = once(subject.key, "effective ranks", effort.of_ranks(cap), lambda tell: ranks(cap, progress=tell))
+    with show_errors():
+        reading = cached_job(subject.key, "effective ranks", effort.of_ranks(cap), lambda report: ranks(cap, progress=report))
         if reading is None:
             return
         definition = st.selectbox(
             "Definition",
             list(DEFINED),
-            **kept_option("amplifier-definition", list(DEFINED)),
+            **bound("amplifier-definition", options=list(DEFINED)),
             format_func=lambda name: f"{name}: {DEFINED[name]}",
             width=420,
         )
@@ -42,4 +42,4 @@ def show_ranks(subject, cap) -> None:
         show("ranks", charts.ranks(estimates, definition), alt, data, code, about["reads"], ranks_sentence(estimates, definition))
         for note in ("estimated", "unknown"):
             if note in about:
-                st.caption(plain(f"{note.capitalize()}: {about[note]}."))
+                st.caption(escape_markdown(f"{note.capitalize()}: {about[note]}."))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import blocks
 import streamlit as st
 import xarray as xr
-from messages import plain
+from messages import escape_markdown
 
 from diffscope.figures.base import Figure
 from diffscope.figures.panels import short_name
@@ -32,23 +32,23 @@ WRAPPED = "<style>div:has(> [class*=st-key-says-]){flex:1 1 16rem;min-width:0;wi
 def contents(sections) -> None:
     """Where the sections are; and what is said beside a button wraps rather than pushing that below."""
     st.html(WRAPPED)
-    st.markdown(" · ".join(f"[{plain(SECTIONS[name])}](#{name})" for name in sections))
+    st.markdown(" · ".join(f"[{escape_markdown(SECTIONS[name])}](#{name})" for name in sections))
 
 
 def heading(name: str, question: str) -> None:
     """The title of a section, and what it asks."""
-    st.subheader(plain(SECTIONS[name]), anchor=name)
-    st.caption(plain(question))
+    st.subheader(escape_markdown(SECTIONS[name]), anchor=name)
+    st.caption(escape_markdown(question))
 
 
 def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:
     """A chart, how to read it, what it says here, and what can be taken away of it."""
     blocks.show_chart(figure, alt, key=f"amplifier-{name}")
     if reads:
-        st.caption(plain(reads))
+        st.caption(escape_markdown(reads))
     with st.container(horizontal=True, vertical_alignment="top"):
         if says:
             with st.container(key=f"says-{name}"):
-                st.markdown(plain(says))
+                st.markdown(escape_markdown(says))
         file = f"{short_name(data.attrs['model'])}-{name}"
-        blocks.take_away(file, figure=lambda: figure, data=lambda: data, code=code)
+        blocks.export_menu(file, figure=lambda: figure, data=lambda: data, code=code)

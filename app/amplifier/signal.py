@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from background import Watched, once
-from messages import in_words, plain
+from background import CancellableScope, cached_job
+from messages import escape_markdown, show_errors
 
 from amplifier.section import heading, python, show
 from diffscope.errors import PromptError
@@ -26,7 +26,7 @@ CHARTS = {
 def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
     """Gain, ratios and both sides of the gain, by head."""
     heading("signal", "Does the answer stand out more of the text around it after the subtraction than before?")
-    with in_words():
+    with show_errors():
         if not cap.spans.get("answer"):
             raise PromptError("signal is what another answer changes, and none is known; mark it in the prompt")
         scope = subject.scope()
@@ -34,18 +34,18 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
         numbers = "".join(cap.tokens[at] for at in cap.spans["answer"]).strip().isdigit()
         others = None if numbers else list(distractors)
 
-        def compute(tell):
-            watched = Watched(scope, partial(tell, 0, 1))
-            return signal_to_noise(watched, cap.ids, spans=named, answers=others, query=query, progress=tell)
+        def compute(report):
+            watched = CancellableScope(scope, partial(report, 0, 1))
+            return signal_to_noise(watched, cap.ids, spans=named, answers=others, query=query, progress=report)
 
         seconds = effort.of_signal_to_noise(scope, cap.n_tokens, DRAWS)
-        reading = once((*subject.key, query, tuple(others or ())), "signal and noise", seconds, compute)
+        reading = cached_job((*subject.key, query, tuple(others or ())), "signal and noise", seconds, compute)
         if reading is None:
             return
         estimates = reading.estimates
-        st.markdown(plain(reading.sentence))
+        st.markdown(escape_markdown(reading.sentence))
         st.caption(
-            plain(
+            escape_markdown(
                 f"{estimates.attrs['answers']} answers, each in {estimates.attrs['fillers']} other texts of as many tokens: "
                 f"{estimates.attrs['exchanged']} of {cap.n_tokens} tokens are exchanged. Bars are standard errors."
             )

@@ -10,7 +10,7 @@ from amplifier.numbers import show_gains
 from amplifier.ranks import show_ranks
 from amplifier.section import SECTIONS, contents
 from amplifier.signal import show_signal
-from messages import in_words, plain
+from messages import escape_markdown, show_errors
 from place import choose_head, choose_query, follow
 from question import choose_distractors
 from sidebar import choose_subject
@@ -28,7 +28,7 @@ def show_amplifier(subject, cap) -> None:
     """The page below the choice of model and prompt."""
     follow(cap, subject.key)
     st.markdown(
-        f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
+        f"**{escape_markdown(short_name(cap.model_name))}** · {escape_markdown(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
         f"{cap.n_tokens} tokens"
     )
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -49,7 +49,7 @@ def show_amplifier(subject, cap) -> None:
     show_branches(subject, cap, distractors)
 
 
-with in_words():
+with show_errors():
     subject = choose_subject()
     if subject is not None:
         show_amplifier(subject, subject.capture())

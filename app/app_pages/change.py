@@ -8,11 +8,11 @@ import blocks
 import streamlit as st
 from edit_controls import ablated, show_stack, switch_head
 from edit_results import captured, changes, continued, predicted, question_of, script
-from messages import in_words, plain
+from messages import escape_markdown, show_errors
 from place import choose_head, follow, move, select
 from question import choose_distractors
 from sidebar import choose_subject
-from url_state import keep_look, kept_option, looked_at
+from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.capture.comparison import Comparison
@@ -32,12 +32,12 @@ WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input
 @st.fragment
 def show_page(subject, cap) -> None:
     """The page below the choice of model and prompt; whatever is changed here draws this alone again."""
-    with in_words():
+    with show_errors():
         follow(cap, subject.key)
         above, below = st.container(), st.container()
         with below:
             layer, head = choose_maps(cap)
-        with above, blocks.beside("edits", "says", "changes", least=330) as (left, middle, right):
+        with above, blocks.columns("edits", "says", "changes", least=330) as (left, middle, right):
             with left, st.container(key="intervene-edits"):
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
@@ -56,7 +56,7 @@ def show_page(subject, cap) -> None:
 def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
     """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
     question = None
-    with in_words():
+    with show_errors():
         question = question_of(subject, cap, distractors)
     before = predicted(subject, cap, (), question)
     after = predicted(subject, cap, edits, question)
@@ -66,11 +66,11 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
     tokens = next_tokens(before, after, subject.scope().tokenizer)
     with st.container(key="intervene-next"):
         blocks.show_both(tokens)
-    with in_words():
+    with show_errors():
         for words, side in zip(SIDES, ((), edits)):
-            st.markdown(f"{words.capitalize()} it goes on: {plain(visible(continued(subject, cap, side)))}")
+            st.markdown(f"{words.capitalize()} it goes on: {escape_markdown(visible(continued(subject, cap, side)))}")
     drawn = tokens["probability"].assign_coords(token=names(tokens))
-    blocks.take_away(
+    blocks.export_menu(
         "next-tokens",
         label="Export the predictions",
         figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
@@ -98,19 +98,19 @@ def show_answer(reading) -> None:
                 delta_color="off",
                 delta_arrow="off",
             )
-    st.caption(plain(reading.sentence))
+    st.caption(escape_markdown(reading.sentence))
 
 
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        quantity = st.selectbox("Change of", list(OF), **kept_option("intervene-of", list(OF)), format_func=OF.get, width=170)
-        why = st.selectbox("Because of", list(WHY), **kept_option("intervene-why", list(WHY)), format_func=WHY.get, width=145)
+        quantity = st.selectbox("Change of", list(OF), **bound("intervene-of", options=list(OF)), format_func=OF.get, width=170)
+        why = st.selectbox("Because of", list(WHY), **bound("intervene-why", options=list(WHY)), format_func=WHY.get, width=145)
     where = {"quantity": quantity, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
     blocks.show_heads(grid, (layer, head), select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)
-    st.markdown(plain(reading.sentence))
+    st.markdown(escape_markdown(reading.sentence))
     return where
 
 
@@ -125,7 +125,7 @@ def choose_maps(cap) -> tuple[int, int]:
 
 def show_maps(cap, after, layer: int, head: int) -> None:
     """The maps of one head without and with the edits, linked and on one scale."""
-    look = {"state": looked_at("intervene-view"), "on_state": partial(keep_look, "intervene-view")}
+    look = {"state": view_state("intervene-view"), "on_state": partial(save_view_state, "intervene-view")}
     for words, capture, more in zip(SIDES, (cap, after), (look, {})):
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             st.markdown(f"**{words.capitalize()}**", width="content")
@@ -138,14 +138,14 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
     """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
     comparison = Comparison(SIDES, (cap, after))
     with st.container(horizontal=True):
-        blocks.take_away(
+        blocks.export_menu(
             f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
             label="Export the maps",
             figure=partial(figures.maps, comparison, layer=layer, head=head),
             data=partial(comparison.maps, layer, head),
             code=code,
         )
-        blocks.take_away(
+        blocks.export_menu(
             f"{short_name(cap.model_name)}-changes",
             label="Export the changes",
             figure=partial(figures.heads, cap, statistic="change", measured=reading.estimates, where=where),
@@ -157,12 +157,12 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
 def show_facts(cap) -> None:
     """One line on the model and the prompt."""
     st.markdown(
-        f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
+        f"**{escape_markdown(short_name(cap.model_name))}** · {escape_markdown(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
         f"{cap.n_tokens} tokens"
     )
 
 
-with in_words():
+with show_errors():
     subject = choose_subject()
     if subject is not None:
         subject.scope()  # or it is said that there is none

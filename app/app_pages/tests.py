@@ -7,14 +7,14 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from background import jobs, watch
-from cache import age, bundled, check_lengths, rules, scope, study
-from catalog import located, trusted
+from background import jobs, show_progress
+from cache import bundled, check_lengths, modified_at, rules, scope, study
+from catalog import resolve, trusts_code
 from file_picker import choose_file, is_given
-from messages import in_words, plain
+from messages import escape_markdown, show_errors
 from sidebar import choose_model
-from test_runs import MOST_PROMPTS, Board, Choices, provisional, run_tests
-from url_state import kept, kept_option, kept_value
+from test_runs import MOST_PROMPTS, Board, TestRequest, provisional, run_tests
+from url_state import bound
 
 from diffscope import figures, tables
 from diffscope.cli.study import REPORT
@@ -62,18 +62,18 @@ def choose_board() -> tuple[str, str | None]:
 
     known = []
     for name in shipped():
-        with in_words():  # one that cannot be read leaves the rest of the page as it is
+        with show_errors():  # one that cannot be read leaves the rest of the page as it is
             known += [f"{name} cohort, {board}" for board in study(name).boards]
     options = [*known, MODEL, *([COHORT] if rules().paths else [])]
     with st.sidebar:
-        chosen = st.selectbox("Tests of", options, **kept_option("hypotheses-board", options))
+        chosen = st.selectbox("Tests of", options, **bound("hypotheses-board", options=options))
     if chosen in (MODEL, COHORT):
         return chosen, None
     name, _, board = chosen.partition(" cohort, ")
     return name, board
 
 
-def choose_subject(kind: str) -> Choices | None:
+def choose_subject(kind: str) -> TestRequest | None:
     """What to test, with how much, and which tests; None while something is missing, which is said."""
     model, beside, cohort = "", "", ""
     if kind == MODEL:
@@ -81,32 +81,32 @@ def choose_subject(kind: str) -> Choices | None:
         beside = choose_beside(model)
     else:
         with st.sidebar:
-            cohort = st.text_input("Folder of a trained cohort", **kept("hypotheses-cohort"), placeholder="runs/laptop").strip()
+            cohort = st.text_input("Folder of a trained cohort", **bound("hypotheses-cohort"), placeholder="runs/laptop").strip()
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
     with st.sidebar, st.expander("Prompts and tests", expanded=is_given("hypotheses-own")):
         own = choose_file("Prompts of your own", "hypotheses-own", words=OWN)
-        prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **kept_value("hypotheses-prompts", 40))
-        length = st.number_input("Tokens a prompt", 64, 4096, **kept_value("hypotheses-length", 160))
+        prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **bound("hypotheses-prompts", default=40))
+        length = st.number_input("Tokens a prompt", 64, 4096, **bound("hypotheses-length", default=160))
         untrained = st.number_input(
             "Untrained models",
             3,
             200,
-            **kept_value("hypotheses-untrained", 24),
+            **bound("hypotheses-untrained", default=24),
             help="Models of random weights that a trained one is compared with.",
         )
         weights = st.selectbox(
             "Heads count with",
             list(COUNT),
-            **kept_option("hypotheses-weights", list(COUNT)),
+            **bound("hypotheses-weights", options=list(COUNT)),
             format_func=COUNT.get,
             help="A mean over heads says little of heads that do nothing: by default heads count with what the answer loses "
             "without them. By layer, and by A1's mass on the answer, the numbers stand beside.",
         )
-        tests = st.multiselect("Tests", list(TESTS), **kept("hypotheses-tests"), placeholder="all of them")
+        tests = st.multiselect("Tests", list(TESTS), **bound("hypotheses-tests"), placeholder="all of them")
     if not model and not cohort:
         return None
-    return Choices(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
+    return TestRequest(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
 
 
 def _comparable(card: dict, of: dict) -> bool:
@@ -123,11 +123,11 @@ def choose_beside(model: str) -> str:
     first = standard[0] if standard else NONE
     options = [*others, NONE]
     with st.sidebar:
-        chosen = st.selectbox("Standard model beside it", options, **kept_option("hypotheses-beside", options, first))
+        chosen = st.selectbox("Standard model beside it", options, **bound("hypotheses-beside", options=options, default=first))
     return "" if chosen == NONE else chosen
 
 
-def tested(choices: Choices) -> Board:
+def tested(choices: TestRequest) -> Board:
     """What is known of what was chosen; the rest can be run, in the background, and is shown as it comes."""
     finished = state.setdefault("_finished", {}).setdefault(choices.key, {})
     statements = state.setdefault("_statements", {}).setdefault(choices.key, [])
@@ -136,26 +136,26 @@ def tested(choices: Choices) -> Board:
     def counted() -> str:
         return f"{sum(id in finished for id in choices.asked)} of {len(choices.asked)} tests are done"
 
-    with in_words():
+    with show_errors():
         job = jobs().get(key)
         if job is not None and job.running:
-            watch(job, "hypotheses", counted, lambda: len(finished))
+            show_progress(job, "hypotheses", counted, lambda: len(finished))
         elif not set(choices.asked) <= set(finished):
             with st.container(horizontal=True, vertical_alignment="center"):
-                begun = st.button(f"Run the tests on {plain(choices.title)}", key="hypotheses-run", type="primary")
+                begun = st.button(f"Run the tests on {escape_markdown(choices.title)}", key="hypotheses-run", type="primary")
                 st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
             if begun:
-                opened = {name: scope(name, age(name)) for name in choices.names}
-                places = {name: located(name) for name in choices.names}
+                opened = {name: scope(name, modified_at(name)) for name in choices.names}
+                places = {name: resolve(name) for name in choices.names}
                 settings = choices.settings()
                 for model in opened.values():
                     check_lengths(model, settings.own or ())
-                trust = trusted(choices.model)
+                trust = trusts_code(choices.model)
                 given = {"choices": choices, "settings": settings, "opened": opened, "places": places, "trust": trust}
                 jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
                 st.rerun()
-        if job is not None and job.trouble:
-            st.warning(plain(job.trouble))
+        if job is not None and job.error:
+            st.warning(escape_markdown(job.error))
     return provisional(choices, finished, statements)
 
 
@@ -184,7 +184,7 @@ def show_arms(name: str, board: str) -> None:
     chosen = st.segmented_control(
         "Shown",
         offered,
-        **kept_option("hypotheses-arms", offered),
+        **bound("hypotheses-arms", options=offered),
         format_func=ARMS.get,
         required=True,
         label_visibility="collapsed",
@@ -192,22 +192,22 @@ def show_arms(name: str, board: str) -> None:
     figure = partial(figures.study, study(name), quantity=chosen)
     drawn = figure()
     blocks.show_chart(drawn, drawn.caption, key="hypotheses-arms-chart")
-    st.caption(plain(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}"))
+    st.caption(escape_markdown(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}"))
     code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
     code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
-    blocks.take_away("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
+    blocks.export_menu("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
 
 
 def show_claims(name: str) -> None:
     """What others have published, beside a study."""
     with st.expander("What others have published, beside this study", key="hypotheses-claims"):
         table = tables.claims(study(name))
-        st.caption(plain(table.caption))
+        st.caption(escape_markdown(table.caption))
         columns = {name: st.column_config.TextColumn(width=pixels) for name, pixels in WIDE.items()}
         rows = [dict(zip(table.header, row)) for row in table.rows]
         order = [*FIRST, *(name for name in table.header if name not in FIRST)]
         st.dataframe(rows, hide_index=True, height=480, column_config=columns, column_order=order)
-        st.caption(plain(" ".join(table.notes)))
+        st.caption(escape_markdown(" ".join(table.notes)))
         st.download_button(
             "Claims as Markdown", table.to_markdown, "claims.md", "text/markdown", key="claims.md", on_click="ignore"
         )
@@ -224,7 +224,7 @@ def show_answer(board: Board | None, of: str | None) -> None:
             show_notes(of)
         return
     for name in shipped():
-        with in_words():
+        with show_errors():
             show_points(f"The {name} study", overall(next(iter(study(name).boards.values()))))
             show_notes(name)
 
@@ -237,8 +237,8 @@ def show_notes(name: str) -> None:
 
 def show_points(title: str, points: Sequence[str]) -> None:
     """The first in a line, after a title if there is one, and the others as a list below it."""
-    first, *others = map(plain, points)
-    start = f"**{plain(title)}.** " if title else ""
+    first, *others = map(escape_markdown, points)
+    start = f"**{escape_markdown(title)}.** " if title else ""
     st.markdown(f"{start}{first}\n\n" + "".join(f"- {point}\n" for point in others))
 
 
@@ -247,7 +247,7 @@ def _decides(board: Board) -> bool:
     return any(verdict.estimates for verdict in of_kind(board.verdicts.values(), "primary"))
 
 
-def show_by_itself(choices: Choices, board: Board) -> None:
+def show_by_itself(choices: TestRequest, board: Board) -> None:
     """What the model at hand can tell, and once it is tested, what it told."""
     verdicts = list(board.verdicts.values())
     ran = [verdict for verdict in verdicts if verdict.estimates]
@@ -255,19 +255,19 @@ def show_by_itself(choices: Choices, board: Board) -> None:
         parts = [by_word(account, of_kind(ran, "mechanism")) for account in ACCOUNTS]
         parts += [f"{count} measured" if (count := len(of_kind(ran, "measurement"))) else ""]
         st.markdown(
-            f"**{plain(choices.title)} by itself.** Of the tests that were run: {plain('; '.join(filter(None, parts)))}. "
+            f"**{escape_markdown(choices.title)} by itself.** Of the tests that were run: {escape_markdown('; '.join(filter(None, parts)))}. "
             "That is how these heads work on these prompts. Whether differential attention is better, and why, is for the "
             "primary tests."
         )
     elif choices.model and not ran:
-        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(located(choices.model)) else [])}
+        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(resolve(choices.model)) else [])}
         count = sum(test.needs in able for test in TESTS.values())
         st.markdown(
-            f"**{plain(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
+            f"**{escape_markdown(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
             "no more. The others, all four primary tests among them, compare many trainings and need a trained cohort."
         )
     for statement in board.statements:
-        st.caption(plain(f"{statement}."))
+        st.caption(escape_markdown(f"{statement}."))
     if verdicts and len(verdicts) < len(choices.asked):
         st.caption("Provisional: mechanism tests are corrected over those that are done, and more with every further one.")
 
@@ -279,7 +279,7 @@ def show_wanting(verdicts: list) -> None:
         return
     with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="hypotheses-wanting"):
         for want, names in wants.items():
-            st.markdown(f"**{plain(want)}**: {plain(', '.join(names))}")
+            st.markdown(f"**{escape_markdown(want)}**: {escape_markdown(', '.join(names))}")
 
 
 def show_tests(board: Board | None, asked: tuple[str, ...]) -> None:
@@ -303,12 +303,12 @@ def offer(board: Board) -> None:
     verdicts = list(board.verdicts.values())
     st.markdown("#### Together")
     with st.expander("What the tests say together", key="hypotheses-summary"):
-        st.markdown("\n\n".join(map(plain, summary(verdicts).split("\n\n"))))
+        st.markdown("\n\n".join(map(escape_markdown, summary(verdicts).split("\n\n"))))
     blocks.show_estimates(verdicts)
     with st.container(horizontal=True):
         measured = any(verdict.estimates for verdict in verdicts)
         figure = partial(figures.board, verdicts)
-        blocks.take_away(
+        blocks.export_menu(
             "board",
             label="Export the board",
             figure=figure if measured else None,
@@ -320,7 +320,7 @@ def offer(board: Board) -> None:
         st.download_button("Board as Markdown", text, "board.md", "text/markdown", key="board.md", on_click="ignore")
 
 
-with in_words():
+with show_errors():
     kind, chosen = choose_board()
     choices = None
     board = None

@@ -7,16 +7,17 @@
 
 from blocks.conformance import show_check
 from blocks.differences import show_differences
-from blocks.exports import take_away
+from blocks.exports import export_menu
 from blocks.heads import show_fidelity, show_heads, show_lambda
-from blocks.layout import beside
+from blocks.layout import columns
 from blocks.maps import show_row, show_text, show_view
 from blocks.show import show_chart
 from blocks.tables import show_both, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
 
 __all__ = [
-    "beside",
+    "columns",
+    "export_menu",
     "show_both",
     "show_chart",
     "show_check",
@@ -32,5 +33,4 @@ __all__ = [
     "show_test",
     "show_text",
     "show_view",
-    "take_away",
 ]

@@ -21,7 +21,7 @@ TABLES = {
 LATER = {"on_click": "ignore"}  # a download changes nothing on the page
 
 
-def take_away(
+def export_menu(
     name: str,
     *,
     figure: Callable[[], Figure] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import streamlit as st
-from messages import in_words
+from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
@@ -31,7 +31,7 @@ def show_heads(
         if place and act is not None:
             act(int(place["layer"]), int(place["head"]))
 
-    with in_words():
+    with show_errors():
         buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None)
         _grid()(
             data=buffer,
@@ -46,7 +46,7 @@ def show_lambda(cap, layer: int | None = None):
     if not cap.differential:
         st.caption("Standard attention: one map a head, no λ.")
         return
-    with in_words():
+    with show_errors():
         show_chart(figures.lambdas(cap).plotly(selected=layer), "λ by layer", key="lambda-chart")
 
 

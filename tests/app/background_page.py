@@ -4,12 +4,12 @@ import time
 from pathlib import Path
 
 import streamlit as st
-from background import jobs, watch
+from background import jobs, show_progress
 
 
 def count(job, path):
     for number in range(10_000):
-        job.tell(number, 10_000, f"counted {number}")
+        job.report(number, 10_000, f"counted {number}")
         path.write_text(str(number))
         time.sleep(0.05)
 
@@ -20,7 +20,7 @@ def counting():
     path = st.session_state["path"]
     job = jobs().get("count")
     if job is not None and job.running:
-        watch(job, "count")
+        show_progress(job, "count")
     elif st.button("Count"):
         jobs().start("count", lambda job: count(job, path))
         st.rerun()

@@ -30,13 +30,13 @@ def ended(job):
 
 
 def test_a_job_tells_how_far_it_is_and_never_goes_back(background):
-    told, go_on = threading.Event(), threading.Semaphore(0)
+    told, check_cancelled = threading.Event(), threading.Semaphore(0)
 
     def work(job):
         for done, total, words in ((1, 4, "one"), (1, 8, "two"), (9, 8, "three")):
-            job.tell(done, total, words)
+            job.report(done, total, words)
             told.set()
-            go_on.acquire(timeout=30)
+            check_cancelled.acquire(timeout=30)
         return "all of it"
 
     job = background.Job(work)
@@ -45,9 +45,9 @@ def test_a_job_tells_how_far_it_is_and_never_goes_back(background):
         assert told.wait(30)
         told.clear()
         seen.append((job.share, job.words, job.running))
-        go_on.release()
+        check_cancelled.release()
     assert seen == [(0.25, "one", True), (0.25, "two", True), (1.0, "three", True)]
-    assert ended(job).result == "all of it" and not job.trouble
+    assert ended(job).result == "all of it" and not job.error
 
 
 def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
@@ -56,7 +56,7 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
     def work(job):
         try:
             while True:
-                job.go_on()
+                job.check_cancelled()
                 reached.set()
                 time.sleep(0.01)
         except Exception:  # what handles errors of its own does not keep it
@@ -67,7 +67,7 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
     assert reached.wait(30) and not job.stopping
     job.stop()
     ended(job)
-    assert not done and not job.trouble and not job.stopping
+    assert not done and not job.error and not job.stopping
 
 
 def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(background, caplog):
@@ -77,9 +77,9 @@ def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(backgr
     def defect(job):
         return 1 / 0
 
-    assert ended(background.Job(refused)).trouble == "there is no model 'x'"
+    assert ended(background.Job(refused)).error == "there is no model 'x'"
     assert not caplog.records
-    trouble = ended(background.Job(defect)).trouble
+    trouble = ended(background.Job(defect)).error
     assert "ZeroDivisionError: division by zero" in trouble and "\n" not in trouble
     assert "return 1 / 0" in caplog.text
 

@@ -99,12 +99,12 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
     from streamlit.testing.v1 import AppTest
 
     def ask(name):
-        from cache import age, saved, scope
-        from messages import in_words
+        from cache import modified_at, saved, scope
+        from messages import show_errors
 
-        with in_words():
-            scope(name, age(name))
-        with in_words():
+        with show_errors():
+            scope(name, modified_at(name))
+        with show_errors():
             saved(name, 0.0)
 
     test = AppTest.from_function(ask, args=(name,), default_timeout=60).run()

@@ -184,14 +184,14 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     from diffscope.hypotheses import board
 
     done = board.result_of
-    within, go_on = threading.Event(), threading.Event()
+    within, check_cancelled = threading.Event(), threading.Event()
 
     def slow(test, subject):
         if test.id != "sparsity":
             return done(test, subject)
         subject.source.tell(1, 4, "reading")
         within.set()
-        assert go_on.wait(60)
+        assert check_cancelled.wait(60)
         subject.source.tell(2, 4, "reading")
         raise AssertionError("it went on")
 
@@ -209,7 +209,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     test.switch_page("app_pages/tests.py").run()
     assert test.get("progress")  # it goes on while the reader is elsewhere
     fine(test.button(key="hypotheses-stop").click().run())
-    go_on.set()
+    check_cancelled.set()
     for _ in range(600):
         if not test.get("progress"):
             break
