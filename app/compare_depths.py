@@ -43,9 +43,7 @@ def show_depths(pair: Pair) -> None:
     """The table of retrieval by depth, by length; or a line that says why there is none."""
     st.markdown("##### Retrieval by depth of the answer and length of the prompt")
     if pair.kind == PROMPTS:
-        st.caption(
-            "It is measured on prompts that are build_edits for it, and here both sides are one model: choose two, or an edit."
-        )
+        st.caption("This section generates its own prompts, so it needs two models or an edit.")
         return
     settings = _choose_settings([side.subject.scope() for side in pair.sides])
     if not settings["lengths"]:

@@ -68,7 +68,7 @@ def _show_edit(edit: Written, number: int, cap) -> None:
         _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
     places = ["layers", "heads"] if edit.kind.heads else ["layers"]
-    keys = {name: f"intervene-{state.setdefault('_edits', 0)}-{number}-{name}" for name in [*names, *places]}
+    keys = {name: f"change-{state.setdefault('_edits', 0)}-{number}-{name}" for name in [*names, *places]}
     changed = partial(_change, number, edit.kind.name, keys)
     if edit.kind.takes:
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -110,7 +110,7 @@ def _change(number: int, name: str, keys: dict[str, str]) -> None:
 
 def _undo(number: int, words: str) -> None:
     others = texts()[:number] + texts()[number + 1 :]
-    st.button("Undo", key=f"intervene-undo-{number}", help=escape_markdown(f"Take back: {words}"), on_click=put, args=(others,))
+    st.button("Undo", key=f"change-undo-{number}", help=escape_markdown(f"Take back: {words}"), on_click=put, args=(others,))
 
 
 def put(edits) -> None:
@@ -135,13 +135,13 @@ def _offer(cap, layer: int, head: int) -> None:
     names = [kind.name for kind in KINDS.values() if cap.differential or not kind.second]
 
     def add():
-        name = state["intervene-add"]
+        name = state["change-add"]
         if name is None:
             return
         edit = first(name, cap)
         if name == "ablate_heads":
             edit = Written(edit.kind, edit.values, (layer,), (head,))
-        state["intervene-add"] = None
+        state["change-add"] = None
         put([*(text for text in texts() if text != NONE), edit.text])
 
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -149,7 +149,7 @@ def _offer(cap, layer: int, head: int) -> None:
             "Add an edit",
             names,
             None,
-            key="intervene-add",
+            key="change-add",
             on_change=add,
             format_func=lambda name: f"{KINDS[name].title} ({STAGE_WORDS[KINDS[name].declared.stage]})",
             placeholder="λ, A₂, norm, scores, heads …",
@@ -157,7 +157,7 @@ def _offer(cap, layer: int, head: int) -> None:
             width=300,
         )
         if len(texts()) > 1:
-            st.button("Undo all", key="intervene-undo-all", on_click=put, args=((),))
+            st.button("Undo all", key="change-undo-all", on_click=put, args=((),))
 
 
 def ablated(edits: list[Written], cap) -> set[tuple[int, int]]:

@@ -50,7 +50,7 @@ def choose() -> tuple[str, SessionModel] | None:
             *session_models(),
         ):  # an address alone fetches nothing
             st.caption(f"The address of this page names {escape_markdown(name)}.")
-            if not st.button("Look at it on the hub", key="your_model-fetch"):
+            if not st.button("Look it up on the hub", key="your_model-fetch"):
                 return None
             state["_typed"] = name
     return (name, session_models().get(name, SessionModel(name))) if name else None
@@ -58,7 +58,7 @@ def choose() -> tuple[str, SessionModel] | None:
 
 def _uploaded() -> tuple[str, SessionModel] | None:
     """A model from files; those before are removed as soon as there are others, and not when another page was looked at."""
-    name = st.text_input("Call it", **bound("your_model-name", default=CALLED), max_chars=40).strip() or CALLED
+    name = st.text_input("Name", **bound("your_model-name", default=CALLED), max_chars=40).strip() or CALLED
     files = st.file_uploader(
         "Its files: .safetensors, config.json, and those of its tokenizer",
         accept_multiple_files=True,

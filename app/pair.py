@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import streamlit as st
-from cache import bundled, examples, rules
+from cache import bundled, examples
 from catalog import cards
 from edit_catalog import Written
 from edit_controls import choose_edits
 from edit_results import captured, texts
-from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, choose_model, choose_subject
+from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, check_length, choose_model, choose_subject
 from url_state import bound
 
 from diffscope.errors import DiffscopeError
@@ -26,6 +26,7 @@ STEPS = "two checkpoints"
 EDIT = "with and without an edit"
 KINDS = (MODELS, PROMPTS, STEPS, EDIT)
 IMPORT = "import diffscope\n\n"
+STANDARD = "mini-standard"
 state = st.session_state
 
 
@@ -145,8 +146,9 @@ def choose_sides() -> Pair | None:
 
 def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
-    names = [card["name"] for card in bundled()]
-    others = [name for name in names if name != subject.model.partition("@")[0]]
+    base = subject.model.partition("@")[0]
+    cards_of = {card["name"]: card for card in bundled()}
+    others = sorted(cards_of.keys() - {base}, key=lambda name: _as_baseline(cards_of, base, name))
     if others:
         bound("compare-model", default=others[0])
         if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
@@ -163,6 +165,13 @@ def _another_model(subject: Subject, cap):
     else:
         second = replace(subject, model=name, spans=_for_any_model(subject, cap))
     return second, (short_name(subject.model), short_name(name))
+
+
+def _as_baseline(cards_of: dict, base: str, name: str) -> tuple:
+    """Return the rank of a bundled model as a baseline: standard attention first, then the like of the first model."""
+    card, first = cards_of[name], cards_of.get(base, {})
+    alike = all(card.get(field) == first.get(field) for field in ("layers", "positions", "sentence"))
+    return (card["attention"] != "standard", name != STANDARD, not alike, list(cards_of).index(name))
 
 
 def _for_any_model(subject: Subject, cap) -> dict:
@@ -198,11 +207,9 @@ def _another_prompt(subject: Subject, cap):
             example = known[chosen]
             second = replace(subject, prompt=example.text, spans=dict(example.spans), answer=example.answer)
             return second, ("first prompt", "second prompt")
-        limit = {"max_chars": rules().characters}
-        text = st.text_area("Second text", **bound("compare-prompt"), height=190, placeholder="a prompt of your own", **limit)
-        answer = st.text_input(
-            "Its answer", **bound("compare-answer"), placeholder="the answer as it stands in the text", **limit
-        )
+        text = st.text_area("Second text", **bound("compare-prompt"), height=190, placeholder="a prompt of your own")
+        answer = st.text_input("Its answer", **bound("compare-answer"), placeholder="the answer as it stands in the text")
+    check_length(text)
     if not text.strip():
         st.info("Write a second prompt to look at.")
         return None

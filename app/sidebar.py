@@ -21,10 +21,14 @@ from diffscope import Chars
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
 
 OTHER = "a folder or a saved capture"
+OPEN = "open a model…"
 OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
 LAST_STEP = "end of training"
+UNMARKED = "not marked"
+SEVERAL, PLACES = 2, 12  # places of an answer: from how many on one is chosen, and how many are offered
+AROUND = 16  # characters
 TOO_LONG = "This text is too long for the page's address, which does not bring it back."
 MARK = re.compile(r"(.+):\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?", re.ASCII | re.DOTALL)
 Given = tuple[object, dict, str, tuple[str, ...]]  # prompt, spans, answer, distractors
@@ -132,7 +136,8 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     asked = st.query_params.get(key, "")
     if rules().paths and asked not in offered and Path(asked).is_dir():  # an address may name a folder, and nothing to fetch
         add_session_model(asked, session_models().get(asked, SessionModel(asked)))
-    options = [*offered, *session_models(), *([OTHER] if rules().paths else [])]
+    first = key == "model"
+    options = [*offered, *session_models(), *([OTHER] if rules().paths else []), *([OPEN] if first else [])]
     if state.get(key) not in options:  # of an upload that was replaced
         state.pop(key, None)
     with st.sidebar:
@@ -140,10 +145,12 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             st.info(
                 "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
             )
-        if not options:
-            return None
-        name = st.selectbox(label, options, **bound(key))
+        name = st.selectbox(label, options, **bound(key), on_change=_keep_model if first else None)
+        if name == OPEN or state.pop("_open", False):
+            st.switch_page("app_pages/your_model.py")
+        state["_model-before"] = name
         if name in offered:
+            st.caption(_described(offered[name]))
             return _at_step(name, offered[name], key) if at_step else name
         if name != OTHER:
             return session_models()[name].name
@@ -157,8 +164,23 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
         return None
     place = os.path.expanduser(path)
     if not (os.path.exists(place) or os.path.exists(place.rpartition("@")[0])):  # FOLDER@STEP is a checkpoint
-        raise ModelNotFound(f"there is no folder or file {path!r}; models of the hub are opened on the page Your model")
+        raise ModelNotFound(f"there is no folder or file {path!r}; models of the hub are opened by the last entry of the list")
     return path
+
+
+def _keep_model() -> None:
+    """Leave the choice of model as it was if another one is to be opened."""
+    if state["model"] == OPEN and "_model-before" in state:
+        state["model"] = state["_model-before"]
+        state["_open"] = True
+
+
+def _described(card: dict) -> str:
+    """Return what kind of attention a model has, its size, and what it was trained on, as far as its card says."""
+    kind = "Standard attention" if card["attention"] == "standard" else "Differential attention"
+    size = f", {card['parameters'] / 1e6:.1f} M parameters" if card.get("parameters") else ""
+    trained = ", trained to look up numbers in a text" if card.get("sentence") else ""
+    return f"{kind}{size}{trained}."
 
 
 def _at_step(name: str, card: dict, key: str) -> str:
@@ -199,17 +221,43 @@ def _text(chosen: str, example) -> Given:
     def options(part: str) -> dict:
         return {"key": places[part], "value": usual[part], "on_change": make_own} if example else bound(places[part])
 
-    text = st.text_area("Text", **options("text"), height=190, placeholder="a prompt of your own", max_chars=rules().characters)
-    answer = st.text_input(
-        "Answer", **options("answer"), placeholder="the answer as it stands in the prompt", max_chars=rules().characters
-    )
+    text = st.text_area("Text", **options("text"), height=190, placeholder="a prompt of your own")
+    answer = st.text_input("Answer", **options("answer"), placeholder="the answer as it stands in the prompt")
     if not text.strip():
         return "", {}, "", ()
+    check_length(text)
     if not fits_address(text):
         st.caption(TOO_LONG)
     if example:
         return text, dict(example.spans), answer, example.distractors
-    return text, {"answer": answer} if answer.strip() else {}, answer, ()
+    return text, _where(text, answer), answer, ()
+
+
+def _where(text: str, answer: str) -> dict:
+    """Return where an answer stands in a text; one that stands there several times is marked by choosing a place."""
+    starts = [at for at in range(len(text)) if text.startswith(answer, at)] if answer.strip() else []
+    if len(starts) < SEVERAL:
+        return {"answer": answer} if answer.strip() else {}
+    places = {UNMARKED: UNMARKED} | {str(at): _around(text, at, at + len(answer)) for at in starts[:PLACES]}
+    chosen = st.radio(
+        f"The answer stands {len(starts)} times: which one is it?",
+        list(places),
+        **bound("answer-at", options=list(places)),
+        format_func=places.__getitem__,
+    )
+    return {} if chosen == UNMARKED else {"answer": Chars(int(chosen), int(chosen) + len(answer))}
+
+
+def _around(text: str, start: int, stop: int) -> str:
+    """Return a place of a text in bold, with a few characters around it, as Markdown."""
+    before, after = text[max(0, start - AROUND) : start], text[stop : stop + AROUND]
+    return f"… {escape_markdown(before)}**{escape_markdown(text[start:stop].strip())}**{escape_markdown(after)} …"
+
+
+def check_length(text: str) -> None:
+    """Refuse a text that is longer than users may give, instead of cutting it."""
+    if len(text) > rules().characters:
+        raise PromptError(f"the text has {len(text):,} characters, and {rules().characters:,} are taken here; shorten it")
 
 
 def _of_file() -> Given:
@@ -234,8 +282,8 @@ def _chat() -> Given:
         height=190,
         placeholder="user: What is the number?\nassistant: It is 7421.\nuser: Again?",
         help="A line a message: system, user or assistant, a colon, and what is said. Other lines continue the message before.",
-        max_chars=rules().characters,
     )
+    check_length(text)
     answer = st.text_input("Answer", **bound("chat-answer"), placeholder="the answer as it stands in the chat")
     if not fits_address(text):
         st.caption(TOO_LONG)
@@ -274,7 +322,11 @@ def marked(model: str, prompt: object) -> dict:
         )
     spans: dict[str, list[int]] = {}
     for mark in marks:
-        name, positions = read_mark(mark)
+        try:
+            name, positions = read_mark(mark)
+        except SpanError as error:
+            st.sidebar.warning(escape_markdown(f"{error}. The page is shown without it."))
+            continue
         spans.setdefault(name, []).extend(positions)
     return spans
 

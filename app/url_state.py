@@ -7,6 +7,7 @@ keeps it while the user is on another page. Streamlit by itself forgets widgets 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -98,6 +99,12 @@ def restore(page: str) -> None:
         if state.get(key) is not None and fits_address(state[key]):
             with suppress(StreamlitAPIException):  # a widget of this page has written it already
                 st.query_params[key] = in_address(state[key])
+
+
+def moved_query(before: str, page: str) -> dict[str, list[str]]:
+    """Return this address's values for the page that has the place of another; keys that began with its name are renamed."""
+    values = {key: st.query_params.get_all(key) for key in st.query_params}
+    return {re.sub(rf"^{before}-", f"{page}-", key): value for key, value in values.items()}
 
 
 def in_address(value) -> str | list[str]:

@@ -7,9 +7,10 @@ from functools import partial
 import streamlit as st
 from background import CancellableScope, cached_job
 from messages import escape_markdown, show_errors
-from question import ask, in_python
+from question import ask, choose_distractors, in_python
 
-from amplifier.section import heading, python, show
+from amplifier.section import heading, python
+from amplifier.section import show as show_reading
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
@@ -18,6 +19,11 @@ from diffscope.readings.question import made_up
 
 IMPORTS = "from diffscope.readings.branches import branches\nfrom diffscope.readings.question import made_up, question"
 OTHERS = 4  # prompts whose A2 is the control
+
+
+def show(subject, cap) -> None:
+    """Show what the branches of every head add to the logits."""
+    show_branches(subject, cap, choose_distractors(subject))
 
 
 @st.fragment
@@ -46,7 +52,7 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
             f"reading = branches(scope, asked, made_up(scope, len(asked.ids), {OTHERS}))",
             "print(reading)",
         )
-        show(
+        show_reading(
             "branches",
             charts.added(estimates),
             "What A₁ and −λ·A₂ of every head add to the logits of the answer and of distractors",
@@ -55,14 +61,15 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
             estimates["contribution"].attrs["reads"],
             reading.sentence,
         )
-        show(
-            "account",
-            charts.account(estimates),
-            "What all parts of the model add to the logits of the answer and of distractors, by layer",
-            estimates[["account", "logit", "unexplained"]],
-            python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
-            "All bars of a panel together, those up minus those down, are the logit.",
-        )
+        with st.expander("All parts of the model"):
+            show_reading(
+                "account",
+                charts.account(estimates),
+                "What all parts of the model add to the logits of the answer and of distractors, by layer",
+                estimates[["account", "logit", "unexplained"]],
+                python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
+                "All bars of a panel together, those up minus those down, are the logit.",
+            )
 
 
 def _others(scope, length: int) -> tuple[list[list[int]], str]:

@@ -1,31 +1,25 @@
-"""Noise injected into the scores of both maps: what heads reject of it, and D and the answer with it beside without."""
+"""Noise injected into the scores of both maps: what heads reject of it, and what it costs the answer."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from background import CancellableScope, cached_job
+from background import cached_job
 from messages import escape_markdown, show_errors
-from place import move
 from question import ask, in_python
 from url_state import bound
 
-from amplifier.section import heading, python, show
-from diffscope.edits import inject_noise
+from amplifier.section import python, show
 from diffscope.figures import amplifier_charts as charts
-from diffscope.figures.escaping import visible
 from diffscope.instruments.injection import DRAWS
 from diffscope.readings import effort
 from diffscope.readings.noise import lost, rejection, rejection_sentence
-from diffscope.readings.words import percent
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 FIRST_SIGMA = "0.5"
 MODES = {"common": "the same on both maps (common)", "differential": "opposite on the two (differential)"}
-CAPTURES = 4  # with noise, that are kept: they are large
 PLACES = ("all layers", "this layer", "this head")
 state = st.session_state
 
@@ -43,18 +37,16 @@ class Noise(NamedTuple):
 
 @st.fragment
 def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tuple[str, ...]) -> None:
-    """Rejection by head, the maps with noise beside without, and what it costs the answer."""
+    """Rejection by head, and what it costs the answer."""
     if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
         st.rerun()  # an arrow key chose another head: what lies above names it
-    heading("noise", "Does what is put into both maps cancel, as in an amplifier that is measured?")
+    st.caption("The same noise is added to both maps. Does the subtraction remove it?")
     with show_errors():
         noise = choose_noise(cap, layer, head)
         if cap.differential:
             show_rejection(subject, cap, layer, head, query, noise)
         else:
             st.caption("Standard attention has one map: noise cannot be common to two, and either mode is the same.")
-    with show_errors():
-        show_watch(subject, cap, layer, head, noise)
     with show_errors():
         show_answer(subject, cap, noise, distractors)
 
@@ -122,34 +114,6 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
                 ),
                 f"The chosen head over the strength of noise; bars are standard errors over {DRAWS} draws.",
             )
-
-
-def show_watch(subject, cap, layer: int, head: int, noise: Noise) -> None:
-    """The maps of the chosen head without and with the chosen noise."""
-    scope = subject.scope()
-    edit = inject_noise(noise.sigma, noise.mode, cap.key_sets[noise.span], noise.draw, layers=noise.layers, heads=noise.heads)
-
-    spans = {name: list(keys) for name, keys in cap.prompts[0].spans.items()}
-
-    def compute(report):
-        watched = CancellableScope(scope, partial(report, 0, 1))
-        with watched.edit(edit):
-            return watched.capture(cap.ids, spans)
-
-    seconds = effort.of_runs(scope, cap.n_tokens, 1)
-    noisy = cached_job((*subject.key, noise), "the maps with noise", seconds, compute, most=CAPTURES)
-    if noisy is None:
-        return
-    sides = {"without": (cap, "Without noise"), "with": (noisy, f"With {edit}")}
-    on_move = partial(move, cap, layer, head)
-    with blocks.columns(*(f"amplifier-{side}" for side in sides), least=480) as places:
-        for place, (side, (shown, words)) in zip(places, sides.items(), strict=True):
-            with place:
-                token, probability = shown.next[0]
-                st.markdown(
-                    f"**{escape_markdown(words)}** next is “{escape_markdown(visible(str(token)))}” with {escape_markdown(percent(probability))}."
-                )
-                blocks.show_view(shown, layer, head, on_move=on_move, key=f"amplifier-view-{side}", group="amplifier")
 
 
 def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> None:

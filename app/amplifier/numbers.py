@@ -1,19 +1,43 @@
-"""λ and what it could reject, what it leaves and what it passes: numbers of the rows of one token."""
+"""Numbers of all heads: λ, gains, signal, ranks and the parts of the maps."""
 
 from __future__ import annotations
 
-import blocks
 import streamlit as st
 import xarray as xr
 from background import cached_job
 from messages import show_errors
+from place import choose_query
+from question import choose_distractors
 
-from amplifier.section import heading, python, show
+from amplifier.anatomy import show_anatomy
+from amplifier.ranks import show_ranks
+from amplifier.section import heading, python
+from amplifier.section import show as show_reading
+from amplifier.signal import show_signal
 from diffscope import readings
 from diffscope.figures import Figure
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.amplifier import per_unit
+
+STANDARD = (
+    "Standard attention has one map and subtracts nothing: it has no λ and no gains. Its signal and noise, its ranks and what "
+    "its maps are made of can be asked."
+)
+
+
+def show(subject, cap) -> None:
+    """Show signal, λ, gains, ranks and the parts of A2, each with its verdict, one chart, and the rest folded."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        query = choose_query(cap)
+        distractors = choose_distractors(subject)
+    if cap.differential:
+        show_gains(subject, cap, query)
+    else:
+        st.info(STANDARD)
+    show_signal(subject, cap, query, distractors)
+    show_ranks(subject, cap)
+    show_anatomy(subject, cap)
 
 
 @st.fragment
@@ -30,27 +54,26 @@ def show_gains(subject, cap, query: int) -> None:
         def shown(name: str, chart: str, figure: Figure, alt: str, choice: str = "") -> None:
             _show(subject, query, estimates[[name]], name, chart, figure, alt, choice)
 
-        with blocks.columns("amplifier-lambdas", "amplifier-cmrr") as (left, right):
-            with left:
-                shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
-            with right:
-                figure = charts.rejection_by_lambda(estimates)
-                shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
         shown(
             "lambda_star",
             "best_lambda",
             charts.best_lambda(estimates),
             f"λ* against {per_unit(estimates)} of every head, and the diagonal",
         )
+        with st.expander("λ by layer, and what it could reject"):
+            shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
+            figure = charts.rejection_by_lambda(estimates)
+            shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
         heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
-        with blocks.columns("amplifier-residual", "amplifier-floor") as places:
-            for place, name in zip(places, ("residual_over_floor", "residual_floor"), strict=True):
-                with place:
-                    figure = charts.residual(estimates, name)
-                    shown(name, "residual", figure, f"{estimates[name].long_name}, by head, beside controls", name)
-        for name in ("noise_gain", "signal_gain"):
-            figure = charts.gain(estimates, name)
-            shown(name, "gain", figure, f"{estimates[name].long_name}, by head, beside controls", name)
+
+        def against_control(name: str, chart: str, figure: Figure) -> None:
+            shown(name, chart, figure, f"{estimates[name].long_name}, by head, beside controls", name)
+
+        against_control("noise_gain", "gain", charts.gain(estimates, "noise_gain"))
+        with st.expander("What is left, against the least possible; gain of the answer"):
+            for name in ("residual_over_floor", "residual_floor"):
+                against_control(name, "residual", charts.residual(estimates, name))
+            against_control("signal_gain", "gain", charts.gain(estimates, "signal_gain"))
 
 
 def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
@@ -64,4 +87,4 @@ def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: 
         f"print(reading.estimates[{name!r}].attrs['says'])",
         f"charts.{chart}({arguments}).save('{name}.pdf')",
     )
-    show(name, figure, alt, data, code, about.get("reads", ""), about.get("says", ""))
+    show_reading(name, figure, alt, data, code, about.get("reads", ""), about.get("says", ""))

@@ -16,7 +16,7 @@ def python(subject, imports: str, *lines: str) -> str:
     return "\n".join([subject.code(), f"from diffscope.figures import amplifier_charts as charts\n{imports}\n", *lines, ""])
 
 
-#: what the page asks, by the anchor of its section
+#: what a section is about, by the anchor of it
 SECTIONS = {
     "signal": "Signal and noise",
     "lambda": "λ and λ*",
@@ -26,13 +26,6 @@ SECTIONS = {
     "anatomy": "What the maps are made of",
     "logits": "What each branch does to the logits",
 }
-WRAPPED = "<style>div:has(> [class*=st-key-says-]){flex:1 1 16rem;min-width:0;width:auto}</style>"
-
-
-def contents(sections) -> None:
-    """Where the sections are; and what is said beside a button wraps rather than pushing that below."""
-    st.html(WRAPPED)
-    st.markdown(" · ".join(f"[{escape_markdown(SECTIONS[name])}](#{name})" for name in sections))
 
 
 def heading(name: str, question: str) -> None:
@@ -42,13 +35,10 @@ def heading(name: str, question: str) -> None:
 
 
 def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:
-    """A chart, how to read it, what it says here, and what can be taken away of it."""
+    """Show what a chart says here, the chart, how to read it, and the export menu."""
+    if says:
+        st.markdown(f"**{escape_markdown(says)}**")
     blocks.show_chart(figure, alt, key=f"amplifier-{name}")
     if reads:
         st.caption(escape_markdown(reads))
-    with st.container(horizontal=True, vertical_alignment="top"):
-        if says:
-            with st.container(key=f"says-{name}"):
-                st.markdown(escape_markdown(says))
-        file = f"{short_name(data.attrs['model'])}-{name}"
-        blocks.export_menu(file, figure=lambda: figure, data=lambda: data, code=code)
+    blocks.export_menu(f"{short_name(data.attrs['model'])}-{name}", figure=lambda: figure, data=lambda: data, code=code)

@@ -6,6 +6,7 @@ from functools import partial
 
 import blocks
 import streamlit as st
+from amplifier.noise import show_noise
 from edit_controls import ablated, show_stack, switch_head
 from edit_results import captured, changes, continued, predicted, question_of, script
 from messages import escape_markdown, show_errors
@@ -21,9 +22,10 @@ from diffscope.figures.escaping import visible
 from diffscope.figures.heads import over_heads
 from diffscope.figures.panels import short_name
 from diffscope.readings import answers, next_tokens
-from diffscope.readings.words import course, percent
 from diffscope.readings.words import figures as number
+from diffscope.readings.words import percent
 
+state = st.session_state
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}
 WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
@@ -38,7 +40,7 @@ def show_page(subject, cap) -> None:
         with below:
             layer, head = choose_maps(cap)
         with above, blocks.columns("edits", "says", "changes", least=330) as (left, middle, right):
-            with left, st.container(key="intervene-edits"):
+            with left, st.container(key="change-edits"):
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
                 distractors = choose_distractors(subject)
@@ -51,6 +53,7 @@ def show_page(subject, cap) -> None:
             show_maps(cap, after, layer, head)
             code = script(subject, cap, edits, distractors, layer, head)
             offer(cap, after, layer, head, code, reading, where)
+            show_rejection(subject, cap, layer, head, distractors)
 
 
 def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
@@ -64,7 +67,7 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
     if question is not None:
         show_answer(reading)
     tokens = next_tokens(before, after, subject.scope().tokenizer)
-    with st.container(key="intervene-next"):
+    with st.container(key="change-next"):
         blocks.show_both(tokens)
     with show_errors():
         for words, side in zip(SIDES, ((), edits)):
@@ -91,25 +94,19 @@ def show_answer(reading) -> None:
     with st.container(horizontal=True):
         for name, title, words, units in (("log_odds", "Log-odds", number, " nats"), ("probability", "Probability", percent, "")):
             before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
-            st.metric(
-                f"{title} of the answer",
-                f"{words(after)}{units}",
-                f"{course(before, after, words)}{units}",
-                delta_color="off",
-                delta_arrow="off",
-            )
+            st.metric(f"{title} of the answer", f"{words(before)} → {words(after)}{units}")
     st.caption(escape_markdown(reading.sentence))
 
 
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        quantity = st.selectbox("Change of", list(OF), **bound("intervene-of", options=list(OF)), format_func=OF.get, width=170)
-        why = st.selectbox("Because of", list(WHY), **bound("intervene-why", options=list(WHY)), format_func=WHY.get, width=145)
+        quantity = st.selectbox("Change of", list(OF), **bound("change-of", options=list(OF)), format_func=OF.get, width=170)
+        why = st.selectbox("Because of", list(WHY), **bound("change-why", options=list(WHY)), format_func=WHY.get, width=145)
     where = {"quantity": quantity, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
-    blocks.show_heads(grid, (layer, head), select, "intervene-grid", off=ablated(edits, cap), on_switch=switch)
+    blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch)
     st.markdown(escape_markdown(reading.sentence))
     return where
 
@@ -125,13 +122,21 @@ def choose_maps(cap) -> tuple[int, int]:
 
 def show_maps(cap, after, layer: int, head: int) -> None:
     """The maps of one head without and with the edits, linked and on one scale."""
-    look = {"state": view_state("intervene-view"), "on_state": partial(save_view_state, "intervene-view")}
+    look = {"state": view_state("change-view"), "on_state": partial(save_view_state, "change-view")}
     for words, capture, more in zip(SIDES, (cap, after), (look, {})):
         with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
             st.markdown(f"**{words.capitalize()}**", width="content")
             blocks.show_fidelity(capture)
-        key = f"intervene-{words.partition(' ')[0]}"
-        blocks.show_view(capture, layer, head, partial(move, cap, layer, head), key=key, group="intervene", **more)
+        key = f"change-{words.partition(' ')[0]}"
+        blocks.show_view(capture, layer, head, partial(move, cap, layer, head), key=key, group="change", **more)
+
+
+def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, ...]) -> None:
+    """Whether noise on both maps is removed, and what it costs the answer; measured once the row is open."""
+    row = st.expander("Is noise that both maps get removed?", key="change-noise", on_change="rerun")
+    if row.open:
+        with row:
+            show_noise(subject, cap, layer, head, state["query"], distractors)
 
 
 def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
@@ -154,18 +159,10 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
         )
 
 
-def show_facts(cap) -> None:
-    """One line on the model and the prompt."""
-    st.markdown(
-        f"**{escape_markdown(short_name(cap.model_name))}** · {escape_markdown(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
-        f"{cap.n_tokens} tokens"
-    )
-
-
 with show_errors():
     subject = choose_subject()
     if subject is not None:
         subject.scope()  # or it is said that there is none
         cap = subject.capture()
-        show_facts(cap)
+        blocks.show_facts(cap)
         show_page(subject, cap)

@@ -85,7 +85,7 @@ def show_heads(pair: Pair) -> None:
 
 def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
     """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `prefix`."""
-    show_facts(side)
+    blocks.show_facts(side.cap, side.name)
     if place is None:
         with st.container(horizontal=True):
             place = choose_head(side.cap, prefix)
@@ -103,17 +103,6 @@ def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
         on_state=partial(save_view_state, key),
     )
     return place
-
-
-def show_facts(side: Side) -> None:
-    """One line on a side."""
-    cap = side.cap
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.markdown(
-            f"**{escape_markdown(side.name)}** · {cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens",
-            width="content",
-        )
-        blocks.show_fidelity(cap)
 
 
 def offer_maps(pair: Pair, first: Place, second: Place) -> None:

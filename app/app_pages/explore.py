@@ -33,7 +33,7 @@ state = st.session_state
 def show_capture(subject, cap) -> None:
     """The page below the choice of model and prompt."""
     follow(cap, subject.key)
-    show_facts(cap)
+    blocks.show_facts(cap)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(cap)
         statistic = None
@@ -57,17 +57,6 @@ def show_capture(subject, cap) -> None:
         with right:
             blocks.show_next(cap)
     offer(subject, cap, layer, head, statistic)
-
-
-def show_facts(cap) -> None:
-    """One line on the model and the capture."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.markdown(
-            f"**{escape_markdown(short_name(cap.model_name))}** · {escape_markdown(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
-            f"{cap.n_tokens} tokens",
-            width="content",
-        )
-        blocks.show_fidelity(cap)
 
 
 def define(statistic) -> None:

@@ -1,4 +1,4 @@
-"""Hypotheses: cancelling noise, sparse, or signed? What a study says of it, or the model at hand, test by test."""
+"""Tests: cancelling noise, sparse, or signed? What a study says of it, or the model at hand, test by test."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def choose_board() -> tuple[str, str | None]:
             known += [f"{name} cohort, {board}" for board in study(name).boards]
     options = [*known, MODEL, *([COHORT] if rules().paths else [])]
     with st.sidebar:
-        chosen = st.selectbox("Tests of", options, **bound("hypotheses-board", options=options))
+        chosen = st.selectbox("Tests of", options, **bound("tests-board", options=options))
     if chosen in (MODEL, COHORT):
         return chosen, None
     name, _, board = chosen.partition(" cohort, ")
@@ -81,29 +81,29 @@ def choose_subject(kind: str) -> TestRequest | None:
         beside = choose_beside(model)
     else:
         with st.sidebar:
-            cohort = st.text_input("Folder of a trained cohort", **bound("hypotheses-cohort"), placeholder="runs/laptop").strip()
+            cohort = st.text_input("Folder of a trained cohort", **bound("tests-cohort"), placeholder="runs/laptop").strip()
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
-    with st.sidebar, st.expander("Prompts and tests", expanded=is_given("hypotheses-own")):
-        own = choose_file("Prompts of your own", "hypotheses-own", words=OWN)
-        prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **bound("hypotheses-prompts", default=40))
-        length = st.number_input("Tokens a prompt", 64, 4096, **bound("hypotheses-length", default=160))
+    with st.sidebar, st.expander("Prompts and tests", expanded=is_given("tests-own")):
+        own = choose_file("Prompts of your own", "tests-own", words=OWN)
+        prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **bound("tests-prompts", default=40))
+        length = st.number_input("Tokens a prompt", 64, 4096, **bound("tests-length", default=160))
         untrained = st.number_input(
             "Untrained models",
             3,
             200,
-            **bound("hypotheses-untrained", default=24),
+            **bound("tests-untrained", default=24),
             help="Models of random weights that a trained one is compared with.",
         )
         weights = st.selectbox(
             "Heads count with",
             list(COUNT),
-            **bound("hypotheses-weights", options=list(COUNT)),
+            **bound("tests-weights", options=list(COUNT)),
             format_func=COUNT.get,
             help="A mean over heads says little of heads that do nothing: by default heads count with what the answer loses "
             "without them. By layer, and by A1's mass on the answer, the numbers stand beside.",
         )
-        tests = st.multiselect("Tests", list(TESTS), **bound("hypotheses-tests"), placeholder="all of them")
+        tests = st.multiselect("Tests", list(TESTS), **bound("tests-tests"), placeholder="all of them")
     if not model and not cohort:
         return None
     return TestRequest(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
@@ -123,7 +123,7 @@ def choose_beside(model: str) -> str:
     first = standard[0] if standard else NONE
     options = [*others, NONE]
     with st.sidebar:
-        chosen = st.selectbox("Standard model beside it", options, **bound("hypotheses-beside", options=options, default=first))
+        chosen = st.selectbox("Standard model beside it", options, **bound("tests-beside", options=options, default=first))
     return "" if chosen == NONE else chosen
 
 
@@ -131,7 +131,7 @@ def tested(choices: TestRequest) -> Board:
     """What is known of what was chosen; the rest can be run, in the background, and is shown as it comes."""
     finished = state.setdefault("_finished", {}).setdefault(choices.key, {})
     statements = state.setdefault("_statements", {}).setdefault(choices.key, [])
-    key = ("hypotheses", choices.key)
+    key = ("tests", choices.key)
 
     def counted() -> str:
         return f"{sum(id in finished for id in choices.asked)} of {len(choices.asked)} tests are done"
@@ -139,10 +139,10 @@ def tested(choices: TestRequest) -> Board:
     with show_errors():
         job = jobs().get(key)
         if job is not None and job.running:
-            show_progress(job, "hypotheses", counted, lambda: len(finished))
+            show_progress(job, "tests", counted, lambda: len(finished))
         elif not set(choices.asked) <= set(finished):
             with st.container(horizontal=True, vertical_alignment="center"):
-                begun = st.button(f"Run the tests on {escape_markdown(choices.title)}", key="hypotheses-run", type="primary")
+                begun = st.button(f"Run the tests on {escape_markdown(choices.title)}", key="tests-run", type="primary")
                 st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
             if begun:
                 opened = {name: scope(name, modified_at(name)) for name in choices.names}
@@ -180,27 +180,29 @@ def show_arms(name: str, board: str) -> None:
     offered = [quantity for quantity in ARMS if quantity in known]
     if not offered:
         return
-    st.markdown("#### The arms, seed by seed")
-    chosen = st.segmented_control(
-        "Shown",
-        offered,
-        **bound("hypotheses-arms", options=offered),
-        format_func=ARMS.get,
-        required=True,
-        label_visibility="collapsed",
-    )
-    figure = partial(figures.study, study(name), quantity=chosen)
-    drawn = figure()
-    blocks.show_chart(drawn, drawn.caption, key="hypotheses-arms-chart")
-    st.caption(escape_markdown(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}"))
-    code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
-    code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
-    blocks.export_menu("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
+    with st.expander("The arms, seed by seed", key="tests-arm-charts"):
+        chosen = st.segmented_control(
+            "Shown",
+            offered,
+            **bound("tests-arms", options=offered),
+            format_func=ARMS.get,
+            required=True,
+            label_visibility="collapsed",
+        )
+        figure = partial(figures.study, study(name), quantity=chosen)
+        drawn = figure()
+        blocks.show_chart(drawn, drawn.caption, key="tests-arms-chart")
+        st.caption(
+            escape_markdown(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}")
+        )
+        code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
+        code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
+        blocks.export_menu("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
 
 
 def show_claims(name: str) -> None:
     """What others have published, beside a study."""
-    with st.expander("What others have published, beside this study", key="hypotheses-claims"):
+    with st.expander("What others have published, beside this study", key="tests-claims"):
         table = tables.claims(study(name))
         st.caption(escape_markdown(table.caption))
         columns = {name: st.column_config.TextColumn(width=pixels) for name, pixels in WIDE.items()}
@@ -239,7 +241,10 @@ def show_points(title: str, points: Sequence[str]) -> None:
     """The first in a line, after a title if there is one, and the others as a list below it."""
     first, *others = map(escape_markdown, points)
     start = f"**{escape_markdown(title)}.** " if title else ""
-    st.markdown(f"{start}{first}\n\n" + "".join(f"- {point}\n" for point in others))
+    st.markdown(f"{start}{first}")
+    if others:
+        with st.expander("Account by account" if title else "What else was found"):
+            st.markdown("".join(f"- {point}\n" for point in others))
 
 
 def _decides(board: Board) -> bool:
@@ -251,11 +256,13 @@ def show_by_itself(choices: TestRequest, board: Board) -> None:
     """What the model at hand can tell, and once it is tested, what it told."""
     verdicts = list(board.verdicts.values())
     ran = [verdict for verdict in verdicts if verdict.estimates]
+    title = escape_markdown(choices.title)
     if ran and not _decides(board):
         parts = [by_word(account, of_kind(ran, "mechanism")) for account in ACCOUNTS]
         parts += [f"{count} measured" if (count := len(of_kind(ran, "measurement"))) else ""]
+        words = escape_markdown("; ".join(filter(None, parts)))
         st.markdown(
-            f"**{escape_markdown(choices.title)} by itself.** Of the tests that were run: {escape_markdown('; '.join(filter(None, parts)))}. "
+            f"**{title} by itself.** Of the tests that were run: {words}. "
             "That is how these heads work on these prompts. Whether differential attention is better, and why, is for the "
             "primary tests."
         )
@@ -263,7 +270,7 @@ def show_by_itself(choices: TestRequest, board: Board) -> None:
         able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(resolve(choices.model)) else [])}
         count = sum(test.needs in able for test in TESTS.values())
         st.markdown(
-            f"**{escape_markdown(choices.title)} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
+            f"**{title} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
             "no more. The others, all four primary tests among them, compare many trainings and need a trained cohort."
         )
     for statement in board.statements:
@@ -277,7 +284,7 @@ def show_wanting(verdicts: list) -> None:
     wants = lacking(verdicts)
     if not wants:
         return
-    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="hypotheses-wanting"):
+    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="tests-wanting"):
         for want, names in wants.items():
             st.markdown(f"**{escape_markdown(want)}**: {escape_markdown(', '.join(names))}")
 
@@ -288,12 +295,12 @@ def show_tests(board: Board | None, asked: tuple[str, ...]) -> None:
     code = "" if board is None else board.code
     for kind, words in KINDS.items():
         tests = [TESTS[id] for id in asked if TESTS[id].kind == kind]
-        st.markdown(f"#### {words}")
-        st.caption(f"{OF_KIND[kind]}. {LEGEND}" if kind == "primary" else OF_KIND[kind])
         if kind == "primary":
+            st.markdown(f"#### {words}", help=escape_markdown(f"{OF_KIND[kind]}. {LEGEND}"))
             blocks.show_primaries(verdicts, code)
             continue
-        with st.container(gap="xsmall"):
+        with st.expander(f"{words} ({len(tests)})", key=f"tests-{kind}"):
+            st.caption(f"{OF_KIND[kind]}.")
             for test in tests:
                 blocks.show_test(test, verdicts.get(test.id), code)
 
@@ -301,10 +308,9 @@ def show_tests(board: Board | None, asked: tuple[str, ...]) -> None:
 def offer(board: Board) -> None:
     """All of it in words and side by side, and to be taken away."""
     verdicts = list(board.verdicts.values())
-    st.markdown("#### Together")
-    with st.expander("What the tests say together", key="hypotheses-summary"):
+    with st.expander("All tests together: in words, and on one axis", key="tests-summary"):
         st.markdown("\n\n".join(map(escape_markdown, summary(verdicts).split("\n\n"))))
-    blocks.show_estimates(verdicts)
+        blocks.show_estimates(verdicts)
     with st.container(horizontal=True):
         measured = any(verdict.estimates for verdict in verdicts)
         figure = partial(figures.board, verdicts)

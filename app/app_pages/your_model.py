@@ -71,8 +71,9 @@ class Checked:
 def show_outline(label: str, model: SessionModel) -> bool | None:
     """How large a model is before it is loaded; whether its own code is to be run, None where it is not to be opened."""
     facts = outlined(model.name, modified_at(model.name))
+    kind = escape_markdown(facts.kind or "a model of timm")
     st.markdown(
-        f"**{escape_markdown(short_name(label))}** · {escape_markdown(facts.kind or 'a model of timm')} · {facts.parameters:,} parameters · "
+        f"**{escape_markdown(short_name(label))}** · {kind} · {facts.parameters:,} parameters · "
         f"{size_in_words(facts.nbytes)} in memory"
     )
     free = check_memory(facts)
@@ -142,7 +143,7 @@ def show_checked(label: str, model: SessionModel, checked: Checked) -> None:
     loaded = opened(model.name, modified_at(model.name), model.trusted)
     blocks.show_check(checked.report)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Look at it", key="your_model-look", type="primary"):
+        if st.button("Open in Explore", key="your_model-look", type="primary"):
             state["model"] = label
             st.switch_page("app_pages/explore.py", query_params={"model": label})
         st.caption("It is in the list of models on every page, as long as this session lasts.")
@@ -204,7 +205,7 @@ def show_own_prompts(loaded) -> None:
     st.download_button(
         "Example file", example, "my-prompts.jsonl", "application/jsonl", key="your_model-example", on_click="ignore"
     )
-    file = choose_file("Try a file on this model", "your_model-prompts")
+    file = choose_file("Check a prompts file", "your_model-prompts")
     if file is None:
         return
     with show_errors():
@@ -224,7 +225,7 @@ def show_own_prompts(loaded) -> None:
         except DiffscopeError as error:
             st.warning(escape_markdown(f"They can be looked at. Tests need prompts, {error}"))
         else:
-            st.success(f"All {len(prompts)} are right. Give the same file on the page Hypotheses to test the model on them.")
+            st.success(f"All {len(prompts)} are right. Give the same file on the page Tests to test the model on them.")
 
 
 with show_errors():

@@ -8,7 +8,7 @@
 from blocks.conformance import show_check
 from blocks.differences import show_differences
 from blocks.exports import export_menu
-from blocks.heads import show_fidelity, show_heads, show_lambda
+from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
 from blocks.layout import columns
 from blocks.maps import show_row, show_text, show_view
 from blocks.show import show_chart
@@ -24,6 +24,7 @@ __all__ = [
     "show_details",
     "show_differences",
     "show_estimates",
+    "show_facts",
     "show_fidelity",
     "show_heads",
     "show_lambda",

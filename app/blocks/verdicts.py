@@ -58,19 +58,28 @@ def show_primaries(verdicts: Mapping, code: str = "") -> None:
 
 
 def _show_primary(id: str, verdict, code: str) -> None:
+    """Question and answer in two lines; numbers, power and method in a row that opens."""
     from diffscope.hypotheses import TESTS
     from diffscope.hypotheses.shipped import power_of
 
     test = TESTS[id]
-    st.markdown(f"##### {escape_markdown(test.question)}\n{answered(verdict)}")
+    st.markdown(f"**{escape_markdown(test.question)}** {answered(verdict)}")
     st.markdown(f"{badge(verdict)} {_p(verdict)}")
-    _say_where(verdict)
-    if verdict is not None and verdict.estimates:
-        _show_judged(verdict)
-        show_estimates([verdict], key=f"primary-{id}")
-    st.caption(escape_markdown(f"Power: {power_of(id)}."))
-    with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
-        show_details(test, verdict, code, plot=False)
+
+    @st.fragment
+    def details() -> None:
+        row = st.expander("Numbers, method and source", key=f"primary-{id}-method", on_change="rerun")
+        if not row.open:
+            return
+        with row:
+            _say_where(verdict)
+            if verdict is not None and verdict.estimates:
+                _show_judged(verdict)
+                show_estimates([verdict], key=f"primary-{id}")
+            st.caption(escape_markdown(f"Power: {power_of(id)}."))
+            show_details(test, verdict, code, plot=False)
+
+    details()
 
 
 def _say_where(verdict) -> None:

@@ -10,7 +10,7 @@ from tools.browser import faults, foreign_requests, settle
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
-EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
+EDITS, NEXT, GRID = ".st-key-change-edits", ".st-key-change-next", ".st-key-change-grid"
 FOLDER, OWN = "a folder or a saved capture", "own text"
 
 
@@ -196,7 +196,7 @@ def test_heads_are_ablated_in_the_grid(new_page, intervene):
     page.wait_for_selector(f"{EDITS} strong:text('layers 0 · heads 0')")
     settle(page)
     assert len(edits(page)) == 2 and "edit=ablate_heads%3Alayers%3D0%3Aheads%3D0" in page.url
-    assert page.locator(".st-key-intervene-without canvas[data-map]").count() == 4
+    assert page.locator(".st-key-change-without canvas[data-map]").count() == 4
     cells.click(position=FIRST, modifiers=["Shift"])
     page.wait_for_selector(f"{EDITS} strong:text('layers 0')", state="detached")
     settle(page)

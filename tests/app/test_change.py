@@ -73,14 +73,14 @@ def change(test, **labels):
     """Move a control of an edit, by its label."""
     (label, value), *_ = labels.items()
     kinds = (test.slider, test.number_input, test.selectbox, test.multiselect)
-    (widget,) = (w for kind in kinds for w in kind if w.label == label and str(w.key).startswith("intervene-"))
+    (widget,) = (w for kind in kinds for w in kind if w.label == label and str(w.key).startswith("change-"))
     widget.set_value(value).run()
     assert not test.exception, test.exception
     return test
 
 
 def undo(test, number=0):
-    test.button(key=f"intervene-undo-{number}").click().run()
+    test.button(key=f"change-undo-{number}").click().run()
     assert not test.exception, test.exception
     return test
 
@@ -223,8 +223,8 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     assert listed(test) == ["λ × 1"] and address(test) == ["scale_lambda:1.0"]
     assert "None of 6 heads changes" in sentence(test)
     change(test, Layers=[2, 1])
-    test.selectbox(key="intervene-add").set_value("top_k_a1").run()
-    test.selectbox(key="intervene-add").set_value("drop_sink").run()
+    test.selectbox(key="change-add").set_value("top_k_a1").run()
+    test.selectbox(key="change-add").set_value("drop_sink").run()
     change(test, k=2)
     assert listed(test) == ["λ × 1 · layers 1, 2", "first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     assert address(test) == ["scale_lambda:1.0:layers=1,2", "top_k_a1:2:yes", "drop_sink:1:both"]
@@ -232,7 +232,7 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     assert listed(undo(test, 0)) == ["first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     change(test, k=3)
     assert address(test) == ["top_k_a1:3:yes", "drop_sink:1:both"]
-    test.button(key="intervene-undo-all").click().run()
+    test.button(key="change-undo-all").click().run()
     assert listed(test) == [] and address(test) == ["none"]
     assert len({opened, stacked, tokens(test)}) == 3
 
@@ -270,7 +270,7 @@ def test_heads_are_ablated_one_by_one(page, modules, monkeypatch, folders):
 def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
     test = page(model=str(folders["small-standard"]))
     assert not lines(test) and listed(test) == []
-    offered = test.selectbox(key="intervene-add").options
+    offered = test.selectbox(key="change-add").options
     assert any("top-k" in name for name in offered) and not any("A₂" in name or "λ =" in name for name in offered)
     test.selectbox(key="model").set_value(str(folders["small-diff"])).run()
     assert listed(test) == ["λ × 0"]

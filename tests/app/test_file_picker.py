@@ -51,7 +51,7 @@ def test_what_cannot_be_taken_is_one_line(app, monkeypatch, name, content, words
 
     app()
     sources = sys.modules["sources"]
-    monkeypatch.setattr(sources, "rules", lambda: replace(sys.modules["rules"].rules(), characters=100_000))
+    monkeypatch.setattr(cache, "rules", lambda: replace(sys.modules["access"].rules(), characters=100_000))
     test = given(app, name, content)
     assert words in shown(test.warning) and len(test.warning) == 1
 

@@ -42,12 +42,12 @@ def quick(monkeypatch):
 
 def page(app, board="the model", **query):
     test = app("tests", **query)
-    return fine(test.selectbox(key="hypotheses-board").set_value(board).run())
+    return fine(test.selectbox(key="tests-board").set_value(board).run())
 
 
 def run_it(test):
     """Begin, and wait until nothing runs."""
-    fine(test.button(key="hypotheses-run").click().run())
+    fine(test.button(key="tests-run").click().run())
     end = time.monotonic() + 120
     while test.get("progress"):
         assert time.monotonic() < end, "the tests never end"
@@ -77,7 +77,7 @@ def opened(test, *ids):
 
 def test_the_board_of_the_model_at_hand(app, folders, quick):
     test = page(app)
-    assert test.selectbox(key="hypotheses-beside").value == str(folders["small-standard"])
+    assert test.selectbox(key="tests-beside").value == str(folders["small-standard"])
     assert all(":gray-badge[not run yet]" in label for label in rows(test).values())
     assert len(rows(test)) == sum(declared.kind != "primary" for declared in TESTS.values())
     assert not quick and not test.get("progress")
@@ -88,7 +88,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
     assert f"{TESTS['sinks'].question} **no:** 1 (95 % 0.5 to 1.5) :gray[" in labels["sinks"]
     assert any("<b>noise-symmetry</b>" in label for label in charts(test)[-1]) and "against" in charts(test)[-1]
-    assert not [button for button in test.button if button.key == "hypotheses-run"]
+    assert not [button for button in test.button if button.key == "tests-run"]
     count = len(quick)
     test.run()
     assert len(quick) == count  # what is done is not done again
@@ -99,7 +99,7 @@ def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, 
 
     cards = [{**card, "sentence": "CITY N." if card["attention"] == "standard" else None} for card in diffscope.models.bundled()]
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards)
-    assert page(app).selectbox(key="hypotheses-beside").value == "none"
+    assert page(app).selectbox(key="tests-beside").value == "none"
 
 
 def test_a_row_opens_where_it_stands(app, quick):
@@ -162,7 +162,7 @@ def test_every_primary_says_what_it_would_find(app):
 
 def test_only_the_chosen_tests_run(app, quick):
     test = page(app)
-    test.multiselect(key="hypotheses-tests").set_value(["sparsity", "key-token-gain"]).run()
+    test.multiselect(key="tests-tests").set_value(["sparsity", "key-token-gain"]).run()
     run_it(test)
     assert [name for name, _ in quick] == ["sparsity", "key-token-gain"]
     assert list(rows(test)) == ["key-token-gain", "sparsity"]  # in the board's order
@@ -172,9 +172,9 @@ def test_a_real_test_runs_on_a_real_model(app):
     test = page(app)
     test.selectbox(key="model").set_value(FOLDER).run()
     test.text_input(key="path").set_value(str(BUNDLED / "mini-diff"))
-    test.number_input(key="hypotheses-prompts").set_value(10)
-    test.number_input(key="hypotheses-untrained").set_value(3)
-    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain"]).run()
+    test.number_input(key="tests-prompts").set_value(10)
+    test.number_input(key="tests-untrained").set_value(3)
+    test.multiselect(key="tests-tests").set_value(["key-token-gain"]).run()
     run_it(test)
     assert ":gray-badge[measured]" in rows(test)["key-token-gain"]
     assert "answers 100.0% of 10 prompts" in shown(test.caption)
@@ -197,8 +197,8 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
 
     monkeypatch.setattr(board, "result_of", slow)
     test = page(app)
-    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain", "sparsity"]).run()
-    fine(test.button(key="hypotheses-run").click().run())
+    test.multiselect(key="tests-tests").set_value(["key-token-gain", "sparsity"]).run()
+    fine(test.button(key="tests-run").click().run())
     assert within.wait(60)
     fine(test.run())
     (bar,) = test.get("progress")
@@ -208,7 +208,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     test.switch_page("app_pages/explore.py").run()
     test.switch_page("app_pages/tests.py").run()
     assert test.get("progress")  # it goes on while the reader is elsewhere
-    fine(test.button(key="hypotheses-stop").click().run())
+    fine(test.button(key="tests-stop").click().run())
     check_cancelled.set()
     for _ in range(600):
         if not test.get("progress"):
@@ -224,7 +224,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
 def test_what_is_not_there_is_said(app, tmp_path):
     test = page(app, "a trained cohort")
     assert "folder of a trained cohort" in shown(test.info)
-    test.text_input(key="hypotheses-cohort").set_value(str(tmp_path)).run()
+    test.text_input(key="tests-cohort").set_value(str(tmp_path)).run()
     run_it(test)
     assert "holds no cohort.nc" in shown(test.warning)
     test = page(app, model=FOLDER, path="/nowhere")
@@ -239,8 +239,8 @@ def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
     cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
     save_statistics(cohort, tmp_path / "cohort.nc")
     test = page(app, "a trained cohort")
-    test.text_input(key="hypotheses-cohort").set_value(str(tmp_path))
-    test.multiselect(key="hypotheses-tests").set_value(["formation", "common-noise"]).run()
+    test.text_input(key="tests-cohort").set_value(str(tmp_path))
+    test.multiselect(key="tests-tests").set_value(["formation", "common-noise"]).run()
     run_it(test)
     assert len(test.metric) == 3 and "Taken together: the primary tests" in shown(test.markdown)
     assert "What A2 costs there: not measured" in shown(test.caption)
@@ -250,22 +250,22 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app):
     test = page(app)
     text = f"Here is a story of towns by the sea and of their numbers. {PROMPT}"
     own = json.dumps({"name": "cat", "prompt": text, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}})
-    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", own.encode(), "text/plain"))
-    test.number_input(key="hypotheses-untrained").set_value(3)
-    test.multiselect(key="hypotheses-tests").set_value(["key-token-gain", "gated"]).run()
+    test.file_uploader(key="tests-own").set_value(("my.jsonl", own.encode(), "text/plain"))
+    test.number_input(key="tests-untrained").set_value(3)
+    test.multiselect(key="tests-tests").set_value(["key-token-gain", "gated"]).run()
     run_it(test)
     assert "prompts exactly" in shown(test.caption) or "answers at chance" in shown(test.caption)
     assert ":gray-badge[measured]" in rows(test)["key-token-gain"]
     assert "a trained cohort (--cohort FOLDER): gated" in shown(test.markdown).replace("*", "")
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
-    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
+    test.file_uploader(key="tests-own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)
     assert "'cat' have none" in shown(test.markdown)
     many = "".join(json.dumps({"prompt": f"{n} is", "answer": " it"}) + "\n" for n in range(201))
-    test.file_uploader(key="hypotheses-own").set_value(("many.jsonl", many.encode(), "text/plain")).run()
-    assert "prompts of many.jsonl" in test.button(key="hypotheses-run").label.replace("\\", "")
+    test.file_uploader(key="tests-own").set_value(("many.jsonl", many.encode(), "text/plain")).run()
+    assert "prompts of many.jsonl" in test.button(key="tests-run").label.replace("\\", "")
     run_it(test)
     assert "many.jsonl has 201 prompts, and 200 are taken here" in shown(test.warning)
-    test.file_uploader(key="hypotheses-own").set_value(("my.jsonl", b"{", "text/plain")).run()
-    fine(test.button(key="hypotheses-run").click().run())
+    test.file_uploader(key="tests-own").set_value(("my.jsonl", b"{", "text/plain")).run()
+    fine(test.button(key="tests-run").click().run())
     assert "my.jsonl, line 1" in shown(test.warning) and not test.error
