@@ -195,6 +195,56 @@ def show_progress(job: Job, key: str, words: Callable[[], str] | None = None, ne
     look()
 
 
+def background(
+    key: Hashable,
+    button: str,
+    label: str,
+    prepare: Callable[[], Callable[[Job], Any]],
+    *,
+    caption: str = "",
+    primary: bool = False,
+    words: Callable[[], str] | None = None,
+    news: Callable[[], object] | None = None,
+) -> Any:
+    """Return the result of work in the background, or None while there is none.
+
+    A button starts the work. While it runs its progress is shown with a stop, and an error as a line.
+
+    Parameters
+    ----------
+    key : hashable
+        What the result is of.
+    button : str
+        Key of the button; that of the stop ends in ``-stop``.
+    label : str
+        Of the button.
+    prepare : callable
+        Called when the button is pressed; returns the work, which touches nothing of Streamlit.
+    caption : str
+        Stands beside the button.
+    primary : bool
+        Whether the button is the main one of the page.
+    words, news
+        As of :func:`show_progress`.
+    """
+    job = jobs().get(key)
+    if job is not None and job.running:
+        show_progress(job, button, words, news)
+        return None
+    if job is not None and job.error:
+        st.warning(escape_markdown(job.error))
+    if job is not None and job.result is not None:
+        return job.result
+    with st.container(horizontal=True, vertical_alignment="center"):
+        pressed = st.button(label, key=button, type="primary" if primary else "secondary")
+        if caption:
+            st.caption(caption)
+    if pressed:
+        jobs().start(key, prepare())
+        st.rerun()
+    return None
+
+
 AT_ONCE = 3.0  # seconds
 MOST = 32  # results of a kind that are kept
 Report = Callable[[float, float], object]
@@ -231,7 +281,7 @@ def results(what: str, most: int) -> Results:
 
 
 def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report], Any], most: int = MOST) -> Any:
-    """What a computation gives, or None while it is not there.
+    """Return what a computation gives, shared by all sessions, or None while it is not there.
 
     Parameters
     ----------
@@ -253,19 +303,12 @@ def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report]
     if seconds <= AT_ONCE:
         with st.spinner(f"Measuring {what}"):
             return kept.keep(key, compute(lambda done, total: None))
-    job = jobs().get((what, key))
-    if job is not None and job.result is not None:
-        jobs().keep_last(what, key)
-        return kept.keep(key, job.result)
-    if job is not None and job.running:
-        show_progress(job, f"once-{what}")
-        return None
-    if job is not None and job.error:
-        st.warning(escape_markdown(job.error))
 
     def work(job: Job) -> Any:
         return compute(lambda done, total: job.report(done, total, f"measuring {what}"))
 
-    label = f"Measure {what} ({effort.in_words(seconds)})"
-    st.button(label, key=f"once-{what}", on_click=lambda: jobs().start((what, key), work))
-    return None
+    result = background((what, key), f"measure-{what}", f"Measure {what} ({effort.in_words(seconds)})", lambda: work)
+    if result is not None:
+        jobs().keep_last(what, key)
+        kept.keep(key, result)
+    return result

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import blocks
 import pandas as pd
 import streamlit as st
-from background import Job, jobs, show_progress
+from background import Job, background
 from edit_results import build_edits, texts
 from messages import escape_markdown
 from pair import PROMPTS, Pair, Side, edits_in_code, edits_of
@@ -59,18 +59,15 @@ def show_depths(pair: Pair) -> None:
         _show(pair, settings, [done[side.key] for side in asked])
         return
     key = tuple(side.key for side in asked)
-    job = jobs().get(key)
-    if job is not None and job.running:
-        show_progress(job, "compare-depths")
-        return
-    if job is not None and job.error:
-        st.warning(escape_markdown(job.error))
     count = len(DEPTHS) * settings["prompts"] * len(settings["lengths"])
     cities = settings["distractors"] + 1
-    st.caption(f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.")
-    if st.button("Measure retrieval on both sides", key="compare-measure"):
-        jobs().start(key, partial(_measure, asked=asked, settings=settings, done=done))
-        st.rerun()
+    background(
+        key,
+        "compare-measure",
+        "Measure retrieval on both sides",
+        lambda: partial(_measure, asked=asked, settings=settings, done=done),
+        caption=f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.",
+    )
 
 
 def _asked(side: Side, settings: dict, template: str) -> DepthRequest:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import blocks
 import streamlit as st
-from background import jobs, show_progress
+from background import Job, background
 from cache import bundled, check_lengths, modified_at, rules, scope, study
 from catalog import resolve, trusts_code
+from cohort_curves import show_cohort
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
 from sidebar import choose_model
@@ -137,26 +138,36 @@ def tested(choices: TestRequest) -> Board:
         return f"{sum(id in finished for id in choices.asked)} of {len(choices.asked)} tests are done"
 
     with show_errors():
-        job = jobs().get(key)
-        if job is not None and job.running:
-            show_progress(job, "tests", counted, lambda: len(finished))
-        elif not set(choices.asked) <= set(finished):
-            with st.container(horizontal=True, vertical_alignment="center"):
-                begun = st.button(f"Run the tests on {escape_markdown(choices.title)}", key="tests-run", type="primary")
-                st.caption(f"{counted()}. They run in the background; each is shown when it is done.")
-            if begun:
-                opened = {name: scope(name, modified_at(name)) for name in choices.names}
-                places = {name: resolve(name) for name in choices.names}
-                settings = choices.settings()
-                for model in opened.values():
-                    check_lengths(model, settings.own or ())
-                trust = trusts_code(choices.model)
-                given = {"choices": choices, "settings": settings, "opened": opened, "places": places, "trust": trust}
-                jobs().start(key, partial(run_tests, **given, finished=finished, statements=statements))
-                st.rerun()
-        if job is not None and job.error:
-            st.warning(escape_markdown(job.error))
+        if not set(choices.asked) <= set(finished):
+            background(
+                key,
+                "tests-run",
+                f"Run the tests on {escape_markdown(choices.title)}",
+                partial(prepare_tests, choices, finished, statements),
+                caption=f"{counted()}. They run in the background; each is shown when it is done.",
+                primary=True,
+                words=counted,
+                news=lambda: len(finished),
+            )
     return provisional(choices, finished, statements)
+
+
+def prepare_tests(choices: TestRequest, finished: dict, statements: list[str]) -> Callable[[Job], None]:
+    """Open the models that are tested, and return the work."""
+    opened = {name: scope(name, modified_at(name)) for name in choices.names}
+    settings = choices.settings()
+    for model in opened.values():
+        check_lengths(model, settings.own or ())
+    return partial(
+        run_tests,
+        choices=choices,
+        settings=settings,
+        opened=opened,
+        places={name: resolve(name) for name in choices.names},
+        trust=trusts_code(choices.model),
+        finished=finished,
+        statements=statements,
+    )
 
 
 def of_study(name: str, board: str) -> Board:
@@ -344,6 +355,9 @@ with show_errors():
             show_arms(kind, chosen)
         if choices is not None:
             show_by_itself(choices, board)
+            if choices.cohort:
+                with show_errors(), st.expander("Curves of all arms and seeds", key="tests-curves"):
+                    show_cohort(choices.cohort)
     if board is not None:
         show_wanting(list(board.verdicts.values()))
     show_tests(board, tuple(TESTS) if choices is None else choices.asked)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import blocks
 import streamlit as st
-from background import CancellableScope, Job, jobs, show_progress
+from background import CancellableScope, Job, background
 from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
 from catalog import display_name
+from cohort_curves import show_cohort
 from messages import escape_markdown, show_errors
 from place import choose_head, choose_query, follow, move
 from sidebar import LAST_STEP, Subject, as_code, choose_subject
@@ -23,7 +22,6 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError, check_index
 from diffscope.figures.panels import short_name
 from diffscope.lab.accuracy import accuracy_over_training
-from diffscope.lab.training.cohort import open_dataset
 from diffscope.lab.training.run import Checkpoints
 from diffscope.scope import Scope
 
@@ -219,23 +217,17 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         prompts = st.number_input("Prompts", 10, 500, step=10, width=130, **bound("training-prompts", default=50))
         length = st.number_input("Tokens of each", 48, 4096, step=16, width=130, **bound("training-length", default=160))
-        asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
-        key = ("training", subject.model, modified_at(subject.model, weights=True), *asked.values())
-        job = jobs().get(key)
-        ended = job is not None and not job.running
-        if st.button(
-            "Ask every checkpoint", key="training-ask", disabled=job is not None and (job.running or job.result is not None)
-        ):
-            jobs().start(key, partial(_ask, names=kept_steps.names, asked=asked, open_one=opener(kept_steps.names.values())))
-            st.rerun()
-    if job is None:
-        st.caption("The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.")
-    elif not ended:
-        show_progress(job, "training")
-    elif job.error:
-        st.warning(escape_markdown(job.error))
-    elif job.result is not None:
-        _show_answers(job.result, kept_steps, asked)
+    asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
+    key = ("training", subject.model, modified_at(subject.model, weights=True), *asked.values())
+    answers = background(
+        key,
+        "training-ask",
+        "Ask every checkpoint",
+        lambda: partial(_ask, names=kept_steps.names, asked=asked, open_one=opener(kept_steps.names.values())),
+        caption="The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.",
+    )
+    if answers is not None:
+        _show_answers(answers, kept_steps, asked)
 
 
 def _ask(job: Job, names: Mapping[int, str], asked: Mapping, open_one: Callable[[str], Scope]) -> object:
@@ -272,23 +264,6 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
                 )
 
 
-def show_cohort() -> None:
-    """The curves of all runs of a trained cohort, where its folder is given."""
-    st.markdown("#### A trained cohort")
-    folder = st.text_input("Folder of a trained cohort", **bound("training-cohort"), placeholder="runs/laptop").strip()
-    if not folder:
-        st.caption("With the folder that diffscope train left, the curves of all its arms and seeds are shown here.")
-        return
-    cohort = open_dataset(Path(os.path.expanduser(folder)))
-    figure = figures.cohort(cohort)
-    blocks.show_chart(
-        figure, "Exact answers of every arm in training, and in the end by length and distractors", key="training-arms"
-    )
-    code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
-    code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
-    blocks.export_menu("cohort", label="Export the curves", figure=lambda: figure, data=lambda: figure.data, code=code)
-
-
 def say_which_have(model: str) -> None:
     """What a model without checkpoints lacks, which models have them, and how they are kept."""
     names = ", ".join(card["name"] for card in bundled() if card.get("checkpoints"))
@@ -312,6 +287,6 @@ with show_errors():
             show_answers(subject, kept_steps)
         else:
             say_which_have(short_name(subject.model))
-if rules().paths:
+if rules().paths and (folder := st.query_params.get("training-cohort")):  # addresses from before it was on the page Tests
     with show_errors():
-        show_cohort()
+        show_cohort(folder)

@@ -10,7 +10,7 @@ import blocks
 import pandas as pd
 import streamlit as st
 from access import rules
-from background import Job, jobs, show_progress
+from background import Job, background
 from cache import modified_at, opened, outlined, own_prompts
 from catalog import SessionModel, add_session_model, cards, resolve
 from file_picker import choose_file
@@ -97,34 +97,25 @@ def show_model(label: str, model: SessionModel) -> None:
         return
     model = SessionModel(model.name, model.upload, trust)
     key = ("your_model", model.name, modified_at(model.name), trust)
-    job = jobs().get(key)
-    if job is not None and job.running:
-        show_progress(job, "your_model")
+    timed = state.setdefault("_timed", {}).get(key)
+    loaded = None if timed is None else opened(*key[1:])
+    if timed is not None:
+        st.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
+    checked = background(
+        (key, timed is not None),
+        "your_model-open",
+        "Open and check" if timed is None else "Check it",
+        lambda: partial(work, loaded=loaded or opened(*key[1:]), timed=timed),
+        primary=True,
+    )
+    if checked is None:
         return
-    known = state.setdefault("_checked", {})
-    if job is not None and job.result is not None:
-        known[key] = job.result
-    if job is not None and job.error:
-        st.warning(escape_markdown(job.error))
-    checked = known.get(key)
-    if checked is None or checked.report is None:
-        offer_check(model, key, checked)
-        return
+    if checked.report is None:  # it takes long, and is asked for
+        state["_timed"][key] = checked
+        st.rerun()
     if label not in cards():
         add_session_model(label, model)
     show_checked(label, model, checked)
-
-
-def offer_check(model: SessionModel, key: tuple, timed: Checked | None) -> None:
-    """A button that opens and checks a model; one that was timed, and takes long, is only checked when it is pressed again."""
-    loaded = None
-    if timed is not None:
-        loaded = opened(*key[1:])
-        st.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
-    if st.button("Open and check" if timed is None else "Check it", key="your_model-open", type="primary"):
-        loaded = loaded or opened(*key[1:])
-        jobs().start(key, partial(work, loaded=loaded, timed=timed))
-        st.rerun()
 
 
 def work(job: Job, loaded, timed: Checked | None) -> Checked:

@@ -196,13 +196,13 @@ def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monk
     monkeypatch.setattr(background, "AT_ONCE", -1.0)
     test = amplifier()
     assert not titles(test)
-    fine(test.button(key="once-effective ranks").click().run())
+    fine(test.button(key="measure-effective ranks").click().run())
     for _ in range(100):
         if "erank" in titles(test):
             break
         time.sleep(0.2)
         fine(test.run())
-    assert titles(test) == ["erank"] and "once-gains" in [button.key for button in test.button]
+    assert titles(test) == ["erank"] and "measure-gains" in [button.key for button in test.button]
 
 
 def test_every_view_can_be_taken_away(amplifier, monkeypatch):

@@ -50,7 +50,7 @@ def test_what_cannot_be_taken_is_one_line(app, monkeypatch, name, content, words
     from dataclasses import replace
 
     app()
-    sources = sys.modules["sources"]
+    cache = sys.modules["cache"]
     monkeypatch.setattr(cache, "rules", lambda: replace(sys.modules["access"].rules(), characters=100_000))
     test = given(app, name, content)
     assert words in shown(test.warning) and len(test.warning) == 1
@@ -61,5 +61,5 @@ def test_spans_are_written_as_python_reads_them(app):
     import diffscope
 
     spans = {"answer": [diffscope.Chars(3, 8)], "it says Chars(": "Chars(1, 2)", "tokens": [1, 2]}
-    written = sys.modules["choices"].as_code(spans)
+    written = sys.modules["sidebar"].as_code(spans)
     assert eval(written, {"diffscope": diffscope}) == spans

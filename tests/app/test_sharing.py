@@ -148,8 +148,8 @@ def rest(test):
 def test_prompts_have_a_length(shared, monkeypatch):
     test = shared(token=TOKEN, example=OWN, prompt="a " * 30)
     assert test.get("bidi_component")
-    sources = sys.modules["sources"]
-    monkeypatch.setattr(sources, "rules", lambda: replace(sys.modules["rules"].rules(), tokens=10))
+    cache = sys.modules["cache"]
+    monkeypatch.setattr(cache, "rules", lambda: replace(sys.modules["access"].rules(), tokens=10))
     test.text_area(key="prompt").set_value("b " * 30).run()
     assert "and 10 are taken here" in words(test)
 

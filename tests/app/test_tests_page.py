@@ -208,7 +208,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     test.switch_page("app_pages/explore.py").run()
     test.switch_page("app_pages/tests.py").run()
     assert test.get("progress")  # it goes on while the reader is elsewhere
-    fine(test.button(key="tests-stop").click().run())
+    fine(test.button(key="tests-run-stop").click().run())
     check_cancelled.set()
     for _ in range(600):
         if not test.get("progress"):
