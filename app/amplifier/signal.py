@@ -43,16 +43,19 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
         if reading is None:
             return
         estimates = reading.estimates
-        st.markdown(escape_markdown(reading.sentence))
+        st.markdown(f"**{escape_markdown(reading.sentence)}**")
         st.caption(
             escape_markdown(
                 f"{estimates.attrs['answers']} answers, each in {estimates.attrs['fillers']} other texts of as many tokens: "
                 f"{estimates.attrs['exchanged']} of {cap.n_tokens} tokens are exchanged. Bars are standard errors."
             )
         )
-        names = list(CHARTS) if cap.differential else ["snr"]
-        for name in names:
-            _show(subject, query, others, estimates, name)
+        first, *others_drawn = list(CHARTS) if cap.differential else ["snr"]
+        _show(subject, query, others, estimates, first)
+        if others_drawn:
+            with st.expander("Ratios of A₁·V, λA₂·V and D·V, and what changes them"):
+                for name in others_drawn:
+                    _show(subject, query, others, estimates, name)
 
 
 def _show(subject, query: int, others: list[str] | None, estimates, name: str) -> None:

@@ -221,9 +221,7 @@ def show_claims(name: str) -> None:
         order = [*FIRST, *(name for name in table.header if name not in FIRST)]
         st.dataframe(rows, hide_index=True, height=480, column_config=columns, column_order=order)
         st.caption(escape_markdown(" ".join(table.notes)))
-        st.download_button(
-            "Claims as Markdown", table.to_markdown, "claims.md", "text/markdown", key="claims.md", on_click="ignore"
-        )
+        blocks.export_menu("claims", label="Export the claims", text=table.to_markdown)
 
 
 def show_answer(board: Board | None, of: str | None) -> None:
@@ -251,11 +249,13 @@ def show_notes(name: str) -> None:
 def show_points(title: str, points: Sequence[str]) -> None:
     """The first in a line, after a title if there is one, and the others as a list below it."""
     first, *others = map(escape_markdown, points)
-    start = f"**{escape_markdown(title)}.** " if title else ""
-    st.markdown(f"{start}{first}")
+    if title:
+        st.markdown(f"**{escape_markdown(title)}.** {first}")
     if others:
-        with st.expander("Account by account" if title else "What else was found"):
+        with st.expander("Account by account" if title else first.removesuffix(":")):
             st.markdown("".join(f"- {point}\n" for point in others))
+    elif not title:
+        st.markdown(first)
 
 
 def _decides(board: Board) -> bool:
@@ -322,19 +322,17 @@ def offer(board: Board) -> None:
     with st.expander("All tests together: in words, and on one axis", key="tests-summary"):
         st.markdown("\n\n".join(map(escape_markdown, summary(verdicts).split("\n\n"))))
         blocks.show_estimates(verdicts)
-    with st.container(horizontal=True):
-        measured = any(verdict.estimates for verdict in verdicts)
-        figure = partial(figures.board, verdicts)
-        blocks.export_menu(
-            "board",
-            label="Export the board",
-            figure=figure if measured else None,
-            page=partial(report.page, verdicts, board.title, board.statements),
-            data=(lambda: figure().data) if measured else None,
-            code=board.code + 'diffscope.figures.board(board).save("board.pdf")\n',
-        )
-        text = partial(report.markdown, verdicts, board.title, board.statements)
-        st.download_button("Board as Markdown", text, "board.md", "text/markdown", key="board.md", on_click="ignore")
+    measured = any(verdict.estimates for verdict in verdicts)
+    figure = partial(figures.board, verdicts)
+    blocks.export_menu(
+        "board",
+        label="Export the board",
+        figure=figure if measured else None,
+        page=partial(report.page, verdicts, board.title, board.statements),
+        data=(lambda: figure().data) if measured else None,
+        text=partial(report.markdown, verdicts, board.title, board.statements),
+        code=board.code + 'diffscope.figures.board(board).save("board.pdf")\n',
+    )
 
 
 with show_errors():

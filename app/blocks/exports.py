@@ -27,13 +27,15 @@ def export_menu(
     figure: Callable[[], Figure] | None = None,
     page: Callable[[], str] | None = None,
     data: Callable | None = None,
+    text: Callable[[], str] | None = None,
     code: str = "",
     label: str = "Export",
 ):
     """A menu of downloads, each made when its button is pressed.
 
     `figure` gives the figure to print, `page` HTML that needs nothing else (by default the figure's own), `data` the Dataset,
-    and `code` is Python that gives the same again. `name` begins the names of the files and the keys of the buttons.
+    `text` Markdown, and `code` is Python that gives the same again. `name` begins the names of the files and the keys of the
+    buttons.
     """
     with st.popover(label, help="Figure, data, Python and address of this view"):
         if figure is not None:
@@ -48,6 +50,9 @@ def export_menu(
             with st.container(horizontal=True):
                 for word, (mime, suffix) in TABLES.items():
                     _button(name, word, suffix, mime, lambda suffix=suffix: table(data(), suffix))
+        if text is not None:
+            st.caption("Text")
+            _button(name, "Markdown", ".md", "text/markdown", lambda: text().encode())
         if code:
             st.caption("Python")
             st.code(code, language="python")

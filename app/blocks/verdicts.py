@@ -17,7 +17,7 @@ from messages import escape_markdown, show_errors
 from blocks.exports import export_menu
 from blocks.show import show_chart
 from diffscope import figures
-from diffscope.hypotheses.accounts import AGAINST, FOR, OPEN, SILENT
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
 COLOURS = {FOR: "blue", AGAINST: "orange", OPEN: "violet", SILENT: "gray"}
@@ -35,7 +35,9 @@ def badge(verdict) -> str:
         return f":gray-badge[{NOT_YET}]"
     if not verdict.verdicts:
         return f":gray-badge[{'not run' if verdict.lacks else 'measured'}]"
-    return " ".join(f":{COLOURS[word]}-badge[{account} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items())
+    return " ".join(
+        f":{COLOURS[word]}-badge[{ACCOUNTS[account]} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items()
+    )
 
 
 def show_primaries(verdicts: Mapping, code: str = "") -> None:

@@ -83,7 +83,10 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     assert not quick and not test.get("progress")
     run_it(test)
     labels = rows(test)
-    assert ":blue-badge[NC ✓ for] :gray-badge[SP silent] :gray-badge[SH silent]" in labels["noise-symmetry"]
+    assert (
+        ":blue-badge[noise cancellation: ✓ for] :gray-badge[sparsification: silent] :gray-badge[signed heads: silent]"
+        in labels["noise-symmetry"]
+    )
     assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
     assert ("key-token-gain-pair", True) in quick and ("signed-mask", False) in quick
     assert f"{TESTS['sinks'].question} **no:** 1 (95 % 0.5 to 1.5) :gray[" in labels["sinks"]
