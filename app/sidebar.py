@@ -150,7 +150,8 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             st.switch_page("app_pages/your_model.py")
         state["_model-before"] = name
         if name in offered:
-            st.caption(_described(offered[name]))
+            if "attention" in offered[name]:  # a folder that is offered has no card
+                st.caption(_described(offered[name]))
             return _at_step(name, offered[name], key) if at_step else name
         if name != OTHER:
             return session_models()[name].name

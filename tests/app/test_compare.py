@@ -169,7 +169,7 @@ def test_two_prompts_are_linked_only_where_their_tokens_are_the_same(compare):
     assert [name for name in bars(test) if "uniform" in name] == [
         f"uniform attention, {which} prompt" for which in ("first", "second")
     ]
-    assert any("both sides are one model" in caption.value for caption in test.caption)
+    assert any("needs two models or an edit" in caption.value for caption in test.caption)
     fine(test.text_area(key="compare-prompt").set_value(" ").run())
     assert said(test) == ["Write a second prompt to look at."]
 

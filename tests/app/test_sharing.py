@@ -67,7 +67,7 @@ def test_who_has_the_token_is_let_in_and_stays_in(shared):
 def test_models_of_the_folder_are_offered_by_name_and_no_other(shared, models, folders):
     test = shared(token=TOKEN)
     names = test.selectbox(key="model").options
-    assert names == [*map(str, folders.values()), "shelf/plain", "shelf/team/mine"]
+    assert names == [*map(str, folders.values()), "shelf/plain", "shelf/team/mine", "open a model…"]
     test.selectbox(key="model").set_value("shelf/team/mine").run()
     assert not test.exception and test.get("bidi_component") and str(models) not in words(test)
     assert not any(str(models) in code.value for code in test.code)

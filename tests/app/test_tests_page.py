@@ -75,6 +75,14 @@ def opened(test, *ids):
     return fine(test.run())
 
 
+def opened_primaries(test):
+    """The page with the rows of the primary tests open."""
+    for id, declared in TESTS.items():
+        if declared.kind == "primary":
+            test.session_state[f"primary-{id}-method"] = True
+    return fine(test.run())
+
+
 def test_the_board_of_the_model_at_hand(app, folders, quick):
     test = page(app)
     assert test.selectbox(key="tests-beside").value == str(folders["small-standard"])
@@ -125,7 +133,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         monkeypatch.setattr(shipped_files, "SHIPPED", tmp_path)
     kept = open_study(name)
     which = list(kept.boards)[-1 if name == "planted" else 0]
-    test = page(app, f"{name} cohort, {which}")
+    test = opened_primaries(page(app, f"{name} cohort, {which}"))
     seeds = ", ".join(map(str, max(kept.facts["arms"].values(), key=len)))
     assert any((seeds if which == ALL else which) in element.value for element in test.markdown)
     formation = next(verdict for verdict in kept.boards[which] if verdict.test.id == "formation")
@@ -148,7 +156,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
             assert of_row(rows(test)[verdict.test.id], verdict) == []
         else:
             (card,) = (
-                each.value for each in test.markdown if each.value.startswith("##### ") and verdict.test.question in each.value
+                each.value for each in test.markdown if each.value.startswith("**") and verdict.test.question in each.value
             )
             assert of_row(card.replace("\\", ""), verdict) == []
     assert "Not decided yet" not in shown(test.info)
@@ -159,7 +167,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
 
 
 def test_every_primary_says_what_it_would_find(app):
-    test = page(app)
+    test = opened_primaries(page(app))
     assert shown(test.caption).count("planted cohorts") == 4
 
 
@@ -244,7 +252,7 @@ def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
     test = page(app, "a trained cohort")
     test.text_input(key="tests-cohort").set_value(str(tmp_path))
     test.multiselect(key="tests-tests").set_value(["formation", "common-noise"]).run()
-    run_it(test)
+    opened_primaries(run_it(test))
     assert len(test.metric) == 3 and "Taken together: the primary tests" in shown(test.markdown)
     assert "What A2 costs there: not measured" in shown(test.caption)
 
