@@ -1,14 +1,16 @@
-"""Every edit of ``diffscope.edits``: what it takes, how it is written in an address, how Python writes it, and how it is made.
+"""Every edit of ``diffscope.edits``: what it takes, how an address and Python write it, and how it is made.
 
-In an address an edit is its name, what it takes in the order of the table, and where it acts, with colons between them:
-``set_lambda:1:layers=0,2``. What is left out is as the table has it, layers and heads are all.
+In an address an edit is a call in Python, ``set_lambda(1.0, layers=[0, 2])``, of a name and literals: it is parsed and never
+evaluated. What is left out is as the table has it, layers and heads are all. Earlier addresses, ``set_lambda:1:layers=0,2``, are
+read too.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import dataclass
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -22,6 +24,9 @@ LAST = "last token"
 ALL = "all"
 ROOM = 32  # tokens
 MOST = 1e6  # of a number whose bounds the edit alone knows
+EXAMPLE = "set_lambda(1.0, layers=[0, 2])"
+LONGEST = 2000  # characters of an edit in an address
+CALL = re.compile(r"\w+\s*\(")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -52,10 +57,6 @@ class Number:
             kind = "a whole number" if self.whole else "a number"
             raise DiffscopeError(f"{self.label} is {kind} from {self.low:g} to {self.high:g}, and not {text!r}")
         return value
-
-    def write(self, value: float) -> str:
-        """The number as a text."""
-        return repr(value)
 
     def words(self, value: float) -> str:
         """The number as a person reads it."""
@@ -89,11 +90,9 @@ class Choice:
             raise DiffscopeError(f"{self.label} is {' or '.join(self.options)}, and not {text!r}")
         return text
 
-    def write(self, value: str) -> str:
+    def words(self, value: str) -> str:
         """The word itself."""
         return value
-
-    words = write
 
     def code(self, value: str) -> str:
         """As Python writes it."""
@@ -122,10 +121,6 @@ class Tokens:
         if not text.strip():
             raise DiffscopeError(f"{self.label}: give a span of the prompt, or tokens such as 12-15")
         return text
-
-    def write(self, value: str) -> str:
-        """The words, with what an address uses between its parts written in another way."""
-        return quote(value, safe=" -")
 
     def words(self, value: str) -> str:
         """The words themselves."""
@@ -311,8 +306,8 @@ class Written:
     @property
     def text(self) -> str:
         """As an address has it."""
-        given = [takes.write(value) for takes, value in zip(self.kind.takes, self.values)]
-        return ":".join([self.kind.name, *given, *(f"{name}={','.join(map(str, at))}" for name, at in self._places())])
+        places = (f"{name}={list(at)}" for name, at in self._places())
+        return f"{self.kind.name}({', '.join([*map(repr, self.values), *places])})"
 
     @property
     def words(self) -> str:
@@ -361,26 +356,45 @@ def read(text: str) -> Written:
     DiffscopeError
         It is none; the message says what is wrong with it.
     """
-    name, *parts = text.split(":")
+    name, given, places = _parsed_call(text) if CALL.match(text) else _split(text)
     if name not in KINDS:
-        raise DiffscopeError(f"there is no edit {name[:40]!r}; an edit is written like set_lambda:1:layers=0,2")
+        raise DiffscopeError(f"there is no edit {name[:40]!r}; an edit is written like {EXAMPLE}")
     kind = KINDS[name]
-    given = [part for part in parts if "=" not in part]
     if len(given) > len(kind.takes):
         raise DiffscopeError(f"{name} takes {len(kind.takes)} values, and not {len(given)}")
-    values = [takes.read(unquote(part)) for takes, part in zip(kind.takes, given)]
+    values = [takes.read(part) for takes, part in zip(kind.takes, given)]
     values += [takes.first for takes in kind.takes[len(given) :]]
-    places = dict(part.split("=", 1) for part in parts if "=" in part)
     if unknown := places.keys() - ({"layers", "heads"} if kind.heads else {"layers"}):
         raise DiffscopeError(f"{name} does not take {min(unknown)[:40]!r}; it takes layers{' and heads' if kind.heads else ''}")
     return Written(kind, tuple(values), *(_numbers(name, places.get(dim, "")) for dim in ("layers", "heads")))
+
+
+def _parsed_call(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return name, values and places of a call that is written in Python; only literals are read, and nothing is evaluated."""
+    try:
+        call = ast.parse(text[:LONGEST], mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError
+        given = [str(ast.literal_eval(value)) for value in call.args]
+        places = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise DiffscopeError(f"{text[:40]!r} is no edit; an edit is written like {EXAMPLE}") from None
+    listed = {name: at if isinstance(at, (list, tuple)) else [at] for name, at in places.items()}
+    return call.func.id, given, {name: ",".join(map(str, at)) for name, at in listed.items()}
+
+
+def _split(text: str) -> tuple[str, list[str], dict[str, str]]:
+    """Return the same of an edit as earlier addresses have it, with colons between its parts."""
+    name, *parts = text.split(":")
+    given = [unquote(part) for part in parts if "=" not in part]
+    return name, given, dict(part.split("=", 1) for part in parts if "=" in part)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
     """Layers or heads; none for all."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not all(part.isdecimal() and len(part) < 6 for part in parts):
-        raise DiffscopeError(f"{name}: layers and heads are whole numbers from 0, such as layers=0,2, and not {text[:40]!r}")
+        raise DiffscopeError(f"{name}: layers and heads are whole numbers from 0, such as layers=[0, 2], and not {text[:40]!r}")
     return tuple(sorted({int(part) for part in parts}))
 
 

@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 
 KEY = "edit"
 NONE = "none"  # in an address: no edit at all
-OPENING = "scale_lambda:0.0"  # what happens without A2?
+OPENING = "scale_lambda(0.0)"  # what happens without A2?
 MOST = 64
 state = st.session_state
 
@@ -174,7 +174,7 @@ def ablated(edits: list[Written], cap) -> set[tuple[int, int]]:
 def switch_head(edits: list[Written], cap, layer: int, head: int) -> None:
     """Ablate a head, or let it be again where it is ablated: one edit a layer."""
     off = ablated(edits, cap) ^ {(layer, head)}
-    others = [text for text in texts() if text.partition(":")[0] != "ablate_heads"]
+    others = [text for text in texts() if not text.startswith("ablate_heads")]
     kind = KINDS["ablate_heads"]
     layers = sorted({layer for layer, _ in off})
     heads = {number: tuple(sorted(head for layer, head in off if layer == number)) for number in layers}

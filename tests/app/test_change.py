@@ -158,6 +158,14 @@ NONSENSE = [
     "set_lambda:1:layers=-1",
     "set_lambda:1:layers=²",
     "set_lambda:1:rows=1",
+    "set_lambda(1, rows=1)",
+    "set_lambda(nan)",
+    "set_lambda(1",
+    "set_lambda(__import__('os').getcwd())",
+    "edits.set_lambda(1)",
+    "set_lambda(*[1])",
+    "set_lambda(**{})",
+    "zero_a2(" + "(" * 3000,
     "remove_norm:heads=1",
     "low_rank_a2:1.5",
     "knock_out::last token",
@@ -217,18 +225,18 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     test = page(example=OWN, prompt=PROMPT, answer="7421")
     opened = tokens(test)
     change(test, Factor=1.0)
-    assert listed(test) == ["λ × 1"] and address(test) == ["scale_lambda:1.0"]
+    assert listed(test) == ["λ × 1"] and address(test) == ["scale_lambda(1.0)"]
     assert "None of 6 heads changes" in sentence(test)
     change(test, Layers=[2, 1])
     test.selectbox(key="change-add").set_value("top_k_a1").run()
     test.selectbox(key="change-add").set_value("drop_sink").run()
     change(test, k=2)
     assert listed(test) == ["λ × 1 · layers 1, 2", "first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
-    assert address(test) == ["scale_lambda:1.0:layers=1,2", "top_k_a1:2:yes", "drop_sink:1:both"]
+    assert address(test) == ["scale_lambda(1.0, layers=[1, 2])", "top_k_a1(2, 'yes')", "drop_sink(1, 'both')"]
     stacked = tokens(test)
     assert listed(undo(test, 0)) == ["first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     change(test, k=3)
-    assert address(test) == ["top_k_a1:3:yes", "drop_sink:1:both"]
+    assert address(test) == ["top_k_a1(3, 'yes')", "drop_sink(1, 'both')"]
     test.button(key="change-undo-all").click().run()
     assert listed(test) == [] and address(test) == ["none"]
     assert len({opened, stacked, tokens(test)}) == 3
@@ -257,8 +265,14 @@ def test_heads_are_ablated_one_by_one(page, modules, monkeypatch, folders):
         stack.switch_head([table.read(text) for text in stack.texts()], cap, layer, head)
         return stack.state["edit"]
 
-    assert click(0, 1) == ["zero_a2", *(f"ablate_heads:layers={layer}:heads={head}" for layer, head in ((0, 0), (1, 1), (2, 1)))]
-    assert click(1, 0) == ["zero_a2", *(f"ablate_heads:layers={at}:heads={h}" for at, h in ((0, "0"), (1, "0,1"), (2, "1")))]
+    assert click(0, 1) == [
+        "zero_a2",
+        *(f"ablate_heads(layers=[{layer}], heads=[{head}])" for layer, head in ((0, 0), (1, 1), (2, 1))),
+    ]
+    assert click(1, 0) == [
+        "zero_a2",
+        *(f"ablate_heads(layers=[{at}], heads=[{h}])" for at, h in ((0, "0"), (1, "0, 1"), (2, "1"))),
+    ]
     for place in ((0, 0), (1, 0), (1, 1)):
         click(*place)
     assert click(2, 1) == ["zero_a2"]
