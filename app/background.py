@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import streamlit as st
 from messages import escape_markdown, in_a_line
@@ -21,6 +21,7 @@ from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
 MOST, MOST_OF_SESSION = 4, 2  # jobs that are worked on at a time, so that no reader keeps all others waiting
+PREPARE = "prepare"  # begins the keys of jobs that nobody asked for
 SLOTS = threading.BoundedSemaphore(MOST)
 
 
@@ -155,10 +156,11 @@ class Jobs:
             if isinstance(name, tuple) and name[0] == what and name != (what, key) and not job.running:
                 del self._jobs[name]
 
-    def stop(self) -> None:
-        """Stop all of them."""
-        for job in self._jobs.values():
-            job.stop()
+    def stop(self, what: str = "") -> None:
+        """Stop all of them, or those of the keys ``(what, …)``."""
+        for name, job in self._jobs.items():
+            if not what or (isinstance(name, tuple) and name[0] == what):
+                job.stop()
 
 
 @st.cache_resource(scope="session", on_release=Jobs.stop, show_spinner=False)
@@ -240,14 +242,24 @@ def background(
         if caption:
             st.caption(caption)
     if pressed:
+        jobs().stop(PREPARE)  # what is asked for goes first
         jobs().start(key, prepare())
         st.rerun()
     return None
 
 
 AT_ONCE = 3.0  # seconds
-MOST = 32  # results of a kind that are kept
+KEPT = 32  # results of a kind that are kept
 Report = Callable[[float, float], object]
+
+
+class Measurement(NamedTuple):
+    """What :func:`cached_job` takes."""
+
+    key: tuple
+    what: str
+    seconds: float
+    compute: Callable[[Report], Any]
 
 
 class Results:
@@ -257,6 +269,10 @@ class Results:
         self._most = most
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._results)
 
     def get(self, key: Hashable) -> Any:
         """The result of this key; None where there is none."""
@@ -280,7 +296,7 @@ def results(what: str, most: int) -> Results:
     return Results(most)
 
 
-def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report], Any], most: int = MOST) -> Any:
+def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report], Any], most: int = KEPT) -> Any:
     """Return what a computation gives, shared by all sessions, or None while it is not there.
 
     Parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import streamlit as st
@@ -182,6 +183,7 @@ def switch_head(edits: list[Written], cap, layer: int, head: int) -> None:
 
 
 ABLATED = "heads ablated"
+STACKED = "the edits on Change"
 VALUE = "λ = …"
 #: what is chosen, by its words: the name of the edit and what it is given
 EDITS = {
@@ -198,14 +200,28 @@ EDITS = {
 def choose_edits(cap, key: tuple) -> tuple[Written, ...]:
     """What is changed, chosen in the sidebar: one edit, or one a layer where heads are ablated."""
     options = [words for words, (name, _) in EDITS.items() if cap.differential or not KINDS[name].second]
+    stacked = _stacked()
     with st.sidebar:
+        options = [*options, *([STACKED] if stacked else [])]
         chosen = st.selectbox("Edit", options, **bound("compare-edit", options=options))
+        if chosen == STACKED:
+            return stacked
         if chosen == ABLATED:
             return _choose_heads(cap, key)
         name, values = EDITS[chosen]
         if chosen == VALUE:
             values = (st.slider("λ", 0.0, 2.0, step=0.05, **bound("compare-lambda", default=1.0)),)
     return (Written(KINDS[name], values),)
+
+
+def _stacked() -> tuple[Written, ...]:
+    """Return the edits of the page Change in computation order, without those that are none."""
+    bound(KEY)
+    edits = []
+    for text in state.get(KEY, st.query_params.get_all(KEY)[:MOST]):
+        with suppress(DiffscopeError):
+            edits.append(read(text))
+    return tuple(sorted(edits, key=lambda edit: edit.stage))
 
 
 def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:

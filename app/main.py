@@ -11,6 +11,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
 
 from access import admitted  # noqa: E402
+from prepare import activity, prepare  # noqa: E402
 from tour import offer_tour  # noqa: E402
 from url_state import moved_query, restore  # noqa: E402
 
@@ -61,4 +62,7 @@ page = st.navigation([*pages.values(), *moved], position="top")
 if page.url_path not in MOVED:
     restore(page.url_path)
     offer_tour()
-page.run()
+with activity().page():
+    page.run()
+if page is pages["explore"] and "_subject" in st.session_state:
+    prepare(st.session_state["_subject"])

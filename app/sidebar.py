@@ -124,7 +124,9 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
-    return Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
+    subject = Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
+    state["_subject"] = subject
+    return subject
 
 
 def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True, at_step: bool = True) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from background import cached_job
+from background import Measurement, cached_job
 from messages import escape_markdown, show_errors
 from url_state import bound
 
@@ -20,17 +20,22 @@ WAYS = {
 }
 
 
+def anatomy_of(subject, cap) -> Measurement:
+    """Return the measurement of this section."""
+    scope = subject.scope()
+
+    def compute(report):
+        return composition(cap, other_prompts(scope, cap, OTHERS), progress=report)
+
+    return Measurement(subject.key, "what the maps are made of", effort.of_composition(cap), compute)
+
+
 @st.fragment
 def show_anatomy(subject, cap) -> None:
     """The parts of A2, and of A1 beside it, as stacked bars."""
     heading("anatomy", "Is the second map a pedestal, a comb of positions, a sink, a copy of the first, or content?")
     with show_errors():
-        scope = subject.scope()
-
-        def compute(report):
-            return composition(cap, other_prompts(scope, cap, OTHERS), progress=report)
-
-        reading = cached_job(subject.key, "what the maps are made of", effort.of_composition(cap), compute)
+        reading = cached_job(*anatomy_of(subject, cap))
         if reading is None:
             return
         way = st.selectbox(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 import xarray as xr
-from background import cached_job
+from background import Measurement, cached_job
 from messages import show_errors
 from place import choose_query
 from question import choose_distractors
@@ -40,13 +40,18 @@ def show(subject, cap) -> None:
     show_anatomy(subject, cap)
 
 
+def gains_of(subject, cap, query: int) -> Measurement:
+    """Return the measurement of λ and gains, of one token's rows."""
+    key = (*subject.key, query)
+    return Measurement(key, "gains", effort.of_gains(cap), lambda report: readings.amplifier(cap, query, ranks=False))
+
+
 @st.fragment
 def show_gains(subject, cap, query: int) -> None:
     """λ and λ*, and what comes of the subtraction."""
     heading("lambda", "How much of the second map is subtracted, and how much should be, to leave least of the first?")
     with show_errors():
-        key = (*subject.key, query)
-        reading = cached_job(key, "gains", effort.of_gains(cap), lambda report: readings.amplifier(cap, query, ranks=False))
+        reading = cached_job(*gains_of(subject, cap, query))
         if reading is None:
             return
         estimates = reading.estimates

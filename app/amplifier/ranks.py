@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from background import cached_job
+from background import Measurement, cached_job
 from messages import escape_markdown, show_errors
 from url_state import bound
 
@@ -13,12 +13,17 @@ from diffscope.readings import effort
 from diffscope.readings.ranks import DEFINED, ranks, ranks_sentence
 
 
+def ranks_of(subject, cap) -> Measurement:
+    """Return the measurement of this section."""
+    return Measurement(subject.key, "effective ranks", effort.of_ranks(cap), lambda report: ranks(cap, progress=report))
+
+
 @st.fragment
 def show_ranks(subject, cap) -> None:
     """Ranks beside their controls."""
     heading("ranks", "Are the maps simpler than maps that attend to nothing, or to the same weights elsewhere?")
     with show_errors():
-        reading = cached_job(subject.key, "effective ranks", effort.of_ranks(cap), lambda report: ranks(cap, progress=report))
+        reading = cached_job(*ranks_of(subject, cap))
         if reading is None:
             return
         definition = st.selectbox(

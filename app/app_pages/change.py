@@ -7,9 +7,10 @@ from functools import partial
 import blocks
 import streamlit as st
 from amplifier.noise import show_noise
-from edit_controls import ablated, show_stack, switch_head
+from edit_controls import STACKED, ablated, show_stack, switch_head
 from edit_results import captured, changes, continued, predicted, question_of, script
 from messages import escape_markdown, show_errors
+from pair import EDIT
 from place import choose_head, follow, move, select
 from question import choose_distractors
 from sidebar import choose_subject
@@ -143,6 +144,9 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
     """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
     comparison = Comparison(SIDES, (cap, after))
     with st.container(horizontal=True):
+        if st.button("Compare with this model without edits", key="change-compare"):
+            state["compare-by"], state["compare-edit"] = EDIT, STACKED
+            st.switch_page("app_pages/compare.py")
         blocks.export_menu(
             f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
             label="Export the maps",

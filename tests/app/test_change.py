@@ -383,3 +383,11 @@ def test_two_readers_in_turns_see_their_own_edits_alone(page):
     assert (listed(one.run()), tokens(one)) == alone[0] and alone[0][1] != tokens(other)
     change(other, λ=0.9)
     assert (listed(other), tokens(other)) == alone[1] and alone[0] != alone[1]
+
+
+def test_compare_shows_the_stacked_edits_beside_the_model_without_them(page):
+    test = page(edit=["set_lambda(0.9, layers=[1])"])
+    test.button(key="change-compare").click().run()
+    assert not test.exception and not test.warning, test.exception
+    assert test.selectbox(key="compare-edit").value == "the edits on Change"
+    assert any("λ = 0.9 · layers 1" in element.value.replace("\\", "") for element in test.markdown)
