@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections.abc import Iterator
@@ -11,13 +12,13 @@ import streamlit as st
 from amplifier.anatomy import anatomy_of
 from amplifier.numbers import gains_of
 from amplifier.ranks import ranks_of
-from background import KEPT, PREPARE, Job, Measurement, Results, jobs, results
+from background import KEPT, PREPARE, Cancelled, Job, Measurement, Results, jobs, results
 from cache import capture, modified_at
 
 from diffscope.errors import DiffscopeError
 
 LONGEST = 20.0  # seconds of a measurement; longer ones are asked for
-PAUSE = 0.1  # seconds
+PAUSE, UNTIL_CLOSED = 0.1, 10.0  # seconds
 Step = tuple[Results, Measurement]
 
 
@@ -26,6 +27,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
+        self.closed = False
         self._pages = 0
         self._lock = threading.Lock()
 
@@ -45,11 +47,19 @@ class Activity:
             with self._lock:
                 self._pages -= 1
 
+    def close(self) -> None:
+        """Have the job that prepares end, before the interpreter does."""
+        self.closed = True
+        if self.turn.acquire(timeout=UNTIL_CLOSED):
+            self.turn.release()
+
 
 @st.cache_resource(show_spinner=False)
 def activity() -> Activity:
     """Return the activity of all sessions."""
-    return Activity()
+    of_all = Activity()
+    atexit.register(of_all.close)
+    return of_all
 
 
 def prepare(subject) -> None:
@@ -87,7 +97,9 @@ def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
 
 def wait(job: Job, of_all: Activity) -> None:
     """Wait while any page is computed."""
-    job.check_cancelled()
-    while of_all.busy:
-        time.sleep(PAUSE)
+    while of_all.busy and not of_all.closed:
         job.check_cancelled()
+        time.sleep(PAUSE)
+    if of_all.closed:
+        raise Cancelled
+    job.check_cancelled()

@@ -136,7 +136,9 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     """
     offered = cards()
     asked = st.query_params.get(key, "")
-    if rules().paths and asked not in offered and Path(asked).is_dir():  # an address may name a folder, and nothing to fetch
+    if (
+        rules().paths and asked and asked not in offered and Path(asked).is_dir()
+    ):  # an address may name a folder, and nothing to fetch
         add_session_model(asked, session_models().get(asked, SessionModel(asked)))
     first = key == "model"
     options = [*offered, *session_models(), *([OTHER] if rules().paths else []), *([OPEN] if first else [])]
@@ -149,7 +151,7 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             )
         name = st.selectbox(label, options, **bound(key), on_change=_keep_model if first else None)
         if name == OPEN or state.pop("_open", False):
-            st.switch_page("app_pages/your_model.py")
+            st.switch_page("app_pages/your_model.py", query_params={})
         state["_model-before"] = name
         if name in offered:
             if "attention" in offered[name]:  # a folder that is offered has no card

@@ -146,7 +146,7 @@ def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
     with st.container(horizontal=True):
         if st.button("Compare with this model without edits", key="change-compare"):
             state["compare-by"], state["compare-edit"] = EDIT, STACKED
-            st.switch_page("app_pages/compare.py")
+            st.switch_page("app_pages/compare.py", query_params={})
         blocks.export_menu(
             f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
             label="Export the maps",
