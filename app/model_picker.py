@@ -26,13 +26,21 @@ WORDS = {
     HUB: ("Its id on the hub", "OWNER/NAME", "First only headers of its files are fetched, to say how large it is."),
 }
 CALLED = "my-model"
+READ = (
+    "Read are config.json, weights as .safetensors, and the tokenizer's files, as save_pretrained writes them: of any decoder of "
+    "transformers, and of the published implementations of differential attention. Then each layer is checked against the "
+    "model's own output. To try it, choose “the list”, or give `gpt2` as an id of the hub."
+)
 state = st.session_state
 
 
 def choose() -> tuple[str, SessionModel] | None:
     """What a model is called, and the model; None while something is missing, which is said."""
-    sources = [*([FOLDER] if rules().paths else []), *([HUB] if rules().hub else []), UPLOAD, LISTED]
-    source = st.radio("Your model is in", sources, horizontal=True, **bound("your_model-source"))
+    sources = [UPLOAD, *([FOLDER] if rules().paths else []), *([HUB] if rules().hub else []), LISTED]
+    first = FOLDER if FOLDER in sources and "your_model-folder" in st.query_params else UPLOAD
+    st.markdown("#### Open a model")
+    st.caption(READ)
+    source = st.radio("Your model is in", sources, horizontal=True, **bound("your_model-source", default=first))
     if source == UPLOAD:
         return _uploaded()
     if source == LISTED:

@@ -248,11 +248,11 @@ def show_notes(name: str) -> None:
 
 def show_points(title: str, points: Sequence[str]) -> None:
     """The first in a line, after a title if there is one, and the others as a list below it."""
-    first, *others = map(escape_markdown, points)
+    first, *others = (escape_markdown(point.removesuffix(":")) for point in points)
     if title:
         st.markdown(f"**{escape_markdown(title)}.** {first}")
     if others:
-        with st.expander("Account by account" if title else first.removesuffix(":")):
+        with st.expander("Account by account" if title else first):
             st.markdown("".join(f"- {point}\n" for point in others))
     elif not title:
         st.markdown(first)
