@@ -39,7 +39,7 @@ def show_anatomy(subject, cap) -> None:
         if reading is None:
             return
         way = st.selectbox(
-            "Shares",
+            "Credit",
             list(WAYS),
             **bound("amplifier-shares", options=list(WAYS)),
             format_func=WAYS.get,

@@ -61,10 +61,10 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
             "σ of the noise, nats", strengths, **bound("amplifier-sigma", options=strengths, default=FIRST_SIGMA), width=220
         )
         mode = st.selectbox(
-            "Noise is", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270
+            "Sign", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270
         )
-        place = st.selectbox("Noise in", PLACES, **bound("amplifier-in", options=PLACES), width=130)
-        draw = st.number_input("Draw", 0, 10_000, **bound("amplifier-draw"), width=110)
+        place = st.selectbox("Where", PLACES, **bound("amplifier-in", options=PLACES), width=130)
+        draw = st.number_input("Random draw", 0, 10_000, **bound("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
     heads = head if place == PLACES[2] else None
     return Noise(span, float(sigma), mode, layers, heads, int(draw))

@@ -102,8 +102,8 @@ def show_answer(reading) -> None:
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        quantity = st.selectbox("Change of", list(OF), **bound("change-of", options=list(OF)), format_func=OF.get, width=170)
-        why = st.selectbox("Because of", list(WHY), **bound("change-why", options=list(WHY)), format_func=WHY.get, width=145)
+        quantity = st.selectbox("Quantity", list(OF), **bound("change-of", options=list(OF)), format_func=OF.get, width=170)
+        why = st.selectbox("Cause", list(WHY), **bound("change-why", options=list(WHY)), format_func=WHY.get, width=145)
     where = {"quantity": quantity, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)

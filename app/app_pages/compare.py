@@ -144,7 +144,7 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
         )
         options = list(NORMALISATIONS)
         usual = bound("compare-normalisation", options=options, default="share")
-        how = st.selectbox("Normalised", options, **usual, format_func=NORMALISED.__getitem__, width=200)
+        how = st.selectbox("Normalisation", options, **usual, format_func=NORMALISED.__getitem__, width=200)
     of_sides = [_allocation(side.subject.key, side.cap) for side in pair.sides]
     choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
     dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
