@@ -60,9 +60,7 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
         sigma = st.select_slider(
             "σ of the noise, nats", strengths, **bound("amplifier-sigma", options=strengths, default=FIRST_SIGMA), width=220
         )
-        mode = st.selectbox(
-            "Sign", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270
-        )
+        mode = st.selectbox("Sign", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270)
         place = st.selectbox("Where", PLACES, **bound("amplifier-in", options=PLACES), width=130)
         draw = st.number_input("Random draw", 0, 10_000, **bound("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
