@@ -14,9 +14,7 @@ from diffscope.lab.training.cohort import open_dataset
 def show_cohort(folder: str) -> None:
     """Show exact answers of every arm in training, and in the end by length and distractors."""
     figure = figures.cohort(open_dataset(Path(os.path.expanduser(folder))))
-    blocks.show_chart(
-        figure, "Exact answers of every arm in training, and in the end by length and distractors", key="cohort-curves"
-    )
     code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
     code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
-    blocks.export_menu("cohort", label="Export the curves", figure=lambda: figure, data=lambda: figure.data, code=code)
+    alt = "Exact answers of every arm in training, and in the end by length and distractors"
+    blocks.show_figure(figure, alt, key="cohort-curves", name="cohort", label="Export the curves", code=code)

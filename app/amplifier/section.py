@@ -36,9 +36,6 @@ def heading(name: str, question: str) -> None:
 
 def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:
     """Show what a chart says here, the chart, how to read it, and the export menu."""
-    if says:
-        st.markdown(f"**{escape_markdown(says)}**")
-    blocks.show_chart(figure, alt, key=f"amplifier-{name}")
-    if reads:
-        st.caption(escape_markdown(reads))
-    blocks.export_menu(f"{short_name(data.attrs['model'])}-{name}", figure=lambda: figure, data=lambda: data, code=code)
+    file = f"{short_name(data.attrs['model'])}-{name}"
+    parts = {"says": says, "caption": reads, "data": lambda: data, "code": code}
+    blocks.show_figure(figure, alt, key=f"amplifier-{name}", name=file, **parts)

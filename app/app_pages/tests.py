@@ -200,15 +200,13 @@ def show_arms(name: str, board: str) -> None:
             required=True,
             label_visibility="collapsed",
         )
-        figure = partial(figures.study, study(name), quantity=chosen)
-        drawn = figure()
-        blocks.show_chart(drawn, drawn.caption, key="tests-arms-chart")
-        st.caption(
-            escape_markdown(drawn.caption if board == ALL else f"All seeds, not only those of this board. {drawn.caption}")
-        )
+        figure = figures.study(study(name), quantity=chosen)
+        caption = figure.caption if board == ALL else f"All seeds, not only those of this board. {figure.caption}"
         code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
         code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
-        blocks.export_menu("study", label="Export the figure", figure=figure, data=lambda: figure().data, code=code)
+        blocks.show_figure(
+            figure, figure.caption, key="tests-arms-chart", name="study", label="Export the figure", caption=caption, code=code
+        )
 
 
 def show_claims(name: str) -> None:

@@ -103,12 +103,14 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
     with show_errors():
         figure = figures.checkpoints(captures, layer=layer, head=head)
         alt = f"Map of layer {layer}, head {head} at the steps {', '.join(map(str, steps))}"
-        blocks.show_chart(figure, alt, key="training-pictures", on_select=picked, selection_mode="points")
-        blocks.export_menu(
-            f"checkpoints-layer{layer}-head{head}",
+        blocks.show_figure(
+            figure,
+            alt,
+            key="training-pictures",
+            name=f"checkpoints-layer{layer}-head{head}",
             label="Export the pictures",
-            figure=lambda: figure,
-            data=lambda: figure.data,
+            on_select=picked,
+            selection_mode="points",
             code=code + f'diffscope.figures.checkpoints(captures, layer={layer}, head={head}).save("checkpoints.pdf")\n',
         )
 
@@ -197,12 +199,13 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
             with place, show_errors():
                 figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
                 title = reading.estimates[name].attrs["long_name"]
-                blocks.show_chart(figure, f"{title} of every head by step of training", key=f"training-{name}")
-                st.caption(escape_markdown(" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]]))))
-                blocks.export_menu(
-                    f"training-{name}",
+                blocks.show_figure(
+                    figure,
+                    f"{title} of every head by step of training",
+                    key=f"training-{name}",
+                    name=f"training-{name}",
+                    caption=" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]])),
                     label=escape_markdown(f"Export: {title}"),
-                    figure=partial(figures.training, reading.estimates, statistic=name, layer=layer, head=head),
                     data=lambda: reading.estimates,
                     code=code
                     + f"reading = readings.along_training(captures, {query})\n"
@@ -254,11 +257,12 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
                 ends = {end: even[f"{name}_{end}"] for end in ("low", "high")}
                 figure = figures.curves(even[name], x="step", **ends, references=references)
                 title = answers[name].attrs["long_name"]
-                blocks.show_chart(figure, f"{title} by step of training, with 95 % intervals", key=f"training-asked-{name}")
-                blocks.export_menu(
-                    f"training-{name}",
+                blocks.show_figure(
+                    figure,
+                    f"{title} by step of training, with 95 % intervals",
+                    key=f"training-asked-{name}",
+                    name=f"training-{name}",
                     label=escape_markdown(f"Export: {title}"),
-                    figure=partial(figures.curves, even[name], x="step", **ends, references=references),
                     data=lambda: answers,
                     code=code,
                 )

@@ -7,7 +7,7 @@
 
 from blocks.conformance import show_check
 from blocks.differences import show_differences
-from blocks.exports import export_menu
+from blocks.exports import export_menu, show_figure
 from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
 from blocks.layout import columns
 from blocks.maps import show_row, show_text, show_view
@@ -26,6 +26,7 @@ __all__ = [
     "show_estimates",
     "show_facts",
     "show_fidelity",
+    "show_figure",
     "show_heads",
     "show_lambda",
     "show_next",

@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import streamlit as st
+from messages import escape_markdown
 
+from blocks.show import show_chart
 from diffscope.figures import Figure
 from diffscope.storage.statistics import save_statistics
 
@@ -58,6 +60,32 @@ def export_menu(
             st.code(code, language="python")
         st.caption("Address of this page")
         st.code(address(), language=None, wrap_lines=True)
+
+
+def show_figure(
+    figure: Figure,
+    alt: str,
+    *,
+    key: str,
+    name: str,
+    says: str = "",
+    caption: str = "",
+    data: Callable | None = None,
+    code: str = "",
+    label: str = "Export",
+    **options,
+) -> None:
+    """Show what a figure says, the figure, how to read it, and its export menu.
+
+    `key` is of the chart, `name` begins the names of exported files; `data` gives other data than the figure's own, and `options`
+    are those of ``show_chart``.
+    """
+    if says:
+        st.markdown(f"**{escape_markdown(says)}**")
+    show_chart(figure, alt, key=key, **options)
+    if caption:
+        st.caption(escape_markdown(caption))
+    export_menu(name, figure=lambda: figure, data=data or (lambda: figure.data), code=code, label=label)
 
 
 def _button(name: str, word: str, suffix: str, mime: str, content: Callable[[], bytes]):
