@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import blocks
-import pandas as pd
 import streamlit as st
 from background import Job, background
 from edit_results import build_edits, texts
@@ -125,10 +124,8 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
             "Attention to", spans, **bound("compare-span", options=spans), format_func=SPANS.__getitem__, width=170
         )
     named = dict(zip(pair.names, of_sides))
-    table = sides.sel(length=length, span=span, map="D")
     lines = figures.by_depth(named, length=length, span=span)
     blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
-    st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
     st.caption(escape_markdown(signs.of_depths({name: measured.estimates for name, measured in named.items()}, [span])))
     st.caption(
         f"D at the last token of prompts of {length} tokens, mean over heads, layers and prompts, ± standard error over prompts."
@@ -142,19 +139,6 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     cells = figures.depth_by_length(named, quantity=quantity, title=title)
     blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
     _offer(pair, settings, sides, cells, quantity)
-
-
-def _as_table(table) -> pd.DataFrame:
-    """A row a side and normalisation, a column a depth: value ± standard error."""
-    rows = {
-        (str(side), str(how)): [
-            f"{float(cell['mass']):.3f} ± {float(cell['mass_se']):.3f}"
-            for cell in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
-        ]
-        for how in table["normalisation"].values
-        for side in table["side"].values
-    }
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[f"at {100 * depth:.0f} %" for depth in table["depth"].values])
 
 
 def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:

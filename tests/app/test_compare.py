@@ -235,11 +235,7 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     while any(button.label == "Stop" for button in test.button) and time.monotonic() < end:
         time.sleep(0.2)
         fine(test.run())
-    tables = [frame.value for frame in test.dataframe if "at 25 %" in frame.value]
-    assert len(tables) == 1 and tables[0].shape == (8, 5)
     expected = readings.depths(diffscope.load(str(folders["small-diff"])), (256,), prompts=2, distractors=1).estimates
-    one = expected.sel(length=256, depth=0.25, map="D", span="answer", normalisation="raw")
-    assert tables[0].iloc[0]["at 25 %"] == f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
     cells = chart(test, "heatmap")["data"]
     shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
