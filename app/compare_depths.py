@@ -6,14 +6,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import blocks
-import pandas as pd
 import streamlit as st
-from choices import as_loaded
-from edited import made, texts
-from jobs import Job, jobs, watch
-from kept import kept_option, kept_options, kept_value
-from sides import PROMPTS, Pair, Side, edits_in_code, edits_of
-from words import plain
+from background import Job, background
+from edit_results import build_edits, texts
+from messages import escape_markdown
+from pair import PROMPTS, Pair, Side, edits_in_code, edits_of
+from sidebar import as_loaded
+from url_state import bound
 
 from diffscope import figures, readings
 from diffscope.readings import signs
@@ -29,7 +28,7 @@ IN_CELLS = {MASS: "attention, share of |D|", "exact": "exact answers", "log_odds
 state = st.session_state
 
 
-class Asked(NamedTuple):
+class DepthRequest(NamedTuple):
     """What is measured of a side; its key says on what that depends: not on the prompt that is looked at above."""
 
     name: str
@@ -43,7 +42,7 @@ def show_depths(pair: Pair) -> None:
     """The table of retrieval by depth, by length; or a line that says why there is none."""
     st.markdown("##### Retrieval by depth of the answer and length of the prompt")
     if pair.kind == PROMPTS:
-        st.caption("It is measured on prompts that are made for it, and here both sides are one model: choose two, or an edit.")
+        st.caption("This section generates its own prompts, so it needs two models or an edit.")
         return
     settings = _choose_settings([side.subject.scope() for side in pair.sides])
     if not settings["lengths"]:
@@ -52,44 +51,41 @@ def show_depths(pair: Pair) -> None:
     models = {side.name: side.subject.scope().model for side in pair.sides}
     template = template_of(next(iter(models.values())))  # both sides get the same prompts
     for remark in template_mismatches(template, models):
-        st.caption(f"{plain(remark)}.")
+        st.caption(f"{escape_markdown(remark)}.")
     asked = [_asked(side, settings, template) for side in pair.sides]
     done: dict = state.setdefault("_depths", {})
     if all(side.key in done for side in asked):
         _show(pair, settings, [done[side.key] for side in asked])
         return
     key = tuple(side.key for side in asked)
-    job = jobs().get(key)
-    if job is not None and job.running:
-        watch(job, "compare-depths")
-        return
-    if job is not None and job.trouble:
-        st.warning(plain(job.trouble))
     count = len(DEPTHS) * settings["prompts"] * len(settings["lengths"])
     cities = settings["distractors"] + 1
-    st.caption(f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.")
-    if st.button("Measure retrieval on both sides", key="compare-measure"):
-        jobs().start(key, partial(_measure, asked=asked, settings=settings, done=done))
-        st.rerun()
+    background(
+        key,
+        "compare-measure",
+        "Measure retrieval on both sides",
+        lambda: partial(_measure, asked=asked, settings=settings, done=done),
+        caption=f"{count} prompts a side: real text that states {cities} cities with a number each, and asks for one.",
+    )
 
 
-def _asked(side: Side, settings: dict, template: str) -> Asked:
+def _asked(side: Side, settings: dict, template: str) -> DepthRequest:
     subject = side.subject
     edits = edits_of(subject)
     key = (*subject.key[:2], texts(edits), *settings.values(), template)
-    return Asked(side.name, subject.scope(), made(subject, side.cap, edits), key, template)
+    return DepthRequest(side.name, subject.scope(), build_edits(subject, side.cap, edits), key, template)
 
 
-def _measure(job: Job, asked: list[Asked], settings: dict, done: dict) -> None:
+def _measure(job: Job, asked: list[DepthRequest], settings: dict, done: dict) -> None:
     """Measure what is not yet known of the sides, and keep it in the session."""
     for number, side in enumerate(asked):
 
-        def tell(prompt: int, prompts: int, before: int = number, name: str = side.name) -> None:
-            job.tell(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
+        def report(prompt: int, prompts: int, before: int = number, name: str = side.name) -> None:
+            job.report(before * prompts + prompt, len(asked) * prompts, f"{name}: prompt {prompt} of {prompts}")
 
         if side.key not in done:
             task = Retrieval(side.scope.tokenizer, template=side.template)
-            done[side.key] = readings.depths(side.scope, edits=side.edits, task=task, progress=tell, **settings)
+            done[side.key] = readings.depths(side.scope, edits=side.edits, task=task, progress=report, **settings)
 
 
 def _choose_settings(scopes: list) -> dict:
@@ -102,12 +98,12 @@ def _choose_settings(scopes: list) -> dict:
         lengths = st.multiselect(
             "Lengths in tokens",
             options,
-            **kept_options("compare-lengths", options, usual),
+            **bound("compare-lengths", options=options, default=usual, several=True),
             width=330,
             placeholder="choose lengths",
         )
-        prompts = st.number_input("Prompts of each length and depth", 2, 100, **kept_value("compare-prompts", 5), width=230)
-        distractors = st.number_input("Distractors", 1, 40, **kept_value("compare-distractors", 3), width=110)
+        prompts = st.number_input("Prompts of each length and depth", 2, 100, **bound("compare-prompts", default=5), width=230)
+        distractors = st.number_input("Distractors", 1, 40, **bound("compare-distractors", default=3), width=110)
     return {"lengths": tuple(sorted(map(int, lengths))), "prompts": int(prompts), "distractors": int(distractors)}
 
 
@@ -115,47 +111,34 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     """What was measured: in words, by depth in all normalisations, and by depth and length."""
     reading = readings.contrast(*(measured.estimates for measured in of_sides), pair.names)
     sides = reading.estimates
-    st.markdown(plain(reading.sentence))
+    st.markdown(escape_markdown(reading.sentence))
     for name, measured in zip(pair.names, of_sides):
-        st.caption(f"**{plain(name)}.** {plain(measured.sentence)}")
+        st.caption(f"**{escape_markdown(name)}.** {escape_markdown(measured.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         lengths = list(settings["lengths"])
         length = st.selectbox(
-            "Length in tokens", lengths, **kept_option("compare-length", lengths, lengths[len(lengths) // 2]), width=140
+            "Length in tokens", lengths, **bound("compare-length", options=lengths, default=lengths[len(lengths) // 2]), width=140
         )
         spans = list(SPANS)
-        span = st.selectbox("Attention to", spans, **kept_option("compare-span", spans), format_func=SPANS.__getitem__, width=170)
+        span = st.selectbox(
+            "Attention to", spans, **bound("compare-span", options=spans), format_func=SPANS.__getitem__, width=170
+        )
     named = dict(zip(pair.names, of_sides))
-    table = sides.sel(length=length, span=span, map="D")
     lines = figures.by_depth(named, length=length, span=span)
     blocks.show_chart(lines, f"Attention to {SPANS[span]} by depth, in four normalisations", key="compare-depth-lines")
-    st.dataframe(_as_table(table), row_height=28, alt=f"Attention to {SPANS[span]} by depth, ± standard error over prompts")
-    st.caption(plain(signs.of_depths({name: measured.estimates for name, measured in named.items()}, [span])))
+    st.caption(escape_markdown(signs.of_depths({name: measured.estimates for name, measured in named.items()}, [span])))
     st.caption(
         f"D at the last token of prompts of {length} tokens, mean over heads, layers and prompts, ± standard error over prompts."
     )
     options = list(IN_CELLS)
     kind = st.selectbox(
-        "In the cells", options, **kept_option("compare-cells", options), format_func=IN_CELLS.__getitem__, width=200
+        "In the cells", options, **bound("compare-cells", options=options), format_func=IN_CELLS.__getitem__, width=200
     )
     quantity = span if kind == MASS else kind
     title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == MASS else IN_CELLS[kind]
     cells = figures.depth_by_length(named, quantity=quantity, title=title)
     blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
     _offer(pair, settings, sides, cells, quantity)
-
-
-def _as_table(table) -> pd.DataFrame:
-    """A row a side and normalisation, a column a depth: value ± standard error."""
-    rows = {
-        (str(side), str(how)): [
-            f"{float(cell['mass']):.3f} ± {float(cell['mass_se']):.3f}"
-            for cell in (table.sel(side=side, normalisation=how, depth=depth) for depth in table["depth"].values)
-        ]
-        for how in table["normalisation"].values
-        for side in table["side"].values
-    }
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[f"at {100 * depth:.0f} %" for depth in table["depth"].values])
 
 
 def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
@@ -169,7 +152,7 @@ def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
         if len(set(templates)) > 1:
             arguments += f", task=diffscope.tasks.Retrieval({loaded}.tokenizer, template={templates[0]!r})"
         calls.append(f"{name} = diffscope.readings.depths({loaded}, {edits}{arguments}).estimates\n")
-    blocks.take_away(
+    blocks.export_menu(
         "compare-depths",
         label="Export the table",
         figure=lambda: cells,

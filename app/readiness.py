@@ -11,10 +11,10 @@ from diffscope.hypotheses.gathering import steps_of
 FEW = 5  # prompts that are made up to see whether they can be: one at each depth
 SERIES = 3  # checkpoints of a training
 GIVEN = {
-    "model": "Hypotheses: choose it as the model.",
-    "pair": "Hypotheses: choose the standard model that it is matched with beside it. Both need the same tokenizer.",
+    "model": "Tests: choose it as the model.",
+    "pair": "Tests: choose the standard model that it is matched with beside it. Both need the same tokenizer.",
     "checkpoints": "Put the checkpoints of its training into checkpoints/step-N of its folder, as diffscope train leaves them.",
-    "cohort": "Hypotheses: give the folder of a cohort that diffscope train made.",
+    "cohort": "Tests: give the folder of a cohort that diffscope train made.",
 }
 LACKING = {
     "model": "nothing",
@@ -70,10 +70,10 @@ def lacking_of_model(scope, differential: bool) -> tuple[str, str] | None:
     if not differential:
         return (
             "a second map: this is standard attention",
-            "Choose it on Hypotheses as the standard model beside a differential one.",
+            "Choose it on Tests as the standard model beside a differential one.",
         )
     try:
         Settings(prompts=FEW).prompts_for(scope)
     except DiffscopeError as error:
-        return f"prompts that can be made for its tokenizer ({error})", "Give prompts of your own, below and on Hypotheses."
+        return f"prompts that can be made for its tokenizer ({error})", "Give prompts of your own, below and on Tests."
     return None

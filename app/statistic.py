@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import streamlit as st
 import xarray as xr
-from kept import kept, kept_option
-from sources import measured
+from cache import measured
+from url_state import bound
 
 from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS
@@ -46,18 +46,18 @@ def choose_statistic(cap, key: tuple) -> Chosen:
     asked = {question: _of_model(cap, names) for question, names in QUESTIONS.items()}
     if "question" not in state and "question" not in st.query_params:  # an address may name just the statistic
         state["question"] = question_of(st.query_params.get("statistic", "")) or next(iter(asked))
-    question = st.selectbox("Question", [name for name, names in asked.items() if names], **kept("question"), width=260)
+    question = st.selectbox("Question", [name for name, names in asked.items() if names], **bound("question"), width=260)
     statistic = st.selectbox(
         "Statistic",
         asked[question],
-        **kept_option("statistic", asked[question]),
+        **bound("statistic", options=asked[question]),
         width=260,
         format_func=lambda name: STATISTICS[name].description,
     )
     where = {dim: _label(cap, statistic, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
     query = -1
     if "query" in STATISTICS[statistic].dims:
-        rows = st.selectbox("Queries", [LAST_TOKEN, "mean of all"], **kept("rows"), width=125)
+        rows = st.selectbox("Queries", [LAST_TOKEN, "mean of all"], **bound("rows"), width=125)
         query = -1 if rows == LAST_TOKEN else "mean"
     dataset = measured(cap, key, statistic, (cap.n_tokens - 1,) if query == -1 else None)
     data = over_heads(dataset[statistic], query, 0, where, model=cap.model_name)
@@ -103,7 +103,7 @@ def _label(cap, statistic: str, dim: str) -> str:
     def words(label: str) -> str:
         return "A" if dim == "map" and standard else WORDS.get(label, label)
 
-    return st.selectbox(TITLES[dim], labels, **kept_option(dim, labels, first), width=110, format_func=words)
+    return st.selectbox(TITLES[dim], labels, **bound(dim, options=labels, default=first), width=110, format_func=words)
 
 
 def _key_set(cap) -> str:
@@ -111,4 +111,4 @@ def _key_set(cap) -> str:
     names = sorted(cap.key_sets, key=lambda name: (name != "answer", name))
     wish = state.setdefault("_span", st.query_params.get("span"))
     state["span"] = wish if wish in names else names[0]
-    return st.selectbox("Key set", names, **kept("span"), width=130, on_change=lambda: state.update(_span=state["span"]))
+    return st.selectbox("Key set", names, **bound("span"), width=130, on_change=lambda: state.update(_span=state["span"]))

@@ -102,10 +102,10 @@ def next_head(page, count: int, rest: int = 0) -> list[float]:
 def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
     """Step the λ slider on the page Intervene, and wait for what the model says next."""
     page = new_page(1440, 1000)
-    page.goto(f"{address}/intervene?tour=off")
+    page.goto(f"{address}/change?tour=off")
     settle(page, 120)
-    slider = page.locator(".st-key-intervene-edits input[type=range]").first
-    table = page.locator(".st-key-intervene-next")
+    slider = page.locator(".st-key-change-edits input[type=range]").first
+    table = page.locator(".st-key-change-next")
     times = []
     for _ in range(count):
         changed = change_of(table, "node => node.innerText")
@@ -172,7 +172,7 @@ def ten_readers(new_page, address: str) -> dict[str, float]:
     """Open the page Intervene ten times at once, three with edits; count those that show other than they would alone."""
     with dashboard() as (other, _):
         start = time.perf_counter()
-        seen, alone = concurrent_views(new_page, address, other, "intervene?tour=off", STACKS)
+        seen, alone = concurrent_views(new_page, address, other, "change?tour=off", STACKS)
         taken = time.perf_counter() - start
     if len({text for text, _ in alone}) != len(set(STACKS)):
         raise RuntimeError("edits change nothing that the page says, so that readers could not be told apart")

@@ -599,7 +599,7 @@ def test_the_dashboard_is_started_with_what_its_readers_may_do(run, port, tmp_pa
     assert all(address.endswith(f"?token={token}") for address, token in zip(said[:3], tokens)) and "?" not in said[3]
     assert not any(token in argument for (command, _), token in zip(started[:3], tokens) for argument in command)
     scripts = [command[4].rpartition("/")[2] for command, _ in started]
-    assert scripts == ["door.py"] * 3 + ["main.py"] * 2
+    assert scripts == ["server.py"] * 3 + ["main.py"] * 2
     assert [env.get("HF_HUB_OFFLINE") for _, env in started[:3]] == ["1"] * 3
     assert "--server.address=0.0.0.0" in started[0][0] and "--server.address=localhost" in started[2][0]
     assert "--server.address=localhost" in started[3][0] and "--server.allowedHosts=localhost" in started[3][0]

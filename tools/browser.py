@@ -26,8 +26,8 @@ OFFLINE = [
     "--disable-sync",
 ]
 #: pages by the last part of their address
-PAGES = ("", "compare", "intervene", "amplifier", "training", "hypotheses", "your_model")
-EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
+PAGES = ("", "compare", "change", "training", "tests", "amplifier", "your_model")
+EDITS, NEXT, GRID = ".st-key-change-edits", ".st-key-change-next", ".st-key-change-grid"
 LONGEST = 240  # seconds until a page shows what it asks for
 View = tuple[str, tuple[str, ...]]  # the next tokens, as the page writes them, and the edits that it lists
 

@@ -1,55 +1,26 @@
-"""Amplifier: what the subtraction leaves and passes, taken literally: signal, gains, ranks, rejection, anatomy, logits."""
+"""Numbers and logits of all heads: what the subtraction leaves and passes, and what each branch adds to the answer."""
 
 from __future__ import annotations
 
+import blocks
 import streamlit as st
-from amplifying.anatomy import show_anatomy
-from amplifying.branches import show_branches
-from amplifying.gains import show_gains
-from amplifying.noise import show_noise
-from amplifying.ranks import show_ranks
-from amplifying.section import SECTIONS, contents
-from amplifying.signal import show_signal
-from choices import choose_subject
-from distractors import choose_distractors
-from place import choose_head, choose_query, follow
-from words import in_words, plain
+from amplifier import logits, numbers
+from messages import show_errors
+from place import follow
+from sidebar import choose_subject
+from url_state import bound
 
-from diffscope.errors import check_index
-from diffscope.figures.escaping import short_name
+PARTS = {"Numbers": numbers.show, "Logits": logits.show}
 
-STANDARD = (
-    "Standard attention has one map and subtracts nothing: it has no λ, nothing to reject, and no gains. Its signal and "
-    "noise, its ranks, what its maps are made of, what noise costs its answer and what its heads add to the logits can be asked."
-)
-
-
-def show_amplifier(subject, cap) -> None:
-    """The page below the choice of model and prompt."""
-    follow(cap, subject.key)
-    st.markdown(
-        f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
-        f"{cap.n_tokens} tokens"
-    )
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        layer, head = choose_head(cap)
-        query = choose_query(cap)
-        distractors = choose_distractors(subject)
-    contents(name for name in SECTIONS if cap.differential or name not in ("lambda", "gains"))
-    check_index("layer", layer, cap.layer_numbers)
-    check_index("head", head, range(cap.n_heads))
-    if not cap.differential:
-        st.info(STANDARD)
-    show_signal(subject, cap, query, distractors)
-    if cap.differential:
-        show_gains(subject, cap, query)
-    show_ranks(subject, cap)
-    show_noise(subject, cap, layer, head, query, distractors)
-    show_anatomy(subject, cap)
-    show_branches(subject, cap, distractors)
-
-
-with in_words():
+with show_errors():
     subject = choose_subject()
     if subject is not None:
-        show_amplifier(subject, subject.capture())
+        cap = subject.capture()
+        follow(cap, subject.key)
+        blocks.show_facts(cap)
+        options = list(PARTS)
+        part = st.segmented_control(
+            "Part", options, **bound("amplifier-part", options=options), required=True, label_visibility="collapsed"
+        )
+        st.page_link("app_pages/change.py", label="Noise is injected on the page Change")
+        PARTS[part](subject, cap)

@@ -8,11 +8,11 @@ import blocks
 import streamlit as st
 import xarray as xr
 from compare_depths import show_depths
-from kept import keep_look, kept_option, looked_at
+from messages import as_call, escape_markdown, show_errors
+from pair import Pair, Side, choose_sides
 from place import choose_head, follow, move
-from sides import Pair, Side, choose_sides
 from statistic import WORDS, choose_statistic, same_statistic, signs_of
-from words import as_call, in_words, plain
+from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
 from diffscope import Comparison, figures, readings
@@ -38,14 +38,14 @@ def show_pair(pair: Pair) -> None:
     """The page below the choice of both sides."""
     follow(pair.first.cap, pair.first.subject.key)
     follow(pair.second.cap, pair.second.subject.key, SECOND)
-    with in_words():
+    with show_errors():
         show_answers(pair)
     show_heads(pair)
-    with in_words():
+    with show_errors():
         show_statistic(pair)
-    with in_words():
+    with show_errors():
         show_differences(pair, _differences((pair.key, pair.names), pair))
-    with in_words():
+    with show_errors():
         show_depths(pair)
 
 
@@ -57,7 +57,7 @@ def show_answers(pair: Pair) -> None:
             token, probability = side.cap.next[0]
             says = f"says next “{visible(str(token))}” with {percent(float(probability))}. "
         sentence = _finders(side.subject.key, side.cap).sentence
-        st.markdown(f"**{plain(side.name)}** {plain(says + sentence)}")
+        st.markdown(f"**{escape_markdown(side.name)}** {escape_markdown(says + sentence)}")
 
 
 @st.fragment
@@ -67,25 +67,25 @@ def show_heads(pair: Pair) -> None:
     same = None  # the head of both sides, where it is one
     if pair.matched:
         with st.container(horizontal=True, vertical_alignment="bottom"):
-            if st.toggle("Same layer and head on both sides", **kept_option("compare-same", [True, False])):
+            if st.toggle("Same layer and head on both sides", **bound("compare-same", options=[True, False])):
                 same = choose_head(pair.first.cap)
     if not pair.linked:
         counts = " and ".join(str(side.cap.n_tokens) for side in pair.sides)
         st.caption(f"The two sides have other tokens ({counts}): colours have one scale, and cursors are not linked.")
-    with in_words():
-        with blocks.beside("first", "second", least=480) as (left, right):
+    with show_errors():
+        with blocks.columns("first", "second", least=480) as (left, right):
             with left:
                 first = show_side(pair.first, "compare-left", "", same)
             with right:
                 second = show_side(pair.second, "compare-right", "" if same else SECOND, same)
         offer_maps(pair, first, second)
-        with in_words():
+        with show_errors():
             show_bars(pair, (first, second))
 
 
 def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
     """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `prefix`."""
-    show_facts(side)
+    blocks.show_facts(side.cap, side.name)
     if place is None:
         with st.container(horizontal=True):
             place = choose_head(side.cap, prefix)
@@ -99,21 +99,10 @@ def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
         on_move=partial(move, side.cap, layer, head, prefix=prefix),
         key=key,
         group="compare",
-        state=looked_at(key),
-        on_state=partial(keep_look, key),
+        state=view_state(key),
+        on_state=partial(save_view_state, key),
     )
     return place
-
-
-def show_facts(side: Side) -> None:
-    """One line on a side."""
-    cap = side.cap
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.markdown(
-            f"**{plain(side.name)}** · {cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens",
-            width="content",
-        )
-        blocks.show_fidelity(cap)
 
 
 def offer_maps(pair: Pair, first: Place, second: Place) -> None:
@@ -121,7 +110,7 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
     if pair.linked:
         comparison = Comparison(pair.names, (pair.first.cap, pair.second.cap))
         places = {"layer": (first[0], second[0]), "head": (first[1], second[1])}
-        blocks.take_away(
+        blocks.export_menu(
             "compare-maps",
             label="Export the maps",
             figure=partial(figures.maps, comparison, **places),
@@ -134,9 +123,9 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
     with st.container(horizontal=True):
         for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
             call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
-            blocks.take_away(
+            blocks.export_menu(
                 f"compare-maps-{number}",
-                label=f"Export the maps of {plain(side.name)}",
+                label=f"Export the maps of {escape_markdown(side.name)}",
                 figure=partial(figures.maps, side.cap, layer=layer, head=head),
                 data=partial(side.cap.maps, layer, [head]),
                 code=f'{side.subject.code()}\n{call}figure.save("maps.pdf")\n',
@@ -148,14 +137,14 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     title("What the last token gives to each part of the prompt")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         options = [ALL_HEADS, THESE_HEADS]
-        heads = st.selectbox("Heads", options, **kept_option("compare-heads", options), width=200)
+        heads = st.selectbox("Heads", options, **bound("compare-heads", options=options), width=200)
         maps = ["D", "A1", "A2"]
         drawn = st.selectbox(
-            "Map", maps, **kept_option("compare-map", maps), format_func=lambda name: WORDS.get(name, name), width=90
+            "Map", maps, **bound("compare-map", options=maps), format_func=lambda name: WORDS.get(name, name), width=90
         )
         options = list(NORMALISATIONS)
-        usual = kept_option("compare-normalisation", options, "share")
-        how = st.selectbox("Normalised", options, **usual, format_func=NORMALISED.__getitem__, width=200)
+        usual = bound("compare-normalisation", options=options, default="share")
+        how = st.selectbox("Normalisation", options, **usual, format_func=NORMALISED.__getitem__, width=200)
     of_sides = [_allocation(side.subject.key, side.cap) for side in pair.sides]
     choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
     dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
@@ -165,8 +154,8 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     if ends:
         st.caption("Bars are means over heads, then layers; small points are the least head and the largest.")
     for side, reading in zip(pair.sides, of_sides):
-        st.caption(f"**{plain(side.name)}.** {plain(reading.sentence)}")
-    blocks.take_away(
+        st.caption(f"**{escape_markdown(side.name)}.** {escape_markdown(reading.sentence)}")
+    blocks.export_menu(
         "compare-allocation",
         label="Export the bars",
         figure=lambda: figure,
@@ -197,14 +186,16 @@ def show_statistic(pair: Pair) -> None:
     words = STATISTICS[chosen.name]
     lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
     about = f"{words.description} · {sides[0].attrs['selection']}. Each point is a head. {lines}"
-    st.caption(plain(about), help=plain(f"{words.formula}. {LETTERS}."))
+    st.caption(escape_markdown(about), help=escape_markdown(f"{words.formula}. {LETTERS}."))
     for side in pair.sides:
         if signs := signs_of(chosen, side.cap, side.subject.key):
-            st.caption(f"**{plain(side.name)}.** {plain(signs)}")
+            st.caption(f"**{escape_markdown(side.name)}.** {escape_markdown(signs)}")
     if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
-        st.caption(f"No head of {plain(' and '.join(lacking))} has a value. Undefined: {plain(words.undefined)}.")
+        st.caption(
+            f"No head of {escape_markdown(' and '.join(lacking))} has a value. Undefined: {escape_markdown(words.undefined)}."
+        )
     choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
-    blocks.take_away(
+    blocks.export_menu(
         "compare-statistic",
         label="Export the statistic",
         figure=lambda: figure,
@@ -227,7 +218,7 @@ diffscope.figures.strips(values, joined={joined}).save("strips.pdf")
 def show_differences(pair: Pair, reading) -> None:
     """What differs most, listed."""
     title("What differs most")
-    st.markdown(plain(reading.sentence))
+    st.markdown(escape_markdown(reading.sentence))
     blocks.show_differences(reading.estimates, key="compare-differences")
     where = (
         "Each head is compared with itself"
@@ -235,7 +226,7 @@ def show_differences(pair: Pair, reading) -> None:
         else "Means over the heads of a layer (medians of ratios) are compared"
     )
     st.caption(f"{where}, at the last token of each side; a spread is the standard deviation over the heads of all layers.")
-    blocks.take_away(
+    blocks.export_menu(
         "compare-differences",
         label="Export the list",
         data=lambda: reading.estimates,
@@ -269,7 +260,7 @@ def _differences(key: tuple, _pair: Pair):
     return readings.differences(comparison, matched=_pair.matched)
 
 
-with in_words():
+with show_errors():
     pair = choose_sides()
     if pair is not None:
         show_pair(pair)

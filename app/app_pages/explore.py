@@ -6,12 +6,12 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from choices import choose_subject
-from kept import keep_look, kept, looked_at
+from cache import thumbnails
+from messages import as_call, escape_markdown, show_errors
 from place import choose_head, choose_query, follow, move, select
-from sources import thumbnails
+from sidebar import choose_subject
 from statistic import choose_statistic, signs_of
-from words import as_call, in_words, plain
+from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
 from diffscope import figures, readings
@@ -32,25 +32,25 @@ state = st.session_state
 def show_capture(subject, cap) -> None:
     """The page below the choice of model and prompt."""
     follow(cap, subject.key)
-    show_facts(cap)
+    blocks.show_facts(cap)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(cap)
         statistic = None
-        with in_words():
+        with show_errors():
             statistic = choose_statistic(cap, subject.key)
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
     above = st.container()
     show_head(subject, cap, layer, head)  # first, since charts take a browser longer than the maps
-    with above, blocks.beside("heads", "lambda", "next") as (left, middle, right):
+    with above, blocks.columns("heads", "lambda", "next") as (left, middle, right):
         with left:
             if statistic is not None:
-                pictures = st.toggle("Pictures of D", **kept("pictures"))
+                pictures = st.toggle("Pictures of D", **bound("pictures"))
                 small = thumbnails(cap, subject.key, "D") if pictures else None
                 blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select, thumbnails=small)
                 define(statistic)
                 if signs := signs_of(statistic, cap, subject.key):
-                    st.caption(plain(signs))
+                    st.caption(escape_markdown(signs))
         with middle:
             blocks.show_lambda(cap, layer)
         with right:
@@ -58,22 +58,14 @@ def show_capture(subject, cap) -> None:
     offer(subject, cap, layer, head, statistic)
 
 
-def show_facts(cap) -> None:
-    """One line on the model and the capture."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-        st.markdown(
-            f"**{plain(short_name(cap.model_name))}** · {plain(cap.family)} · {cap.n_layers} layers × {cap.n_heads} heads · "
-            f"{cap.n_tokens} tokens",
-            width="content",
-        )
-        blocks.show_fidelity(cap)
-
-
 def define(statistic) -> None:
     """What is shown, by its formula, and what its letters stand for."""
     words = STATISTICS[statistic.name]
     undefined = f" Undefined: {words.undefined}."
-    st.caption(plain(f"{words.description}."), help=plain(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."))
+    st.caption(
+        escape_markdown(f"{words.description}."),
+        help=escape_markdown(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."),
+    )
 
 
 @st.fragment
@@ -89,15 +81,15 @@ def show_head(subject, cap, layer: int, head: int) -> None:
         head,
         on_move=partial(move, cap, layer, head),
         on_lock=partial(read_locked, cap),
-        state=looked_at("view"),
-        on_state=partial(keep_look, "view"),
+        state=view_state("view"),
+        on_state=partial(save_view_state, "view"),
     )
     if (layer, head) != before or state.pop("_marked", False):
         st.rerun()  # what lies above shows the head and the spans too, and need not be waited for
     query = choose_query(cap)
-    with row, in_words():
-        st.markdown(plain(readings.of_head(cap, layer, head, query).sentence), help=HELP)
-    token = plain(shorten(visible(readable(cap.prompts[0])[query])))
+    with row, show_errors():
+        st.markdown(escape_markdown(readings.of_head(cap, layer, head, query).sentence), help=HELP)
+    token = escape_markdown(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours}")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
@@ -127,7 +119,7 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
     """What can be taken away: the maps and the statistic over heads."""
     name = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
     with st.container(horizontal=True):
-        blocks.take_away(
+        blocks.export_menu(
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
@@ -139,7 +131,7 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
             return
         asked = statistic.name
         choices = {"statistic": asked, "query": statistic.query, "where": statistic.where}
-        blocks.take_away(
+        blocks.export_menu(
             asked,
             label="Export the statistic",
             figure=partial(figures.heads, cap, measured=statistic.measured, **choices),
@@ -148,7 +140,7 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
         )
 
 
-with in_words():
+with show_errors():
     subject = choose_subject()
     if subject is not None:
         show_capture(subject, subject.capture())

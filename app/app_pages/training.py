@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import blocks
 import streamlit as st
-from choices import LAST_STEP, Subject, as_code, choose_subject
-from jobs import Job, Watched, jobs, watch
-from kept import keep_look, kept, kept_option, kept_value, looked_at
-from offered import called
+from background import CancellableScope, Job, background
+from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
+from catalog import display_name
+from cohort_curves import show_cohort
+from messages import escape_markdown, show_errors
 from place import choose_head, choose_query, follow, move
-from sources import along_training, bundled, capture_once, checkpoints, opener, rules, written
-from words import in_words, plain
+from sidebar import LAST_STEP, Subject, as_code, choose_subject
+from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError, check_index
 from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
-from diffscope.lab.training.cohort import open_dataset
 from diffscope.lab.training.run import Checkpoints
 from diffscope.scope import Scope
 
@@ -51,7 +49,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     check_index("layer", layer, last.layer_numbers)
     check_index("head", head, range(last.n_heads))
     reading = along_training(captures, (subject.key, tuple(captures)), query)
-    st.markdown(plain(reading.sentence))
+    st.markdown(escape_markdown(reading.sentence))
     code = python(subject, kept_steps)
     show_pictures(captures, layer, head, code)
     show_steps(captures, layer, head, code)
@@ -63,12 +61,12 @@ def capture_all(subject: Subject, kept_steps: Checkpoints) -> dict[int, Capture]
     try:
         return _captures(subject, kept_steps, subject.spans)
     except SpanError as error:
-        st.warning(plain(str(error)))
+        st.warning(escape_markdown(str(error)))
         return _captures(subject, kept_steps, {})
 
 
 def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[int, Capture]:
-    stamp = written(subject.model)
+    stamp = modified_at(subject.model, weights=True)
     captures = {}
     bar = st.empty()
     for step, name in kept_steps.names.items():
@@ -80,7 +78,7 @@ def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[in
 
 def python(subject: Subject, kept_steps: Checkpoints) -> str:
     """Python that gives the captures and what is read of them."""
-    names = {step: called(name) for step, name in kept_steps.names.items()}
+    names = {step: display_name(name) for step, name in kept_steps.names.items()}
     return (
         "import diffscope\nfrom diffscope import readings\n\n"
         f"names = {names!r}\n"
@@ -102,15 +100,17 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
         if step in steps:
             state["step"] = option_of(step, steps)
 
-    with in_words():
+    with show_errors():
         figure = figures.checkpoints(captures, layer=layer, head=head)
         alt = f"Map of layer {layer}, head {head} at the steps {', '.join(map(str, steps))}"
-        blocks.show_chart(figure, alt, key="training-pictures", on_select=picked, selection_mode="points")
-        blocks.take_away(
-            f"checkpoints-layer{layer}-head{head}",
+        blocks.show_figure(
+            figure,
+            alt,
+            key="training-pictures",
+            name=f"checkpoints-layer{layer}-head{head}",
             label="Export the pictures",
-            figure=lambda: figure,
-            data=lambda: figure.data,
+            on_select=picked,
+            selection_mode="points",
             code=code + f'diffscope.figures.checkpoints(captures, layer={layer}, head={head}).save("checkpoints.pdf")\n',
         )
 
@@ -137,7 +137,7 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
                 begin_or_pause(options)
                 st.rerun()
             chosen = st.select_slider(
-                "Step of training", options, **kept_option("step", options, LAST_STEP), format_func=words.__getitem__
+                "Step of training", options, **bound("step", options=options, default=LAST_STEP), format_func=words.__getitem__
             )
         step = steps[options.index(chosen)]
         cap = captures[step]
@@ -147,10 +147,10 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
             head,
             on_move=partial(move, cap, layer, head),
             key="training-view",
-            state=looked_at("training-view"),
-            on_state=partial(keep_look, "training-view"),
+            state=view_state("training-view"),
+            on_state=partial(save_view_state, "training-view"),
         )
-        blocks.take_away(
+        blocks.export_menu(
             f"{short_name(cap.model_name)}-layer{layer}-head{head}",
             label=f"Export the maps of step {step}",
             figure=partial(figures.maps, cap, layer=layer, head=head),
@@ -194,17 +194,18 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     """Statistics of all heads over the steps, the chosen one set apart."""
     st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
     names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
-    with blocks.beside(*(f"training-{name}" for name in names), least=380) as places:
+    with blocks.columns(*(f"training-{name}" for name in names), least=380) as places:
         for name, place in zip(names, places):
-            with place, in_words():
+            with place, show_errors():
                 figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
                 title = reading.estimates[name].attrs["long_name"]
-                blocks.show_chart(figure, f"{title} of every head by step of training", key=f"training-{name}")
-                st.caption(plain(" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]]))))
-                blocks.take_away(
-                    f"training-{name}",
-                    label=plain(f"Export: {title}"),
-                    figure=partial(figures.training, reading.estimates, statistic=name, layer=layer, head=head),
+                blocks.show_figure(
+                    figure,
+                    f"{title} of every head by step of training",
+                    key=f"training-{name}",
+                    name=f"training-{name}",
+                    caption=" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]])),
+                    label=escape_markdown(f"Export: {title}"),
                     data=lambda: reading.estimates,
                     code=code
                     + f"reading = readings.along_training(captures, {query})\n"
@@ -217,34 +218,30 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
     """When the model begins to answer: the same retrieval prompts, put to every checkpoint in the background."""
     st.markdown("#### Does it answer?")
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        prompts = st.number_input("Prompts", 10, 500, step=10, width=130, **kept_value("training-prompts", 50))
-        length = st.number_input("Tokens of each", 48, 4096, step=16, width=130, **kept_value("training-length", 160))
-        asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
-        key = ("training", subject.model, written(subject.model), *asked.values())
-        job = jobs().get(key)
-        ended = job is not None and not job.running
-        if st.button(
-            "Ask every checkpoint", key="training-ask", disabled=job is not None and (job.running or job.result is not None)
-        ):
-            jobs().start(key, partial(_ask, names=kept_steps.names, asked=asked, open_one=opener(kept_steps.names.values())))
-            st.rerun()
-    if job is None:
-        st.caption("The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.")
-    elif not ended:
-        watch(job, "training")
-    elif job.trouble:
-        st.warning(plain(job.trouble))
-    elif job.result is not None:
-        _show_answers(job.result, kept_steps, asked)
+        prompts = st.number_input("Prompts", 10, 500, step=10, width=130, **bound("training-prompts", default=50))
+        length = st.number_input("Tokens of each", 48, 4096, step=16, width=130, **bound("training-length", default=160))
+    asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
+    key = ("training", subject.model, modified_at(subject.model, weights=True), *asked.values())
+    answers = background(
+        key,
+        "training-ask",
+        "Ask every checkpoint",
+        lambda: partial(_ask, names=kept_steps.names, asked=asked, open_one=opener(kept_steps.names.values())),
+        caption="The same retrieval prompts are put to every checkpoint; how surely the answer is known is shown with it.",
+    )
+    if answers is not None:
+        _show_answers(answers, kept_steps, asked)
 
 
 def _ask(job: Job, names: Mapping[int, str], asked: Mapping, open_one: Callable[[str], Scope]) -> object:
     """The work of a job: every checkpoint is opened, asked and let go."""
-    return accuracy_over_training(names, **asked, opener=lambda name: Watched(open_one(name), job.go_on), progress=job.tell)
+    return accuracy_over_training(
+        names, **asked, opener=lambda name: CancellableScope(open_one(name), job.check_cancelled), progress=job.report
+    )
 
 
 def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
-    st.markdown(plain(answers.attrs["sentence"]))
+    st.markdown(escape_markdown(answers.attrs["sentence"]))
     even = answers.assign_coords(step=("step", [str(step) for step in answers["step"].values], {"long_name": EVENLY}))
     given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
     code = (
@@ -254,37 +251,21 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
         'diffscope.figures.curves(answers["exact"], x="step", **ends).save("exact.pdf")\n'
     )
     chances = {"exact": {"copying any number": answers.attrs["chance"]}, "log_odds": {"no preference": answers.attrs["blind"]}}
-    with blocks.beside(*(f"training-asked-{name}" for name in chances), least=380) as places:
+    with blocks.columns(*(f"training-asked-{name}" for name in chances), least=380) as places:
         for (name, references), place in zip(chances.items(), places):
-            with place, in_words():
+            with place, show_errors():
                 ends = {end: even[f"{name}_{end}"] for end in ("low", "high")}
                 figure = figures.curves(even[name], x="step", **ends, references=references)
                 title = answers[name].attrs["long_name"]
-                blocks.show_chart(figure, f"{title} by step of training, with 95 % intervals", key=f"training-asked-{name}")
-                blocks.take_away(
-                    f"training-{name}",
-                    label=plain(f"Export: {title}"),
-                    figure=partial(figures.curves, even[name], x="step", **ends, references=references),
+                blocks.show_figure(
+                    figure,
+                    f"{title} by step of training, with 95 % intervals",
+                    key=f"training-asked-{name}",
+                    name=f"training-{name}",
+                    label=escape_markdown(f"Export: {title}"),
                     data=lambda: answers,
                     code=code,
                 )
-
-
-def show_cohort() -> None:
-    """The curves of all runs of a trained cohort, where its folder is given."""
-    st.markdown("#### A trained cohort")
-    folder = st.text_input("Folder of a trained cohort", **kept("training-cohort"), placeholder="runs/laptop").strip()
-    if not folder:
-        st.caption("With the folder that diffscope train left, the curves of all its arms and seeds are shown here.")
-        return
-    cohort = open_dataset(Path(os.path.expanduser(folder)))
-    figure = figures.cohort(cohort)
-    blocks.show_chart(
-        figure, "Exact answers of every arm in training, and in the end by length and distractors", key="training-arms"
-    )
-    code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
-    code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
-    blocks.take_away("cohort", label="Export the curves", figure=lambda: figure, data=lambda: figure.data, code=code)
 
 
 def say_which_have(model: str) -> None:
@@ -292,14 +273,14 @@ def say_which_have(model: str) -> None:
     names = ", ".join(card["name"] for card in bundled() if card.get("checkpoints"))
     have = f"Of the bundled models {names} has them. " if names else ""
     st.info(
-        plain(
+        escape_markdown(
             f"No checkpoints of {model} were kept. {have}diffscope train keeps those that its recipe names, such as "
             "checkpoints = [0, 50, 200], in the folder of each run: give the folder of a run, such as runs/laptop/diff/seed-2."
         )
     )
 
 
-with in_words():
+with show_errors():
     subject = choose_subject(at_step=False)
     if subject is not None:
         if subject.saved:
@@ -310,6 +291,6 @@ with in_words():
             show_answers(subject, kept_steps)
         else:
             say_which_have(short_name(subject.model))
-if rules().paths:
-    with in_words():
-        show_cohort()
+if rules().paths and (folder := st.query_params.get("training-cohort")):  # addresses from before it was on the page Tests
+    with show_errors():
+        show_cohort(folder)

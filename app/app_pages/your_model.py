@@ -9,15 +9,15 @@ from functools import partial
 import blocks
 import pandas as pd
 import streamlit as st
-from given_files import choose_file
-from giving import choose
-from jobs import Job, jobs, watch
-from kept import kept_value
-from offered import Own, cards, located, remember
+from access import rules
+from background import Job, background
+from cache import modified_at, opened, outlined, own_prompts
+from catalog import SessionModel, add_session_model, cards, resolve
+from file_picker import choose_file
+from messages import escape_markdown, show_errors
+from model_picker import choose
 from readiness import readiness
-from rules import rules
-from sources import age, opened, outlined, own_prompts
-from words import in_words, plain
+from url_state import bound
 
 from app import forecast
 from app.outline import check_memory
@@ -67,11 +67,12 @@ class Checked:
     report: Report | None = None
 
 
-def show_outline(label: str, model: Own) -> bool | None:
+def show_outline(label: str, model: SessionModel) -> bool | None:
     """How large a model is before it is loaded; whether its own code is to be run, None where it is not to be opened."""
-    facts = outlined(model.name, age(model.name))
+    facts = outlined(model.name, modified_at(model.name))
+    kind = escape_markdown(facts.kind or "a model of timm")
     st.markdown(
-        f"**{plain(short_name(label))}** · {plain(facts.kind or 'a model of timm')} · {facts.parameters:,} parameters · "
+        f"**{escape_markdown(short_name(label))}** · {kind} · {facts.parameters:,} parameters · "
         f"{size_in_words(facts.nbytes)} in memory"
     )
     free = check_memory(facts)
@@ -79,69 +80,60 @@ def show_outline(label: str, model: Own) -> bool | None:
     if not facts.code:
         return False
     if not rules().hub:
-        st.warning(plain(f"It needs code of its own ({', '.join(facts.code)}), and no code is run here."))
+        st.warning(escape_markdown(f"It needs code of its own ({', '.join(facts.code)}), and no code is run here."))
         return None
-    st.warning(plain(CODE.format(code=", ".join(facts.code))))
+    st.warning(escape_markdown(CODE.format(code=", ".join(facts.code))))
     typed = st.text_input(
         "Type the model's name to run its code", key="your_model-trust", placeholder="not run", autocomplete="off"
     )
     return True if typed.strip() == model.name else None
 
 
-def show_model(label: str, model: Own) -> None:
+def show_model(label: str, model: SessionModel) -> None:
     """Open and check a model when its button is pressed, and show what came out."""
     trust = show_outline(label, model)
     if trust is None:
         return
-    model = Own(model.name, model.upload, trust)
-    key = ("your_model", model.name, age(model.name), trust)
-    job = jobs().get(key)
-    if job is not None and job.running:
-        watch(job, "your_model")
-        return
-    known = state.setdefault("_checked", {})
-    if job is not None and job.result is not None:
-        known[key] = job.result
-    if job is not None and job.trouble:
-        st.warning(plain(job.trouble))
-    checked = known.get(key)
-    if checked is None or checked.report is None:
-        offer_check(model, key, checked)
-        return
-    if label not in cards():
-        remember(label, model)
-    show_checked(label, model, checked)
-
-
-def offer_check(model: Own, key: tuple, timed: Checked | None) -> None:
-    """A button that opens and checks a model; one that was timed, and takes long, is only checked when it is pressed again."""
-    loaded = None
+    model = SessionModel(model.name, model.upload, trust)
+    key = ("your_model", model.name, modified_at(model.name), trust)
+    timed = state.setdefault("_timed", {}).get(key)
+    loaded = None if timed is None else opened(*key[1:])
     if timed is not None:
-        loaded = opened(*key[1:])
         st.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
-    if st.button("Open and check" if timed is None else "Check it", key="your_model-open", type="primary"):
-        loaded = loaded or opened(*key[1:])
-        jobs().start(key, partial(work, loaded=loaded, timed=timed))
+    checked = background(
+        (key, timed is not None),
+        "your_model-open",
+        "Open and check" if timed is None else "Check it",
+        lambda: partial(work, loaded=loaded or opened(*key[1:]), timed=timed),
+        primary=True,
+    )
+    if checked is None:
+        return
+    if checked.report is None:  # it takes long, and is asked for
+        state["_timed"][key] = checked
         st.rerun()
+    if label not in cards():
+        add_session_model(label, model)
+    show_checked(label, model, checked)
 
 
 def work(job: Job, loaded, timed: Checked | None) -> Checked:
     """Time a model, and check it if that is quick or was asked for, as a job's work."""
-    job.tell(0, 1, "timing short prompts")
+    job.report(0, 1, "timing short prompts")
     speed = timed.speed if timed else forecast.measured_speed(loaded)
     ahead = forecast.of_check(loaded, speed)
     if ahead.seconds > LONG and timed is None:
         return Checked(speed)
     words = f"the check takes about {forecast.time_in_words(max(ahead.seconds, 1))}"
-    return Checked(speed, check(loaded, progress=lambda done, total, what: job.tell(done, total, f"{words} · {what}")))
+    return Checked(speed, check(loaded, progress=lambda done, total, what: job.report(done, total, f"{words} · {what}")))
 
 
-def show_checked(label: str, model: Own, checked: Checked) -> None:
+def show_checked(label: str, model: SessionModel, checked: Checked) -> None:
     """What the check found, what can be done with the model, and what that takes."""
-    loaded = opened(model.name, age(model.name), model.trusted)
+    loaded = opened(model.name, modified_at(model.name), model.trusted)
     blocks.show_check(checked.report)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Look at it", key="your_model-look", type="primary"):
+        if st.button("Open in Explore", key="your_model-look", type="primary"):
             state["model"] = label
             st.switch_page("app_pages/explore.py", query_params={"model": label})
         st.caption("It is in the list of models on every page, as long as this session lasts.")
@@ -159,7 +151,7 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
     if (state.get(key) or 0) > most:  # of a model with more positions
         state[key] = most
     tokens = (
-        st.number_input("Tokens of a prompt", 1, most, None, step=100, **kept_value(key, min(USUAL, most)), width=160) or most
+        st.number_input("Tokens of a prompt", 1, most, None, step=100, **bound(key, default=min(USUAL, most)), width=160) or most
     )
     settings = Settings()
     standard = "a model as large as this one beside it"
@@ -183,15 +175,15 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
     st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * len(rows))
 
 
-def show_tests(loaded, model: Own, differential: bool) -> None:
+def show_tests(loaded, model: SessionModel, differential: bool) -> None:
     """Which tests can be run on the model, and what the others lack."""
     st.markdown("#### Tests")
-    for each in readiness(loaded, located(model.name), differential):
+    for each in readiness(loaded, resolve(model.name), differential):
         count = f"{len(each.tests)} tests"
         title = f"{count} lack {each.lacks}" if each.lacks else f"✓ {count} can be run"
-        with st.expander(plain(title), key=f"your_model-tests-{each.needs}"):
-            st.markdown(plain(each.how))
-            st.markdown("\n".join(f"- {plain(id)}: {plain(claim)}" for id, claim in each.tests.items()))
+        with st.expander(escape_markdown(title), key=f"your_model-tests-{each.needs}"):
+            st.markdown(escape_markdown(each.how))
+            st.markdown("\n".join(f"- {escape_markdown(id)}: {escape_markdown(claim)}" for id, claim in each.tests.items()))
 
 
 def show_own_prompts(loaded) -> None:
@@ -203,10 +195,10 @@ def show_own_prompts(loaded) -> None:
     st.download_button(
         "Example file", example, "my-prompts.jsonl", "application/jsonl", key="your_model-example", on_click="ignore"
     )
-    file = choose_file("Try a file on this model", "your_model-prompts")
+    file = choose_file("Check a prompts file", "your_model-prompts")
     if file is None:
         return
-    with in_words():
+    with show_errors():
         prompts = in_tokens(loaded.tokenizer, own_prompts(file.name, file.content))
         rows = [
             {
@@ -221,12 +213,12 @@ def show_own_prompts(loaded) -> None:
         try:
             require_answers(prompts)
         except DiffscopeError as error:
-            st.warning(plain(f"They can be looked at. Tests need prompts, {error}"))
+            st.warning(escape_markdown(f"They can be looked at. Tests need prompts, {error}"))
         else:
-            st.success(f"All {len(prompts)} are right. Give the same file on the page Hypotheses to test the model on them.")
+            st.success(f"All {len(prompts)} are right. Give the same file on the page Tests to test the model on them.")
 
 
-with in_words():
+with show_errors():
     chosen = choose()
     if chosen is not None:
         show_model(*chosen)

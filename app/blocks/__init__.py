@@ -5,25 +5,28 @@
 >>> blocks.show_view(cap, layer=2, head=1)                       # doctest: +SKIP
 """
 
-from blocks.charts import show_chart
 from blocks.conformance import show_check
 from blocks.differences import show_differences
-from blocks.exports import take_away
-from blocks.heads import show_fidelity, show_heads, show_lambda
-from blocks.layout import beside
+from blocks.exports import export_menu, show_figure
+from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
+from blocks.layout import columns
 from blocks.maps import show_row, show_text, show_view
-from blocks.predictions import show_both, show_next
+from blocks.show import show_chart
+from blocks.tables import show_both, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
 
 __all__ = [
-    "beside",
+    "columns",
+    "export_menu",
     "show_both",
     "show_chart",
     "show_check",
     "show_details",
     "show_differences",
     "show_estimates",
+    "show_facts",
     "show_fidelity",
+    "show_figure",
     "show_heads",
     "show_lambda",
     "show_next",
@@ -32,5 +35,4 @@ __all__ = [
     "show_test",
     "show_text",
     "show_view",
-    "take_away",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 import streamlit as st
-from words import plain
+from messages import escape_markdown
 
 WORDS = {
     "pass": "✓ read rightly",
@@ -16,8 +16,8 @@ WORDS = {
 
 def show_check(report):
     """What came out, each layer with its verdict, and whatever does not simply pass."""
-    st.markdown(f"**{plain(report.sentence)}**")
-    st.caption(plain(f"Family {report.family}: {report.why}. Attention: {report.attention}, {report.dtype}."))
+    st.markdown(f"**{escape_markdown(report.sentence)}**")
+    st.caption(escape_markdown(f"Family {report.family}: {report.why}. Attention: {report.attention}, {report.dtype}."))
     rows = [
         {
             "layer": row["layer"],
@@ -40,9 +40,9 @@ def show_check(report):
     for finding in report.findings:
         if finding.verdict != "pass":
             layers = f" (layers {', '.join(map(str, finding.layers))})" if finding.layers else ""
-            st.markdown(f"- **{WORDS[finding.verdict]}**: {plain(f'{finding.check}{layers}: {finding.says}')}")
+            st.markdown(f"- **{WORDS[finding.verdict]}**: {escape_markdown(f'{finding.check}{layers}: {finding.says}')}")
     with st.expander("What was looked at, and how it differs from the paper's V1"):
         for finding in report.findings:
             if finding.verdict == "pass":
-                st.markdown(f"- {plain(f'{finding.check}: {finding.says}')}")
-        st.markdown(plain("By design: " + ("; ".join(report.differences) or "no difference")))
+                st.markdown(f"- {escape_markdown(f'{finding.check}: {finding.says}')}")
+        st.markdown(escape_markdown("By design: " + ("; ".join(report.differences) or "no difference")))

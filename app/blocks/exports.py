@@ -8,7 +8,9 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 import streamlit as st
+from messages import escape_markdown
 
+from blocks.show import show_chart
 from diffscope.figures import Figure
 from diffscope.storage.statistics import save_statistics
 
@@ -21,19 +23,21 @@ TABLES = {
 LATER = {"on_click": "ignore"}  # a download changes nothing on the page
 
 
-def take_away(
+def export_menu(
     name: str,
     *,
     figure: Callable[[], Figure] | None = None,
     page: Callable[[], str] | None = None,
     data: Callable | None = None,
+    text: Callable[[], str] | None = None,
     code: str = "",
     label: str = "Export",
 ):
     """A menu of downloads, each made when its button is pressed.
 
     `figure` gives the figure to print, `page` HTML that needs nothing else (by default the figure's own), `data` the Dataset,
-    and `code` is Python that gives the same again. `name` begins the names of the files and the keys of the buttons.
+    `text` Markdown, and `code` is Python that gives the same again. `name` begins the names of the files and the keys of the
+    buttons.
     """
     with st.popover(label, help="Figure, data, Python and address of this view"):
         if figure is not None:
@@ -48,11 +52,40 @@ def take_away(
             with st.container(horizontal=True):
                 for word, (mime, suffix) in TABLES.items():
                     _button(name, word, suffix, mime, lambda suffix=suffix: table(data(), suffix))
+        if text is not None:
+            st.caption("Text")
+            _button(name, "Markdown", ".md", "text/markdown", lambda: text().encode())
         if code:
             st.caption("Python")
             st.code(code, language="python")
         st.caption("Address of this page")
         st.code(address(), language=None, wrap_lines=True)
+
+
+def show_figure(
+    figure: Figure,
+    alt: str,
+    *,
+    key: str,
+    name: str,
+    says: str = "",
+    caption: str = "",
+    data: Callable | None = None,
+    code: str = "",
+    label: str = "Export",
+    **options,
+) -> None:
+    """Show what a figure says, the figure, how to read it, and its export menu.
+
+    `key` is of the chart, `name` begins the names of exported files; `data` gives other data than the figure's own, and `options`
+    are those of ``show_chart``.
+    """
+    if says:
+        st.markdown(f"**{escape_markdown(says)}**")
+    show_chart(figure, alt, key=key, **options)
+    if caption:
+        st.caption(escape_markdown(caption))
+    export_menu(name, figure=lambda: figure, data=data or (lambda: figure.data), code=code, label=label)
 
 
 def _button(name: str, word: str, suffix: str, mime: str, content: Callable[[], bytes]):

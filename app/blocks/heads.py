@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 import streamlit as st
-from words import in_words
+from messages import escape_markdown, show_errors
 
-from blocks.charts import show_chart
+from blocks.show import show_chart
 from diffscope import figures
 from diffscope.figures import head_grid
+from diffscope.figures.escaping import short_name
 
 
 @cache
@@ -31,7 +32,7 @@ def show_heads(
         if place and act is not None:
             act(int(place["layer"]), int(place["head"]))
 
-    with in_words():
+    with show_errors():
         buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None)
         _grid()(
             data=buffer,
@@ -46,8 +47,19 @@ def show_lambda(cap, layer: int | None = None):
     if not cap.differential:
         st.caption("Standard attention: one map a head, no λ.")
         return
-    with in_words():
+    with show_errors():
         show_chart(figures.lambdas(cap).plotly(selected=layer), "λ by layer", key="lambda-chart")
+
+
+def show_facts(cap, name: str = ""):
+    """One line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
+    counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens"
+    family = "" if name else f"{cap.family} · "
+    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+        st.markdown(
+            f"**{escape_markdown(name or short_name(cap.model_name))}** · {escape_markdown(family)}{counts}", width="content"
+        )
+        show_fidelity(cap)
 
 
 def show_fidelity(cap):

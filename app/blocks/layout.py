@@ -1,4 +1,4 @@
-"""How parts of a page stand beside each other: in a row where there is room for all, else below one another."""
+"""Columns of a page: in a row if there is room for all, else below one another."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 
 
 @contextmanager
-def beside(*names: str, least: int = 320) -> Iterator[list]:
+def columns(*names: str, least: int = 320) -> Iterator[list]:
     """Containers side by side, each at least `least` pixels wide; a name is a key of the page, given once."""
     parts = ",".join(f"div:has(> .st-key-part-{name})" for name in names)
     st.html(f"<style>{parts}{{flex:1 1 {least}px;min-width:min({least}px,100%)}}</style>")

@@ -6,9 +6,9 @@ import weakref
 from functools import cache
 
 import streamlit as st
-from words import in_words
+from messages import show_errors
 
-from blocks.charts import show_chart
+from blocks.show import show_chart
 from diffscope import figures
 from diffscope.figures import attention_view, token_strip
 
@@ -57,7 +57,7 @@ def show_view(
     first = f"_{key}-state"
     if key not in st.session_state:
         st.session_state[first] = state  # later ones come from the view itself; with them all its data would be sent again
-    with in_words():
+    with show_errors():
         place = held().get("window") or {}
         data = attention_view.buffer(
             cap,
@@ -89,7 +89,7 @@ def _nothing() -> None:
 
 def show_row(cap, layer: int, head: int, query: int, keys=None):
     """One query's row as signed bars over the keys, and as the prompt on the colours of D."""
-    with in_words():
+    with show_errors():
         figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
         alt = f"Row of query {query} in layer {layer}, head {head}"
         show_chart(figure, alt, key="row-chart")
@@ -121,6 +121,6 @@ def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=Non
         if on_mark is not None and mark:
             on_mark(str(mark["name"]), int(mark["first"]), int(mark["last"]))
 
-    with in_words():
+    with show_errors():
         data = token_strip.data(cap, layer, head, query, markable=on_mark is not None)
         _strip()(data=data, key=key, on_query_change=clicked, on_marked_change=marked)

@@ -12,12 +12,12 @@ from functools import partial
 
 import pandas as pd
 import streamlit as st
-from words import in_words, plain
+from messages import escape_markdown, show_errors
 
-from blocks.charts import show_chart
-from blocks.exports import take_away
+from blocks.exports import export_menu
+from blocks.show import show_chart
 from diffscope import figures
-from diffscope.hypotheses.accounts import AGAINST, FOR, OPEN, SILENT
+from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
 COLOURS = {FOR: "blue", AGAINST: "orange", OPEN: "violet", SILENT: "gray"}
@@ -35,7 +35,9 @@ def badge(verdict) -> str:
         return f":gray-badge[{NOT_YET}]"
     if not verdict.verdicts:
         return f":gray-badge[{'not run' if verdict.lacks else 'measured'}]"
-    return " ".join(f":{COLOURS[word]}-badge[{account} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items())
+    return " ".join(
+        f":{COLOURS[word]}-badge[{ACCOUNTS[account]} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items()
+    )
 
 
 def show_primaries(verdicts: Mapping, code: str = "") -> None:
@@ -58,19 +60,28 @@ def show_primaries(verdicts: Mapping, code: str = "") -> None:
 
 
 def _show_primary(id: str, verdict, code: str) -> None:
+    """Question and answer in two lines; numbers, power and method in a row that opens."""
     from diffscope.hypotheses import TESTS
     from diffscope.hypotheses.shipped import power_of
 
     test = TESTS[id]
-    st.markdown(f"##### {plain(test.question)}\n{answered(verdict)}")
+    st.markdown(f"**{escape_markdown(test.question)}** {answered(verdict)}")
     st.markdown(f"{badge(verdict)} {_p(verdict)}")
-    _say_where(verdict)
-    if verdict is not None and verdict.estimates:
-        _show_judged(verdict)
-        show_estimates([verdict], key=f"primary-{id}")
-    st.caption(plain(f"Power: {power_of(id)}."))
-    with st.expander("Method, control, rule and source", key=f"primary-{id}-method"):
-        show_details(test, verdict, code, plot=False)
+
+    @st.fragment
+    def details() -> None:
+        row = st.expander("Numbers, method and source", key=f"primary-{id}-method", on_change="rerun")
+        if not row.open:
+            return
+        with row:
+            _say_where(verdict)
+            if verdict is not None and verdict.estimates:
+                _show_judged(verdict)
+                show_estimates([verdict], key=f"primary-{id}")
+            st.caption(escape_markdown(f"Power: {power_of(id)}."))
+            show_details(test, verdict, code, plot=False)
+
+    details()
 
 
 def _say_where(verdict) -> None:
@@ -78,7 +89,7 @@ def _say_where(verdict) -> None:
     if verdict is None or not verdict.verdicts:
         return
     cost = f" · What A2 costs there: {verdict.cost}" if verdict.cost else ""
-    st.caption(plain(f"Of {verdict.of}{cost}"))
+    st.caption(escape_markdown(f"Of {verdict.of}{cost}"))
 
 
 def _p(verdict) -> str:
@@ -97,7 +108,7 @@ def _show_judged(verdict) -> None:
         interval = f"95 % {_number(estimate.low)} to {_number(estimate.high)}"
         null = f"without an effect {_number(estimate.null_low)} to {_number(estimate.null_high)}"
         st.metric(
-            plain(verdict.test.quantities[name].label),
+            escape_markdown(verdict.test.quantities[name].label),
             _number(estimate.value),
             f"{interval} · {null}" if not estimate.why else estimate.why,
             delta_color="off",
@@ -126,7 +137,7 @@ def show_test(test, verdict=None, code: str = "") -> None:
 
     @st.fragment
     def row() -> None:
-        name = f"{badge(verdict)} {plain(test.question)} {answered(verdict)}".rstrip()
+        name = f"{badge(verdict)} {escape_markdown(test.question)} {answered(verdict)}".rstrip()
         opened = st.expander(name, key=f"test-{test.id}", on_change="rerun")
         if opened.open:
             with opened:
@@ -139,9 +150,9 @@ def answered(verdict) -> str:
     """The answer to a test's question, as Markdown: its words, and the numbers and intervals that they are derived from."""
     if verdict is None:
         return ""
-    words = " · ".join(f"**{word}:** {plain(numbers)}" for word, numbers in verdict.answers.items())
+    words = " · ".join(f"**{word}:** {escape_markdown(numbers)}" for word, numbers in verdict.answers.items())
     asked = [verdict.test.quantities[name].label for name in verdict.test.asks if name in verdict.estimates]
-    return f"{words} :gray[{plain(asked[0])}]" if len(asked) == 1 else words
+    return f"{words} :gray[{escape_markdown(asked[0])}]" if len(asked) == 1 else words
 
 
 def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
@@ -165,14 +176,16 @@ def show_details(test, verdict=None, code: str = "", plot: bool = True) -> None:
 
 def _say(name: str, words: str) -> None:
     if words:
-        st.markdown(f"**{name}.** {plain(words)}")
+        st.markdown(f"**{name}.** {escape_markdown(words)}")
 
 
 def linked(source: str) -> str:
     """A test's source as Markdown, with links to what it cites."""
     from diffscope.hypotheses import tests
 
-    return "".join(f"[{plain(part)}]({address})" if address else plain(part) for part, address in tests.linked(source))
+    return "".join(
+        f"[{escape_markdown(part)}]({address})" if address else escape_markdown(part) for part, address in tests.linked(source)
+    )
 
 
 def show_numbers(verdict, code: str = "") -> None:
@@ -195,13 +208,13 @@ def show_numbers(verdict, code: str = "") -> None:
     id = verdict.test.id
     figure = partial(figures.board, [verdict])
     of_one = f"figure = diffscope.figures.board([verdict for verdict in board if verdict.test.id == {id!r}])\n"
-    take_away(id, figure=figure, data=lambda: figure().data, code=code and code + of_one)
+    export_menu(id, figure=figure, data=lambda: figure().data, code=code and code + of_one)
 
 
 def show_estimates(board, key: str = "board") -> None:
     """Every judged quantity with its interval, beside what there would be without an effect."""
     if not any(verdict.estimates for verdict in board):
         return
-    with in_words():
+    with show_errors():
         tests = ", ".join(verdict.test.id for verdict in board if verdict.estimates)
         show_chart(figures.board(board), f"Estimates beside what there would be without an effect: {tests}", key=f"{key}-chart")

@@ -51,7 +51,7 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
     if not port_is_free(host, port):
         raise DiffscopeError(f"port {port} is taken; choose another with --port")
     token = secrets.token_urlsafe(24) if share else ""
-    script = find_app("door.py" if share else "main.py")
+    script = find_app("server.py" if share else "main.py")
     flags = [f"--{name}={value}" for name, value in server_options(host, port, share)]
     variables = os.environ | rules(token, models)
     stderr = 2  # for what the server says: stdout is for the address

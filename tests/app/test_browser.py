@@ -10,7 +10,7 @@ from tools.browser import faults, foreign_requests, settle
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
-EDITS, NEXT, GRID = ".st-key-intervene-edits", ".st-key-intervene-next", ".st-key-intervene-grid"
+EDITS, NEXT, GRID = ".st-key-change-edits", ".st-key-change-next", ".st-key-change-grid"
 FOLDER, OWN = "a folder or a saved capture", "own text"
 
 
@@ -136,7 +136,7 @@ def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
 
 
 @pytest.fixture
-def intervene(home, folders):
+def change(home, folders):
     """The address of the page Intervene, with a small model and a prompt of one's own."""
     where = {
         "tour": "off",
@@ -146,7 +146,7 @@ def intervene(home, folders):
         "prompt": PROMPT,
         "answer": "7421",
     }
-    return f"{home}/intervene?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
+    return f"{home}/change?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
 
 
 FIRST = {"x": 62, "y": 24}  # of the grid's canvas: layer 0, head 0
@@ -169,8 +169,8 @@ def edits(page):
     return page.locator(f"{EDITS} strong").all_inner_texts()
 
 
-def test_the_slider_changes_what_is_said_and_the_address_keeps_it(new_page, intervene):
-    page = opened(new_page, intervene)
+def test_the_slider_changes_what_is_said_and_the_address_keeps_it(new_page, change):
+    page = opened(new_page, change)
     assert edits(page) == ["λ × 0"]
     before = page.locator(NEXT).inner_text()
     for _ in range(3):
@@ -186,8 +186,8 @@ def test_the_slider_changes_what_is_said_and_the_address_keeps_it(new_page, inte
     fine(page)
 
 
-def test_heads_are_ablated_in_the_grid(new_page, intervene):
-    page = opened(new_page, f"{intervene}&edit=none&layer=1&head=1")
+def test_heads_are_ablated_in_the_grid(new_page, change):
+    page = opened(new_page, f"{change}&edit=none&layer=1&head=1")
     page.locator(f"{GRID} [role=grid]").press("x")
     page.wait_for_selector(f"{EDITS} strong:text('layers 1 · heads 1')")
     settle(page)
@@ -196,7 +196,7 @@ def test_heads_are_ablated_in_the_grid(new_page, intervene):
     page.wait_for_selector(f"{EDITS} strong:text('layers 0 · heads 0')")
     settle(page)
     assert len(edits(page)) == 2 and "edit=ablate_heads%3Alayers%3D0%3Aheads%3D0" in page.url
-    assert page.locator(".st-key-intervene-without canvas[data-map]").count() == 4
+    assert page.locator(".st-key-change-without canvas[data-map]").count() == 4
     cells.click(position=FIRST, modifiers=["Shift"])
     page.wait_for_selector(f"{EDITS} strong:text('layers 0')", state="detached")
     settle(page)

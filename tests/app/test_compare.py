@@ -136,9 +136,9 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     np.testing.assert_allclose(drawn["λ = 0.5"], expected.sel(map="D", normalisation="share"), rtol=1e-5)
     unedited = readings.allocation(capture(folder)).estimates["over_layers"].sel(map="D", normalisation="share")
     np.testing.assert_allclose(drawn["as it is"], unedited, rtol=1e-5)
-    import sources
+    import cache
 
-    cap = sources.scope(str(folder), sources.age(str(folder))).capture(PROMPT, spans=SPANS)
+    cap = cache.scope(str(folder), cache.modified_at(str(folder))).capture(PROMPT, spans=SPANS)
     np.testing.assert_array_equal(cap.lam, capture(folder).lam)
     frame = next(frame.value for frame in test.dataframe if "difference" in frame.value)
     assert "head" in frame
@@ -169,7 +169,7 @@ def test_two_prompts_are_linked_only_where_their_tokens_are_the_same(compare):
     assert [name for name in bars(test) if "uniform" in name] == [
         f"uniform attention, {which} prompt" for which in ("first", "second")
     ]
-    assert any("both sides are one model" in caption.value for caption in test.caption)
+    assert any("needs two models or an edit" in caption.value for caption in test.caption)
     fine(test.text_area(key="compare-prompt").set_value(" ").run())
     assert said(test) == ["Write a second prompt to look at."]
 
@@ -235,11 +235,7 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     while any(button.label == "Stop" for button in test.button) and time.monotonic() < end:
         time.sleep(0.2)
         fine(test.run())
-    tables = [frame.value for frame in test.dataframe if "at 25 %" in frame.value]
-    assert len(tables) == 1 and tables[0].shape == (8, 5)
     expected = readings.depths(diffscope.load(str(folders["small-diff"])), (256,), prompts=2, distractors=1).estimates
-    one = expected.sel(length=256, depth=0.25, map="D", span="answer", normalisation="raw")
-    assert tables[0].iloc[0]["at 25 %"] == f"{float(one['mass']):.3f} ± {float(one['mass_se']):.3f}"
     cells = chart(test, "heatmap")["data"]
     shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)

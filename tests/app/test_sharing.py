@@ -67,7 +67,7 @@ def test_who_has_the_token_is_let_in_and_stays_in(shared):
 def test_models_of_the_folder_are_offered_by_name_and_no_other(shared, models, folders):
     test = shared(token=TOKEN)
     names = test.selectbox(key="model").options
-    assert names == [*map(str, folders.values()), "shelf/plain", "shelf/team/mine"]
+    assert names == [*map(str, folders.values()), "shelf/plain", "shelf/team/mine", "open a model…"]
     test.selectbox(key="model").set_value("shelf/team/mine").run()
     assert not test.exception and test.get("bidi_component") and str(models) not in words(test)
     assert not any(str(models) in code.value for code in test.code)
@@ -99,12 +99,12 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
     from streamlit.testing.v1 import AppTest
 
     def ask(name):
-        from sources import age, saved, scope
-        from words import in_words
+        from cache import modified_at, saved, scope
+        from messages import show_errors
 
-        with in_words():
-            scope(name, age(name))
-        with in_words():
+        with show_errors():
+            scope(name, modified_at(name))
+        with show_errors():
             saved(name, 0.0)
 
     test = AppTest.from_function(ask, args=(name,), default_timeout=60).run()
@@ -122,13 +122,13 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     rest(test.button(key="training-ask").click().run())
     assert "copying any number of the text" in words(test)
     assert not any(field.key == "training-cohort" for field in test.text_input)
-    test.switch_page("app_pages/hypotheses.py").run()
-    assert test.selectbox(key="hypotheses-board").options[-1] == "the model"  # shipped studies, and no cohort of the server's
-    test.selectbox(key="hypotheses-board").set_value("the model").run()
-    test.number_input(key="hypotheses-prompts").set_value(10)
-    test.number_input(key="hypotheses-untrained").set_value(3)
-    test.multiselect(key="hypotheses-tests").set_value(["sparsity", "sinks-training"]).run()
-    rest(test.button(key="hypotheses-run").click().run())
+    test.switch_page("app_pages/tests.py").run()
+    assert test.selectbox(key="tests-board").options[-1] == "the model"  # shipped studies, and no cohort of the server's
+    test.selectbox(key="tests-board").set_value("the model").run()
+    test.number_input(key="tests-prompts").set_value(10)
+    test.number_input(key="tests-untrained").set_value(3)
+    test.multiselect(key="tests-tests").set_value(["sparsity", "sinks-training"]).run()
+    rest(test.button(key="tests-run").click().run())
     assert "measured" in next(row.label for row in test.expander if "Is D sparser than A1" in row.label)
     assert "three checkpoints of a training at least" in words(test)  # its two were found
     texts = [*test.markdown, *test.caption, *test.warning, *test.code]
@@ -147,9 +147,9 @@ def rest(test):
 
 def test_prompts_have_a_length(shared, monkeypatch):
     test = shared(token=TOKEN, example=OWN, prompt="a " * 30)
-    assert test.text_area(key="prompt").max_chars == 50_000 and test.get("bidi_component")
-    sources = sys.modules["sources"]
-    monkeypatch.setattr(sources, "rules", lambda: replace(sys.modules["rules"].rules(), tokens=10))
+    assert test.get("bidi_component")
+    cache = sys.modules["cache"]
+    monkeypatch.setattr(cache, "rules", lambda: replace(sys.modules["access"].rules(), tokens=10))
     test.text_area(key="prompt").set_value("b " * 30).run()
     assert "and 10 are taken here" in words(test)
 
@@ -179,7 +179,7 @@ def test_any_paste_is_shown_or_refused_in_a_line(app, text):
 
 def at_the_door(path="/", query="", cookie="", kind="http"):
     """What the door sends, and whether it let through."""
-    from admission import Door
+    from access import Door
 
     through, sent = [], []
 

@@ -39,7 +39,7 @@ def files(folders):
     return {file.name: file.read_bytes() for file in folders["small-diff"].iterdir() if file.name != "README.md"}
 
 
-def kept(folder):
+def bound(folder):
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -175,7 +175,7 @@ def test_what_would_not_fit_into_memory_is_refused_before_it_is_made(uploads, fi
 def test_a_model_is_kept_where_nobody_else_can_read_it_until_it_is_let_go(uploads, files, tmp_path):
     upload = accept(uploads, files)
     assert upload.folder.name == "mine" and uploads.is_upload(str(upload.folder)) and not uploads.is_upload("/etc")
-    assert {path.name for path in kept(tmp_path)} == set(files)
+    assert {path.name for path in bound(tmp_path)} == set(files)
     assert upload.folder.parent.stat().st_mode & 0o077 == 0
     assert diffscope.load(upload.folder).capture("The magic number").n_layers == 3
     del upload
@@ -186,7 +186,7 @@ def test_a_model_is_kept_where_nobody_else_can_read_it_until_it_is_let_go(upload
 @pytest.mark.parametrize("called", ["../../etc", "a/b\0c", "", "...", "<b>", "ü" * 99])
 def test_whatever_a_model_is_called_it_stays_in_its_folder(called, uploads, files, tmp_path):
     upload = uploads.accept([uploads.File(*file) for file in files.items()], called, MOST)
-    assert upload.folder.parent.parent == tmp_path and len(kept(tmp_path)) == len(files)
+    assert upload.folder.parent.parent == tmp_path and len(bound(tmp_path)) == len(files)
     upload.remove()
     assert not list(tmp_path.iterdir())
 

@@ -1,0 +1,78 @@
+"""What the branches of every head do to the logits of the answer and of what competes with it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import streamlit as st
+from background import CancellableScope, cached_job
+from messages import escape_markdown, show_errors
+from question import ask, choose_distractors, in_python
+
+from amplifier.section import heading, python
+from amplifier.section import show as show_reading
+from diffscope.errors import PromptError
+from diffscope.figures import amplifier_charts as charts
+from diffscope.readings import branches, effort, synthetic_prompts
+
+IMPORTS = "from diffscope.readings import branches\nfrom diffscope.readings import synthetic_prompts, question"
+OTHERS = 4  # prompts whose A2 is the control
+
+
+def show(subject, cap) -> None:
+    """Show what the branches of every head add to the logits."""
+    show_branches(subject, cap, choose_distractors(subject))
+
+
+@st.fragment
+def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
+    """Bars by head, and all parts of the model that add up to the logits."""
+    heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
+    with show_errors():
+        question = ask(subject, cap, distractors)
+        scope = subject.scope()
+
+        def compute(report):
+            watched = CancellableScope(scope, partial(report, 0, 1))
+            others, why = _others(watched, len(question.ids))
+            return branches(watched, question, others), why
+
+        runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
+        result = cached_job((subject.key, question.key), "what each branch adds", runs, compute)
+        if result is None:
+            return
+        reading, why = result
+        if why:
+            st.caption(escape_markdown(f"There is no control: {why}."))
+        estimates = reading.estimates
+        lines = (
+            f"asked = {in_python(subject, cap, question)}",
+            f"reading = branches(scope, asked, synthetic_prompts(scope, len(asked.ids), {OTHERS}))",
+            "print(reading)",
+        )
+        show_reading(
+            "branches",
+            charts.added(estimates),
+            "What A₁ and −λ·A₂ of every head add to the logits of the answer and of distractors",
+            estimates[["contribution"]],
+            python(subject, IMPORTS, *lines, "charts.added(reading.estimates).save('branches.pdf')"),
+            estimates["contribution"].attrs["reads"],
+            reading.sentence,
+        )
+        with st.expander("All parts of the model"):
+            show_reading(
+                "account",
+                charts.account(estimates),
+                "What all parts of the model add to the logits of the answer and of distractors, by layer",
+                estimates[["account", "logit", "unexplained"]],
+                python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
+                "All bars of a panel together, those up minus those down, are the logit.",
+            )
+
+
+def _others(scope, length: int) -> tuple[list[list[int]], str]:
+    """Other prompts of as many tokens; where none can be made, none, and why."""
+    try:
+        return synthetic_prompts(scope, length, OTHERS), ""
+    except PromptError as error:
+        return [], str(error)

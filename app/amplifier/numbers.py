@@ -1,0 +1,95 @@
+"""Numbers of all heads: λ, gains, signal, ranks and the parts of the maps."""
+
+from __future__ import annotations
+
+import streamlit as st
+import xarray as xr
+from background import Measurement, cached_job
+from messages import show_errors
+from place import choose_query
+from question import choose_distractors
+
+from amplifier.anatomy import show_anatomy
+from amplifier.ranks import show_ranks
+from amplifier.section import heading, python
+from amplifier.section import show as show_reading
+from amplifier.signal import show_signal
+from diffscope import readings
+from diffscope.figures import Figure
+from diffscope.figures import amplifier_charts as charts
+from diffscope.readings import effort
+from diffscope.readings.gains import per_unit
+
+STANDARD = (
+    "Standard attention has one map and subtracts nothing: it has no λ and no gains. Its signal and noise, its ranks and what "
+    "its maps are made of can be asked."
+)
+
+
+def show(subject, cap) -> None:
+    """Show signal, λ, gains, ranks and the parts of A2, each with its verdict, one chart, and the rest folded."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        query = choose_query(cap)
+        distractors = choose_distractors(subject)
+    if cap.differential:
+        show_gains(subject, cap, query)
+    else:
+        st.info(STANDARD)
+    show_signal(subject, cap, query, distractors)
+    show_ranks(subject, cap)
+    show_anatomy(subject, cap)
+
+
+def gains_of(subject, cap, query: int) -> Measurement:
+    """Return the measurement of λ and gains, of one token's rows."""
+    key = (*subject.key, query)
+    return Measurement(key, "gains", effort.of_gains(cap), lambda report: readings.amplifier(cap, query, ranks=False))
+
+
+@st.fragment
+def show_gains(subject, cap, query: int) -> None:
+    """λ and λ*, and what comes of the subtraction."""
+    heading("lambda", "How much of the second map is subtracted, and how much should be, to leave least of the first?")
+    with show_errors():
+        reading = cached_job(*gains_of(subject, cap, query))
+        if reading is None:
+            return
+        estimates = reading.estimates
+
+        def shown(name: str, chart: str, figure: Figure, alt: str, choice: str = "") -> None:
+            _show(subject, query, estimates[[name]], name, chart, figure, alt, choice)
+
+        shown(
+            "lambda_star",
+            "best_lambda",
+            charts.best_lambda(estimates),
+            f"λ* against {per_unit(estimates)} of every head, and the diagonal",
+        )
+        with st.expander("λ by layer, and what it could reject"):
+            shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
+            figure = charts.rejection_by_lambda(estimates)
+            shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
+        heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
+
+        def against_control(name: str, chart: str, figure: Figure) -> None:
+            shown(name, chart, figure, f"{estimates[name].long_name}, by head, beside controls", name)
+
+        against_control("noise_gain", "gain", charts.gain(estimates, "noise_gain"))
+        with st.expander("What is left, against the least possible; gain of the answer"):
+            for name in ("residual_over_floor", "residual_floor"):
+                against_control(name, "residual", charts.residual(estimates, name))
+            against_control("signal_gain", "gain", charts.gain(estimates, "signal_gain"))
+
+
+def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
+    """One variable: its chart, how to read it and what it says."""
+    about = data[name].attrs
+    arguments = f"reading.estimates, {choice!r}" if choice else "reading.estimates"
+    code = python(
+        subject,
+        "from diffscope import readings",
+        f"reading = readings.amplifier(cap, {query}, ranks=False)",
+        f"print(reading.estimates[{name!r}].attrs['says'])",
+        f"charts.{chart}({arguments}).save('{name}.pdf')",
+    )
+    show_reading(name, figure, alt, data, code, about.get("reads", ""), about.get("says", ""))

@@ -1,0 +1,171 @@
+"""Intervene: change what a model computes, and see what it says then and which heads changed."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import blocks
+import streamlit as st
+from amplifier.noise import show_noise
+from edit_controls import STACKED, ablated, show_stack, switch_head
+from edit_results import captured, changes, continued, predicted, question_of, script
+from messages import escape_markdown, show_errors
+from pair import EDIT
+from place import choose_head, follow, move, select
+from question import choose_distractors
+from sidebar import choose_subject
+from url_state import bound, save_view_state, view_state
+
+from diffscope import figures
+from diffscope.capture.comparison import Comparison
+from diffscope.errors import check_index
+from diffscope.figures.by_head import over_heads
+from diffscope.figures.escaping import short_name, visible
+from diffscope.numbers import course, percent
+from diffscope.numbers import two_figures as number
+from diffscope.readings import answers, next_tokens
+
+state = st.session_state
+SIDES = ("without edits", "with edits")
+OF = {"D": "D", "output": "what heads give on"}
+WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
+
+
+@st.fragment
+def show_page(subject, cap) -> None:
+    """The page below the choice of model and prompt; whatever is changed here draws this alone again."""
+    with show_errors():
+        follow(cap, subject.key)
+        above, below = st.container(), st.container()
+        with below:
+            layer, head = choose_maps(cap)
+        with above, blocks.columns("edits", "says", "changes", least=330) as (left, middle, right):
+            with left, st.container(key="change-edits"):
+                edits = tuple(show_stack(cap, layer, head))
+            with middle:  # first, since it is what one waits for
+                distractors = choose_distractors(subject)
+                show_predictions(subject, cap, edits, distractors, layer, head)
+            after = captured(subject, cap, edits)
+            reading = changes(subject, cap, edits)
+            with right:
+                where = show_changes(cap, edits, reading, layer, head)
+        with below:
+            show_maps(cap, after, layer, head)
+            code = script(subject, cap, edits, distractors, layer, head)
+            offer(cap, after, layer, head, code, reading, where)
+            show_rejection(subject, cap, layer, head, distractors)
+
+
+def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
+    """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
+    question = None
+    with show_errors():
+        question = question_of(subject, cap, distractors)
+    before = predicted(subject, cap, (), question)
+    after = predicted(subject, cap, edits, question)
+    reading = answers(before, after)
+    if question is not None:
+        show_answer(reading)
+    tokens = next_tokens(before, after, subject.scope().tokenizer)
+    with st.container(key="change-next"):
+        blocks.show_both(tokens)
+    with show_errors():
+        for words, side in zip(SIDES, ((), edits)):
+            st.markdown(f"{words.capitalize()} it goes on: {escape_markdown(visible(continued(subject, cap, side)))}")
+    drawn = tokens["probability"].assign_coords(token=names(tokens))
+    blocks.export_menu(
+        "next-tokens",
+        label="Export the predictions",
+        figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
+        data=lambda: tokens.assign(reading.estimates.rename(probability="answer_probability")),
+        code=script(subject, cap, edits, distractors, layer, head),
+    )
+
+
+def names(tokens) -> list[str]:
+    """What tokens are called on an axis: two of one text by their ids too."""
+    texts = [visible(str(text)) for text in tokens["text"].values]
+    return [text if texts.count(text) == 1 else f"{text} ({token})" for text, token in zip(texts, tokens["token"].values)]
+
+
+def show_answer(reading) -> None:
+    """The answer's log-odds and probability with the edits, beside those without."""
+    estimates = reading.estimates
+    with st.container(horizontal=True):
+        for name, title, words, units in (("log_odds", "Log-odds", number, " nats"), ("probability", "Probability", percent, "")):
+            before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
+            st.metric(f"{title} of the answer", f"{words(before)} → {words(after)}{units}")
+    st.caption(escape_markdown(reading.sentence))
+
+
+def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
+    """How much every head changed, as a grid in which heads are ablated; gives which change it is coloured by."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        quantity = st.selectbox("Quantity", list(OF), **bound("change-of", options=list(OF)), format_func=OF.get, width=170)
+        why = st.selectbox("Cause", list(WHY), **bound("change-why", options=list(WHY)), format_func=WHY.get, width=145)
+    where = {"quantity": quantity, "cause": why}
+    grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
+    switch = partial(switch_head, edits, cap)
+    blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch)
+    st.markdown(escape_markdown(reading.sentence))
+    return where
+
+
+def choose_maps(cap) -> tuple[int, int]:
+    """Whose maps are shown."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        layer, head = choose_head(cap)
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    return layer, head
+
+
+def show_maps(cap, after, layer: int, head: int) -> None:
+    """The maps of one head without and with the edits, linked and on one scale."""
+    look = {"state": view_state("change-view"), "on_state": partial(save_view_state, "change-view")}
+    for words, capture, more in zip(SIDES, (cap, after), (look, {})):
+        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+            st.markdown(f"**{words.capitalize()}**", width="content")
+            blocks.show_fidelity(capture)
+        key = f"change-{words.partition(' ')[0]}"
+        blocks.show_view(capture, layer, head, partial(move, cap, layer, head), key=key, group="change", **more)
+
+
+def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, ...]) -> None:
+    """Whether noise on both maps is removed, and what it costs the answer; measured once the row is open."""
+    row = st.expander("Is noise that both maps get removed?", key="change-noise", on_change="rerun")
+    if row.open:
+        with row:
+            show_noise(subject, cap, layer, head, state["query"], distractors)
+
+
+def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
+    """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
+    comparison = Comparison(SIDES, (cap, after))
+    with st.container(horizontal=True):
+        if st.button("Compare with this model without edits", key="change-compare"):
+            state["compare-by"], state["compare-edit"] = EDIT, STACKED
+            st.switch_page("app_pages/compare.py", query_params={})
+        blocks.export_menu(
+            f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
+            label="Export the maps",
+            figure=partial(figures.maps, comparison, layer=layer, head=head),
+            data=partial(comparison.maps, layer, head),
+            code=code,
+        )
+        blocks.export_menu(
+            f"{short_name(cap.model_name)}-changes",
+            label="Export the changes",
+            figure=partial(figures.heads, cap, statistic="change", measured=reading.estimates, where=where),
+            data=lambda: reading.estimates,
+            code=code,
+        )
+
+
+with show_errors():
+    subject = choose_subject()
+    if subject is not None:
+        subject.scope()  # or it is said that there is none
+        cap = subject.capture()
+        blocks.show_facts(cap)
+        show_page(subject, cap)

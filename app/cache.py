@@ -1,0 +1,202 @@
+"""Where the app's captures come from: models, prompts and files, loaded once for all sessions.
+
+What is cached here is shared between sessions and never changed by any of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import streamlit as st
+from access import rules as rules
+from catalog import bundled as bundled
+from catalog import display_name, hide_paths, resolve, trusts_code
+
+from app.outline import outline
+from diffscope import readings
+from diffscope.capture.capture import open_capture
+from diffscope.errors import DiffscopeError, PromptError
+from diffscope.lab.training.run import Checkpoints, checkpoints_of
+from diffscope.models import load_model
+from diffscope.models.folders import tokenizer_folder
+from diffscope.scope import Scope
+
+LONGEST_NAME = 100  # of a file that is kept for a moment
+
+
+@st.cache_resource(show_spinner=False)
+def examples() -> list:
+    """The prompts that come with diffscope: questions, then plain text."""
+    from diffscope import tasks
+
+    return [*tasks.examples(), *tasks.examples("text")]
+
+
+def modified_at(path: str, weights: bool = False) -> float:
+    """Return when the newest file of a folder was written: a model that was saved again under the same name is another model.
+
+    Parameters
+    ----------
+    path : str
+    weights : bool
+        Look at all weights and scores below the folder, such as those of checkpoints and of a cohort, instead of at the files
+        that a model is opened from.
+    """
+    try:
+        place = Path(resolve(path) if path else "").expanduser()
+        if weights:
+            kinds = ("*.safetensors", "*.nc") if path and place.is_dir() else ()
+            files = [file for kind in kinds for file in place.rglob(kind)]
+        else:
+            tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
+            files = [place] if place.is_file() else [*place.glob("*"), *tokenizer.glob("tokenizer*")]
+        return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+    except (OSError, RuntimeError):  # not a path, or not to be read: whoever opens it says so
+        return 0.0
+    except DiffscopeError:
+        if not weights:
+            raise
+        return 0.0
+
+
+def checkpoints(name: str) -> Checkpoints:
+    """What was kept of the training of a model that readers may open, by names that they may open."""
+    path = resolve(name)
+    with hide_paths(name, path):
+        kept = checkpoints_of(path)
+    return replace(kept, names={step: f"{name}{by.removeprefix(path)}" for step, by in kept.names.items()})
+
+
+@st.cache_resource(show_spinner="Reading what its files say", max_entries=64)
+def outlined(name: str, written: float):
+    """What a model's files say of it before it is loaded."""
+    path = resolve(name)
+    with hide_paths(name, path):
+        return replace(outline(path), name=display_name(name))
+
+
+def scope(name: str, written: float = 0.0):
+    """A model that readers may open, by its name; code that comes with it is run only where this session trusts it."""
+    return opened(name, written, trusts_code(name))
+
+
+@st.cache_resource(show_spinner="Loading the model", max_entries=4)
+def opened(name: str, written: float, trust: bool):
+    """The same, for whoever says whether its code is trusted."""
+    return _load(name, resolve(name), trust)
+
+
+def _load(name: str, path: str, trust: bool) -> Scope:
+    with hide_paths(name, path):
+        model, tokenizer = load_model(path, trust_remote_code=trust)
+        return Scope(model, tokenizer, display_name(name))
+
+
+def opener(names: Iterable[str]) -> Callable[[str], Scope]:
+    """A function that opens these models, by name, for one use; a thread that knows nothing of the session may call it."""
+    places = {name: (resolve(name), trusts_code(name) or trusts_code(name.rpartition("@")[0])) for name in names}
+    return lambda name: _load(name, *places[name])
+
+
+@st.cache_resource(show_spinner="Capturing", max_entries=16)
+def capture(name: str, written: float, prompt, spans: dict):
+    """What every layer of a model attended with on a prompt."""
+    return _captured(scope(name, written), prompt, spans)
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
+def capture_once(name: str, written: float, prompt, spans: dict):
+    """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
+    return _captured(opener([name])(name), prompt, spans)
+
+
+def _captured(model: Scope, prompt, spans: dict):
+    """A capture of a prompt that is not longer than readers may give."""
+    if isinstance(prompt, str) and len(prompt) > rules().characters:
+        raise PromptError(f"the prompt has {len(prompt):,} characters, and {rules().characters:,} are taken here; shorten it")
+    _check_length("the prompt", len(model.tokenize(prompt)))
+    return model.capture(prompt, spans=spans)
+
+
+def check_lengths(model: Scope, prompts: Iterable) -> None:
+    """Refuse prompts, as :func:`own_prompts` gives them, of which one is longer than readers may give."""
+    for prompt in prompts:
+        _check_length(f"the prompt {prompt.name!r}", len(model.tokenize(prompt.text)))
+
+
+def _check_length(what: str, count: int) -> None:
+    if count > rules().tokens:
+        raise PromptError(f"{what} has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
+
+
+@st.cache_resource(show_spinner="Reading the training", max_entries=16)
+def along_training(_captures: dict, key: tuple, query: int):
+    """What is said of captures by step of training; `key` says of which."""
+    return readings.along_training(_captures, query)
+
+
+@st.cache_resource(show_spinner="Reading the capture", max_entries=4)
+def saved(path: str, written: float):
+    """A capture from a file; of a batch its first prompt."""
+    return open_capture(resolve(path))[0]
+
+
+@st.cache_resource(show_spinner="Measuring", max_entries=64)
+def measured(_cap, key: tuple, statistic: str, queries: tuple | None):
+    """One statistic of a capture; `key` says which capture it is."""
+    return _cap.measure([statistic], queries=None if queries is None else list(queries))
+
+
+@st.cache_resource(show_spinner="Drawing every head", max_entries=16)
+def thumbnails(_cap, key: tuple, name: str):
+    """One map of every head as a small picture; `key` says of which capture."""
+    return _cap.thumbnails(name=name)
+
+
+@st.cache_resource(show_spinner="Reading the study", max_entries=4)
+def study(name: str):
+    """A study that is shipped, by its name."""
+    from diffscope.hypotheses.study import open_study
+
+    return open_study(name)
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def own_prompts(name: str, content: bytes) -> tuple:
+    """The prompts of a file that a person gave, by its name and what is in it; its errors name the file as the person does.
+
+    A text is one prompt.
+    """
+    from diffscope.tasks import TextPrompt
+
+    prompts = (TextPrompt("", _text(name, content), {}, None),) if name.lower().endswith(".txt") else _listed(name, content)
+    most = rules().characters
+    for prompt in prompts:
+        if len(prompt.text) > most:
+            words = f"the prompt {prompt.name!r}" if prompt.name else "the prompt"
+            raise PromptError(f"{words} has {len(prompt.text):,} characters, and {most:,} are taken here; shorten it")
+    return prompts
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError:
+        raise PromptError(f"{name} is not UTF-8 text; save it as UTF-8") from None
+
+
+def _listed(name: str, content: bytes) -> tuple:
+    from diffscope.tasks import read_prompts
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / re.sub(r"[\x00-\x1f/\\]", "_", name)[-LONGEST_NAME:]
+        path.write_bytes(content)
+        try:
+            return read_prompts(path)
+        except DiffscopeError as error:
+            raise type(error)(str(error).replace(f"{folder}{os.sep}", "")) from None

@@ -1,0 +1,162 @@
+"""What a model does under edits, computed once for all sessions that ask the same.
+
+Nobody sees another's edits: an edit is on only while the model's lock is held (``scope.edit``), and a result goes by the text of
+its edits. Nothing cached is asked for while the lock is held, so that no two sessions can wait for each other.
+"""
+
+from __future__ import annotations
+
+import streamlit as st
+from edit_catalog import Written, text_length
+from sidebar import as_code, as_loaded
+
+from diffscope.edits import Edit
+from diffscope.readings import Prediction, Reading, effects, encode_question, predict
+from diffscope.tasks import Prompt
+
+NEW_TOKENS = 12
+LONG, FEW = 2048, 3  # tokens of a prompt beyond which so few are generated: under most edits each is another run of it all
+Texts = tuple[str, ...]
+
+
+def build_edits(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
+    """Edits for a prompt, of which those that other texts are read for are build_edits once."""
+    scope = subject.scope()
+    key = subject.key[:2]  # of the model alone
+    return tuple(
+        _of_texts(key, edit.text, cap.n_tokens, edit, scope, cap) if edit.kind.of_texts else edit.make(scope, cap)
+        for edit in written
+    )
+
+
+@st.cache_resource(show_spinner="Reading other texts", max_entries=8)
+def _of_texts(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) -> Edit:
+    return _edit.make(_scope, _cap)
+
+
+def captured(subject, cap, written: tuple[Written, ...]):
+    """What every layer attends with under edits."""
+    return _captured(subject.key, texts(written), subject, cap, build_edits(subject, cap, written))
+
+
+@st.cache_resource(show_spinner=False, max_entries=8)
+def _captured(key: tuple, edits: Texts, _subject, _cap, _made):
+    scope = _subject.scope()
+    with scope.edit(*_made):
+        return scope.capture(_subject.prompt, spans=spans(_subject, _cap))
+
+
+def question_of(subject, cap, distractors: Texts) -> Prompt | None:
+    """What is asked of the model: the answer's tokens and those of its distractors; None where no answer is known."""
+    answer = answer_of(subject, cap)
+    return encode_question(subject.scope(), cap, answer, distractors) if answer else None
+
+
+def answer_of(subject, cap) -> str:
+    """The answer's text: what the reader wrote, else the tokens that are marked as it."""
+    marked = "".join(cap.tokens[at] for at in cap.spans.get("answer", ()))
+    return subject.answer if subject.answer.strip() else marked.strip()
+
+
+def predicted(subject, cap, written: tuple[Written, ...], question: Prompt | None) -> Prediction:
+    """What the model says next under edits, and of an answer where there is one."""
+    candidates = () if question is None else tuple(map(tuple, (question.answer, *question.distractors)))
+    return _predicted(subject.key, texts(written), candidates, subject, cap, build_edits(subject, cap, written), question)
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
+def _predicted(key: tuple, edits: Texts, candidates: tuple, _subject, _cap, _made, _question) -> Prediction:
+    scope = _subject.scope()
+    with scope.edit(*_made):
+        return predict(scope, _cap, _question)
+
+
+def continued(subject, cap, written: tuple[Written, ...]) -> str:
+    """A few tokens that the model generates under edits."""
+    return _continued(subject.key, texts(written), new_tokens(subject, cap), subject, build_edits(subject, cap, written))
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
+def _continued(key: tuple, edits: Texts, tokens: int, _subject, _made) -> str:
+    scope = _subject.scope()
+    with scope.edit(*_made):
+        return scope.generate(_subject.prompt, tokens)
+
+
+def new_tokens(subject, cap) -> int:
+    """How many tokens are generated: a few, as far as the model has positions."""
+    longest = subject.scope().max_length
+    count = NEW_TOKENS if cap.n_tokens <= LONG else FEW
+    return count if longest is None else max(1, min(count, longest - cap.n_tokens + 1))
+
+
+def changes(subject, cap, written: tuple[Written, ...]) -> Reading:
+    """What edits do to every head."""
+    made_edits = build_edits(subject, cap, written)
+    return _changes(subject.key, texts(written), cap, captured(subject, cap, written), made_edits)
+
+
+@st.cache_resource(show_spinner=False, max_entries=16)
+def _changes(key: tuple, edits: Texts, _before, _after, _made) -> Reading:
+    return effects(_before, _after, _made)
+
+
+def texts(written: tuple[Written, ...]) -> Texts:
+    """Edits as they distinguish one result from another."""
+    return tuple(edit.text for edit in written)
+
+
+def spans(subject, cap) -> dict:
+    """The spans of a subject; none where the prompt of its capture has them not."""
+    return subject.spans if subject.spans.keys() <= cap.spans.keys() else {}
+
+
+TEXTS = """
+# held-out text, with room for what follows the prompt
+texts, _ = diffscope.tasks.Recall(scope.tokenizer).rows({count}, {length}, numpy.random.default_rng(0))
+texts = texts.tolist()
+"""
+SCRIPT = """{numpy}import diffscope
+from diffscope import edits, readings
+
+scope = {scope}
+prompt = {prompt!r}
+spans = {spans}
+before = scope.capture(prompt, spans=spans)
+question = {question}
+{texts}
+changes = [{changes}]
+
+says = readings.predict(scope, before, question)
+continuation = scope.generate(prompt, {tokens})
+with scope.edit(*changes):
+    after = scope.capture(prompt, spans=spans)
+    says_then = readings.predict(scope, before, question)
+    continuation_then = scope.generate(prompt, {tokens})
+
+print(readings.next_tokens(says, says_then, scope.tokenizer).to_dataframe())
+print(readings.answers(says, says_then))
+print(repr(continuation), "→", repr(continuation_then))
+print(readings.effects(before, after, changes))
+comparison = diffscope.Comparison(("without edits", "with edits"), (before, after))
+diffscope.figures.maps(comparison, layer={layer}, head={head}).save("maps.pdf")
+"""
+
+
+def script(subject, cap, written: tuple[Written, ...], distractors: tuple[str, ...], layer: int, head: int) -> str:
+    """The whole of it, from loading the model to the figure of one head."""
+    answer = answer_of(subject, cap)
+    count = max((max(edit.values) for edit in written if edit.kind.of_texts), default=0)
+    lines = "".join(f"\n    {edit.code}," for edit in written)
+    return SCRIPT.format(
+        numpy="import numpy\n\n" if count else "",
+        scope=as_loaded(subject.model),
+        prompt=subject.prompt,
+        spans=as_code(spans(subject, cap)),
+        question=f"readings.encode_question(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
+        texts=TEXTS.format(count=count, length=text_length(subject.scope(), cap)) if count else "",
+        changes=f"{lines}\n" if lines else "",
+        tokens=new_tokens(subject, cap),
+        layer=layer,
+        head=head,
+    )

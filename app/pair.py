@@ -1,0 +1,255 @@
+"""The two sides of a comparison: what differs between them, chosen by the reader."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import streamlit as st
+from cache import bundled, examples
+from catalog import cards
+from edit_catalog import Written
+from edit_controls import choose_edits
+from edit_results import captured, texts
+from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, check_length, choose_model, choose_subject
+from url_state import bound
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures.escaping import short_name
+from diffscope.figures.inputs import runs
+from diffscope.models.folders import steps_of
+from diffscope.prompts.encoded import Chars
+
+MODELS = "two models"
+PROMPTS = "two prompts"
+STEPS = "two checkpoints"
+EDIT = "with and without an edit"
+KINDS = (MODELS, PROMPTS, STEPS, EDIT)
+IMPORT = "import diffscope\n\n"
+STANDARD = "mini-standard"
+state = st.session_state
+
+
+@dataclass(frozen=True)
+class Edited(Subject):
+    """A model under edits, and what it is shown.
+
+    Attributes
+    ----------
+    written : tuple of Written
+    """
+
+    written: tuple[Written, ...] = ()
+
+    @property
+    def key(self) -> tuple:
+        """As of a Subject, with the edits."""
+        return (*super().key, texts(self.written))
+
+    def capture(self):
+        """What every layer attends with under the edits."""
+        return captured(self, super().capture(), self.written)
+
+    def code(self) -> str:
+        """Python that gives the same capture."""
+        return (
+            f"{IMPORT}scope = {as_loaded(self.model)}\n"
+            f"prompt = {self.prompt!r}\n"
+            f"with scope.edit({edits_in_code(self)}):\n"
+            f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
+        )
+
+
+def edits_of(subject: Subject) -> tuple[Written, ...]:
+    """The edits that a subject is looked at under."""
+    return subject.written if isinstance(subject, Edited) else ()
+
+
+def edits_in_code(subject: Subject) -> str:
+    """The same as Python writes them."""
+    return ", ".join(f"diffscope.{edit.code}" for edit in edits_of(subject))
+
+
+class Side(NamedTuple):
+    """One side: what it is called, what it looks at, and with what."""
+
+    name: str
+    subject: Subject
+    cap: object
+
+
+class Pair(NamedTuple):
+    """Both sides, what differs between them, and whether head h of one is head h of the other."""
+
+    kind: str
+    first: Side
+    second: Side
+    matched: bool
+
+    @property
+    def sides(self) -> tuple[Side, Side]:
+        """The first and the second."""
+        return (self.first, self.second)
+
+    @property
+    def key(self) -> tuple:
+        """What distinguishes it from any other pair."""
+        return (self.first.subject.key, self.second.subject.key)
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the sides are called."""
+        return (self.first.name, self.second.name)
+
+    @property
+    def linked(self) -> bool:
+        """Whether both look at the same tokens."""
+        return self.first.cap.ids == self.second.cap.ids and self.first.cap.tokens == self.second.cap.tokens
+
+    def code(self) -> str:
+        """Python that gives both captures as a Comparison."""
+        first, second = (side.subject for side in (self.first, self.second))
+        if self.kind in (MODELS, STEPS) and self.linked and not (first.saved or second.saved):
+            return (
+                f"{IMPORT}first = {as_loaded(first.model)}\n"
+                f"second = {as_loaded(second.model)}\n"
+                f"prompt = {first.prompt!r}\n"
+                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(first.spans)})\n"
+            )
+        return (
+            f"{first.code()}first = cap\n\n"
+            f"{second.code().removeprefix(IMPORT)}second = cap\n\n"
+            f"comparison = diffscope.Comparison({self.names!r}, (first, second))\n"
+        )
+
+
+def choose_sides() -> Pair | None:
+    """Both sides as the reader chose them; None while something is missing, which is said."""
+    kind = st.segmented_control("What differs between the two sides", KINDS, **bound("compare-by", options=KINDS), required=True)
+    subject = choose_subject()
+    if subject is None:
+        return None
+    if subject.saved and kind != MODELS:
+        raise DiffscopeError(
+            f"a saved capture has maps but no model to run: choose a model for {kind}, or compare it with a model"
+        )
+    choose = {MODELS: _another_model, PROMPTS: _another_prompt, STEPS: _another_step, EDIT: _with_edit}[kind]
+    cap = subject.capture()
+    other = choose(subject, cap)
+    if other is None:
+        return None
+    second, names = other
+    if second.spans == subject.spans and not subject.spans.keys() <= cap.spans.keys():
+        second = replace(second, spans={})  # that they cannot be marked was said of the first side
+    return _pair(kind, subject, cap, second, names)
+
+
+def _another_model(subject: Subject, cap):
+    """A second model on the same prompt, or a saved capture of whatever prompt."""
+    base = subject.model.partition("@")[0]
+    cards_of = {card["name"]: card for card in bundled()}
+    others = sorted(cards_of.keys() - {base}, key=lambda name: _as_baseline(cards_of, base, name))
+    if others:
+        bound("compare-model", default=others[0])
+        if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
+            state["compare-model"] = others[0]  # beside itself a model that was chosen just now shows nothing
+    state["_compared"] = subject.model
+    name = choose_model(key="compare-model", label="Second model")
+    if name is None:
+        return None
+    if name.endswith((".dscope", ".safetensors")):
+        second = Subject(name, saved=True)
+    elif subject.saved:
+        prompt, spans = _as_text(cap)
+        second = Subject(name, prompt=prompt, spans=spans)
+    else:
+        second = replace(subject, model=name, spans=_for_any_model(subject, cap))
+    return second, (short_name(subject.model), short_name(name))
+
+
+def _as_baseline(cards_of: dict, base: str, name: str) -> tuple:
+    """Return the rank of a bundled model as a baseline: standard attention first, then the like of the first model."""
+    card, first = cards_of[name], cards_of.get(base, {})
+    alike = all(card.get(field) == first.get(field) for field in ("layers", "positions", "sentence"))
+    return (card["attention"] != "standard", name != STANDARD, not alike, list(cards_of).index(name))
+
+
+def _for_any_model(subject: Subject, cap) -> dict:
+    """Spans by characters where they were marked token by token, since another model may have other tokens."""
+    if not isinstance(subject.prompt, str) or cap.text is None:
+        return subject.spans
+    by_token = {
+        name for name, span in subject.spans.items() if isinstance(span, list) and all(isinstance(at, int) for at in span)
+    }
+    return subject.spans | {name: span for name, span in _as_text(cap)[1].items() if name in by_token}
+
+
+def _as_text(cap) -> tuple[str, dict]:
+    """The prompt of a saved capture and the spans that it was given, by characters, for any model."""
+    if cap.text is None:
+        raise DiffscopeError("this saved capture is of token ids without their text, which a second model cannot be given")
+    encoded = cap.prompts[0]
+    spans = {
+        name: [Chars(encoded.offsets[first][0], encoded.offsets[stop - 1][1]) for first, stop in runs(positions)]
+        for name, positions in encoded.spans.items()
+    }
+    return cap.text, spans
+
+
+def _another_prompt(subject: Subject, cap):
+    """The same model on a second prompt."""
+    known = {example.name: example for example in examples()}
+    options = [*known, OWN]
+    with st.sidebar:
+        other = next((name for name in known if name != state.get("example")), OWN)
+        chosen = st.selectbox("Second prompt", options, **bound("compare-example", options=options, default=other))
+        if chosen != OWN:
+            example = known[chosen]
+            second = replace(subject, prompt=example.text, spans=dict(example.spans), answer=example.answer)
+            return second, ("first prompt", "second prompt")
+        text = st.text_area("Second text", **bound("compare-prompt"), height=190, placeholder="a prompt of your own")
+        answer = st.text_input("Its answer", **bound("compare-answer"), placeholder="the answer as it stands in the text")
+    check_length(text)
+    if not text.strip():
+        st.info("Write a second prompt to look at.")
+        return None
+    spans = {"answer": answer} if answer.strip() else {}
+    return replace(subject, prompt=text, spans=spans, answer=answer), ("first prompt", "second prompt")
+
+
+def _another_step(subject: Subject, cap):
+    """The same model at another step of its training."""
+    base, _, step = subject.model.partition("@")
+    steps = [str(number) for number in kept_steps(base)]
+    if not steps:
+        raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
+    options = [*steps, LAST_STEP]
+    with st.sidebar:
+        other = st.select_slider("Second training step", options, **bound("compare-step", options=options))
+    names = tuple(f"{short_name(base)}, {LAST_STEP if at == LAST_STEP else f'step {at}'}" for at in (step or LAST_STEP, other))
+    return replace(subject, model=base if other == LAST_STEP else f"{base}@{other}"), names
+
+
+def kept_steps(base: str) -> list[int]:
+    """The steps of a training at which the model is kept."""
+    offered = cards()
+    return list(offered[base].get("checkpoints") or []) if base in offered else list(steps_of(base))
+
+
+def _with_edit(subject: Subject, cap):
+    """The same model under an edit."""
+    written = choose_edits(cap, subject.key)
+    if not written:
+        st.info("Choose the heads to ablate.")
+        return None
+    return Edited(**vars(subject), written=written), ("as it is", "; ".join(edit.words for edit in written))
+
+
+def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, str]) -> Pair:
+    """Both sides with what they attend with; sides of one name are numbered."""
+    if names[0] == names[1]:
+        names = (f"{names[0]} (1)", f"{names[1]} (2)")
+    other = second.capture()
+    same_model = subject.model.partition("@")[0] == second.model.partition("@")[0]
+    matched = same_model and cap.layer_numbers == other.layer_numbers and cap.n_heads == other.n_heads
+    return Pair(kind, Side(names[0], subject, cap), Side(names[1], second, other), matched)

@@ -1,0 +1,105 @@
+"""What later pages need, computed while the first is read: by one job of all sessions, which waits while any page is computed."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import streamlit as st
+from amplifier.anatomy import anatomy_of
+from amplifier.numbers import gains_of
+from amplifier.ranks import ranks_of
+from background import KEPT, PREPARE, Cancelled, Job, Measurement, Results, jobs, results
+from cache import capture, modified_at
+
+from diffscope.errors import DiffscopeError
+
+LONGEST = 20.0  # seconds of a measurement; longer ones are asked for
+PAUSE, UNTIL_CLOSED = 0.1, 10.0  # seconds
+Step = tuple[Results, Measurement]
+
+
+class Activity:
+    """How many pages are computed now, and the turn of the one job that prepares."""
+
+    def __init__(self) -> None:
+        self.turn = threading.Lock()
+        self.closed = False
+        self._pages = 0
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any page is computed."""
+        return self._pages > 0
+
+    @contextmanager
+    def page(self) -> Iterator[None]:
+        """Count a page while it is computed."""
+        with self._lock:
+            self._pages += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._pages -= 1
+
+    def close(self) -> None:
+        """Have the job that prepares end, before the interpreter does."""
+        self.closed = True
+        if self.turn.acquire(timeout=UNTIL_CLOSED):
+            self.turn.release()
+
+
+@st.cache_resource(show_spinner=False)
+def activity() -> Activity:
+    """Return the activity of all sessions."""
+    of_all = Activity()
+    atexit.register(of_all.close)
+    return of_all
+
+
+def prepare(subject) -> None:
+    """Begin to measure what Numbers shows of a subject, once a session; what another subject needs is no longer prepared."""
+    key = (PREPARE, subject.key)
+    if subject.saved or jobs().get(key) is not None:
+        return
+    jobs().stop(PREPARE)
+    with suppress(DiffscopeError):  # the page has said it
+        cap = capture(subject.model, modified_at(subject.model), subject.prompt, subject.spans)
+        asked = [ranks_of(subject, cap), anatomy_of(subject, cap)]
+        asked += [gains_of(subject, cap, cap.n_tokens - 1)] if cap.differential else []
+        steps = [(results(each.what, KEPT), each) for each in asked if each.seconds <= LONGEST]
+        of_all = activity()
+        jobs().start(key, lambda job: measure(job, steps, of_all))
+
+
+def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
+    """Measure what is not known, as a job's work; if another session is prepared for, nothing is done."""
+    if not of_all.turn.acquire(blocking=False):
+        return
+    try:
+        for kept, asked in steps:
+
+            def report(done: float, total: float) -> None:
+                wait(job, of_all)
+
+            wait(job, of_all)
+            if kept.get(asked.key) is None:
+                with suppress(DiffscopeError):  # the page that shows it says so
+                    kept.keep(asked.key, asked.compute(report))
+    finally:
+        of_all.turn.release()
+
+
+def wait(job: Job, of_all: Activity) -> None:
+    """Wait while any page is computed."""
+    while of_all.busy and not of_all.closed:
+        job.check_cancelled()
+        time.sleep(PAUSE)
+    if of_all.closed:
+        raise Cancelled
+    job.check_cancelled()
