@@ -158,6 +158,20 @@ def thumbnails(_cap, key: tuple, name: str):
     return _cap.thumbnails(name=name)
 
 
+@st.cache_resource(show_spinner=False, max_entries=8)
+def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
+    """Return the views of all heads of a small capture, with what is said of each at a query; None of a large one.
+
+    `key` says of which capture.
+    """
+    from diffscope.figures import attention_view
+
+    if not attention_view.is_small(_cap):
+        return None
+    sentences = lambda layer, head: readings.of_head(_cap, layer, head, query).sentence  # noqa: E731
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=sentences, hint=hint)
+
+
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)
 def study(name: str):
     """A study that is shipped, by its name."""

@@ -8,7 +8,7 @@ from functools import partial
 import streamlit as st
 from edit_catalog import ALL, KINDS, LAST, STAGE_WORDS, Choice, Tokens, Written, first, read
 from messages import escape_markdown
-from place import heads_of, strongest
+from selection import default_head, heads_of
 from url_state import bound
 
 from diffscope.errors import DiffscopeError
@@ -227,7 +227,7 @@ def _stacked() -> tuple[Written, ...]:
 def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:
     """Heads to ablate; to begin with, the one that gives the answer most."""
     places = {f"L{layer}H{head}": (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
-    layer, head = strongest(cap, key)
+    layer, head = default_head(cap, key)
     options = bound("compare-ablated", options=list(places), default=[f"L{layer}H{head}"], several=True)
     heads = st.multiselect("Heads to ablate", list(places), **options, placeholder="choose heads")
     by_layer: dict[int, list[int]] = {}

@@ -12,7 +12,6 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
 
 from access import admitted  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
-from tour import offer_tour  # noqa: E402
 from url_state import moved_query, restore  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
@@ -61,7 +60,6 @@ moved = [
 page = st.navigation([*pages.values(), *moved], position="top")
 if page.url_path not in MOVED:
     restore(page.url_path)
-    offer_tour()
 with activity().page():
     page.run()
 if page is pages["explore"] and "_subject" in st.session_state:

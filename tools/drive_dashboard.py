@@ -44,7 +44,7 @@ class Driver:
 
     def __init__(self, page, address: str, where: str) -> None:
         self.page = page
-        self.address = f"{address}/{where}?tour=off"
+        self.address = f"{address}/{where}"
         self.where = where or "explore"
         self.steps = 0
         self.restored = 0

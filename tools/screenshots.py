@@ -16,9 +16,9 @@ WIDTHS = (800, 1440, 1920)
 TALLEST = 6000  # pixels
 #: what the docs show: file, address, size, scheme
 DOCS = (
-    ("explore", "?tour=off", (1440, 1150), "light"),
-    ("compare", "compare?tour=off", (1440, 1150), "light"),
-    ("intervene", "intervene?tour=off", (1440, 1000), "dark"),
+    ("explore", "", (1440, 1150), "light"),
+    ("compare", "compare", (1440, 1150), "light"),
+    ("intervene", "intervene", (1440, 1000), "dark"),
 )
 
 
@@ -52,7 +52,7 @@ def main() -> int:
         shots = [(name, where, size, scheme, False) for name, where, size, scheme in DOCS]
     else:
         shots = [
-            (f"{page or 'explore'}-{width}-{scheme}", f"{page}?tour=off", (width, 1000), scheme, True)
+            (f"{page or 'explore'}-{width}-{scheme}", f"{page}", (width, 1000), scheme, True)
             for page in chosen.pages
             for width in chosen.widths
             for scheme in chosen.schemes

@@ -14,7 +14,6 @@ from url_state import bound
 from amplifier.section import python, show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.injection import DRAWS
-from diffscope.numbers import percent
 from diffscope.readings import effort, noise_cost, rejection, rejection_sentence
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -130,7 +129,10 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
         st.markdown(escape_markdown(single.sentence))
     runs = effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS))
     reading = cached_job(
-        key, "what noise costs the answer", runs, lambda report: noise_cost(scope, question, sigmas=SIGMAS, progress=report, **common)
+        key,
+        "what noise costs the answer",
+        runs,
+        lambda report: noise_cost(scope, question, sigmas=SIGMAS, progress=report, **common),
     )
     if reading is None:
         return

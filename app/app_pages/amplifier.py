@@ -6,7 +6,7 @@ import blocks
 import streamlit as st
 from amplifier import logits, numbers
 from messages import show_errors
-from place import follow
+from selection import init_selection
 from sidebar import choose_subject
 from url_state import bound
 
@@ -16,7 +16,7 @@ with show_errors():
     subject = choose_subject()
     if subject is not None:
         cap = subject.capture()
-        follow(cap, subject.key)
+        init_selection(cap, subject.key)
         blocks.show_facts(cap)
         options = list(PARTS)
         part = st.segmented_control(

@@ -11,8 +11,8 @@ from edit_controls import STACKED, ablated, show_stack, switch_head
 from edit_results import captured, changes, continued, predicted, question_of, script
 from messages import escape_markdown, show_errors
 from pair import EDIT
-from place import choose_head, follow, move, select
 from question import choose_distractors
+from selection import choose_head, init_selection, select
 from sidebar import choose_subject
 from url_state import bound, save_view_state, view_state
 
@@ -21,7 +21,7 @@ from diffscope.capture.comparison import Comparison
 from diffscope.errors import check_index
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
-from diffscope.numbers import course, percent
+from diffscope.numbers import percent
 from diffscope.numbers import two_figures as number
 from diffscope.readings import answers, next_tokens
 
@@ -35,7 +35,7 @@ WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input
 def show_page(subject, cap) -> None:
     """The page below the choice of model and prompt; whatever is changed here draws this alone again."""
     with show_errors():
-        follow(cap, subject.key)
+        init_selection(cap, subject.key)
         above, below = st.container(), st.container()
         with below:
             layer, head = choose_maps(cap)
@@ -128,7 +128,7 @@ def show_maps(cap, after, layer: int, head: int) -> None:
             st.markdown(f"**{words.capitalize()}**", width="content")
             blocks.show_fidelity(capture)
         key = f"change-{words.partition(' ')[0]}"
-        blocks.show_view(capture, layer, head, partial(move, cap, layer, head), key=key, group="change", **more)
+        blocks.show_view(capture, layer, head, select, key=key, group="change", **more)
 
 
 def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, ...]) -> None:

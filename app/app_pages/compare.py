@@ -10,8 +10,8 @@ import xarray as xr
 from compare_depths import show_depths
 from messages import as_call, escape_markdown, show_errors
 from pair import Pair, Side, choose_sides
-from place import choose_head, follow, move
-from statistic import WORDS, choose_statistic, same_statistic, signs_of
+from selection import choose_head, init_selection, select
+from statistic_picker import WORDS, choose_statistic, same_statistic, signs_of
 from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
@@ -36,8 +36,8 @@ THESE_HEADS = "the heads above"
 
 def show_pair(pair: Pair) -> None:
     """The page below the choice of both sides."""
-    follow(pair.first.cap, pair.first.subject.key)
-    follow(pair.second.cap, pair.second.subject.key, SECOND)
+    init_selection(pair.first.cap, pair.first.subject.key)
+    init_selection(pair.second.cap, pair.second.subject.key, SECOND)
     with show_errors():
         show_answers(pair)
     show_heads(pair)
@@ -96,7 +96,7 @@ def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
         side.cap,
         layer,
         head,
-        on_move=partial(move, side.cap, layer, head, prefix=prefix),
+        on_head=partial(select, prefix=prefix),
         key=key,
         group="compare",
         state=view_state(key),

@@ -6,11 +6,13 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from cache import thumbnails
+from amplifier import logits, numbers
+from cache import all_heads, thumbnails
+from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
-from place import choose_head, choose_query, follow, move, select
+from selection import choose_head, choose_query, init_selection, select
 from sidebar import choose_subject
-from statistic import choose_statistic, signs_of
+from statistic_picker import choose_statistic, label_of, signs_of
 from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
@@ -24,106 +26,130 @@ BARS = 4096  # keys of a row that are drawn as bars
 HELP = (
     "Irrelevant tokens: all but the answer, the question and the first token. Overlap: what two maps share there; 0 is "
     "nothing, 1 the same, and only what they share can cancel. Control: the same with the second map of another head of the "
-    "layer. Above 1 times A1's mass, the subtraction adds weight instead of taking it away."
+    "layer. If |D| exceeds A1's mass, the subtraction adds weight there."
 )
 state = st.session_state
 
 
 def show_capture(subject, cap) -> None:
-    """The page below the choice of model and prompt."""
-    follow(cap, subject.key)
-    blocks.show_facts(cap)
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        layer, head = choose_head(cap)
-        statistic = None
-        with show_errors():
-            statistic = choose_statistic(cap, subject.key)
-    check_index("layer", layer, cap.layer_numbers)
-    check_index("head", head, range(cap.n_heads))
-    above = st.container()
-    show_head(subject, cap, layer, head)  # first, since charts take a browser longer than the maps
-    with above, blocks.columns("heads", "lambda", "next") as (left, middle, right):
+    """Show a capture below the choice of model and prompt: its maps, numbers of all heads, or what they add to the logits."""
+    init_selection(cap, subject.key)
+    show_introduction(subject, cap)
+    part = st.segmented_control("Part", [*PARTS], **bound("part", options=[*PARTS]), required=True, label_visibility="collapsed")
+    PARTS[part](subject, cap)
+
+
+def show_maps(subject, cap) -> None:
+    """Show all heads and the maps of one, λ, and what the model says next."""
+    show_heads_and_maps(subject, cap)
+    with blocks.columns("lambda", "next") as (left, right):
         with left:
-            if statistic is not None:
-                pictures = st.toggle("Pictures of D", **bound("pictures"))
-                small = thumbnails(cap, subject.key, "D") if pictures else None
-                blocks.show_heads(statistic.over_heads, (layer, head), on_pick=select, thumbnails=small)
-                define(statistic)
-                if signs := signs_of(statistic, cap, subject.key):
-                    st.caption(escape_markdown(signs))
-        with middle:
-            blocks.show_lambda(cap, layer)
+            blocks.show_lambda(cap)
         with right:
             blocks.show_next(cap)
-    offer(subject, cap, layer, head, statistic)
-
-
-def define(statistic) -> None:
-    """What is shown, by its formula, and what its letters stand for."""
-    words = STATISTICS[statistic.name]
-    undefined = f" Undefined: {words.undefined}."
-    st.caption(
-        escape_markdown(f"{words.description}."),
-        help=escape_markdown(f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."),
-    )
 
 
 @st.fragment
-def show_head(subject, cap, layer: int, head: int) -> None:
-    """The maps of one head and one token's row; a click here draws only these again."""
-    row = st.container()
-    before = (layer, head)
-    if None not in (state["layer"], state["head"]):
-        layer, head = state["layer"], state["head"]
-    blocks.show_view(
-        cap,
-        layer,
-        head,
-        on_move=partial(move, cap, layer, head),
-        on_lock=partial(read_locked, cap),
-        state=view_state("view"),
-        on_state=partial(save_view_state, "view"),
-    )
-    if (layer, head) != before or state.pop("_marked", False):
-        st.rerun()  # what lies above shows the head and the spans too, and need not be waited for
-    query = choose_query(cap)
-    with row, show_errors():
-        st.markdown(escape_markdown(readings.of_head(cap, layer, head, query).sentence), help=HELP)
+def show_heads_and_maps(subject, cap) -> None:
+    """Show all heads, the maps of one and the row of one token; a click on a head or a token draws only these again."""
+    spans = state.get("spans")
+    layer, head, query, statistic = choose(subject, cap)
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
+    with show_errors():
+        sentence = readings.of_head(cap, layer, head, query).sentence
+        with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
+            with left:
+                show_grid(subject, cap, layer, head, statistic)
+            with right:
+                blocks.show_view(
+                    cap,
+                    layer,
+                    head,
+                    on_head=select,
+                    on_lock=partial(read_locked, cap),
+                    state=view_state("view"),
+                    on_state=partial(save_view_state, "view"),
+                    sentence=sentence,
+                    hint=HELP,
+                )
     token = escape_markdown(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
-    st.caption(f"What token {query} “{token}” attends to{colours}")
+    st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
     blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=None if subject.saved else mark)
     blocks.show_row(cap, layer, head, query, keys)
+    offer(subject, cap, layer, head, statistic)
+    blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
+    if state.get("spans") != spans or state.pop("_marked", False):
+        st.rerun()  # the capture has other spans
+
+
+def choose(subject, cap):
+    """Return the layer, head and token that are looked at, and the statistic of the grid; None if it cannot be shown."""
+    statistic = None
+    with st.container(horizontal=True, vertical_alignment="center"):
+        with st.popover(f"Measure: {label_of(state)}", help="Which head, which token, and what colours the heads"):
+            with st.container(horizontal=True, vertical_alignment="bottom"):
+                layer, head = choose_head(cap)
+                query = choose_query(cap)
+            with show_errors():
+                statistic = choose_statistic(cap, subject.key, query)
+            if statistic is not None:
+                define(statistic)
+        blocks.show_fidelity(cap)
+        explain_mechanism(cap, layer, head)
+    return layer, head, query, statistic
+
+
+def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
+    """Show every head as a small picture of D, or as a number."""
+    pictures = st.toggle("Pictures of D", **bound("pictures", default=True))
+    small = thumbnails(cap, subject.key, "D") if pictures else None
+    values = None if statistic is None else statistic.over_heads
+    if values is None and small is None:
+        return
+    blocks.show_heads(values, (layer, head), on_pick=select, thumbnails=small)
+    if statistic is not None and (signs := signs_of(statistic, cap, subject.key)):
+        st.caption(escape_markdown(signs))
+
+
+def define(statistic) -> None:
+    """Show the formula of a statistic, and what its letters stand for."""
+    words = STATISTICS[statistic.name]
+    undefined = f" Undefined: {words.undefined}."
+    about = f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."
+    st.caption(escape_markdown(f"{words.description}."), help=escape_markdown(about))
 
 
 def mark(name: str, first: int, last: int) -> None:
-    """Tokens that were named in the strip are a span of the prompt from now on."""
+    """Make tokens that were named in the strip a span of the prompt."""
     state["_marked"] = True
     state["spans"] = [*(state.get("spans") or []), f"{name}:{first}-{last}"]
 
 
 def read_row(cap, query: int) -> None:
-    """A token that is clicked is the one whose row is read."""
+    """Read the row of a token that was clicked."""
     if 0 <= query < cap.n_tokens:
         state["query"] = query
 
 
 def read_locked(cap, rows: list[int], columns: list[int]) -> None:
-    """A row that is locked in the maps is the one that is read below."""
+    """Read the row that was locked in the maps."""
     if rows:
         read_row(cap, rows[-1])
 
 
 def offer(subject, cap, layer: int, head: int, statistic) -> None:
-    """What can be taken away: the maps and the statistic over heads."""
+    """Offer the maps and the statistic over heads for export."""
     name = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
+    sentences = lambda *place: readings.of_head(cap, *place).sentence  # noqa: E731
     with st.container(horizontal=True):
         blocks.export_menu(
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head),
+            page=partial(attention_view.page, cap, layer, head, sentences=sentences, hint=HELP),
             data=partial(cap.maps, layer, [head]),
             code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
         )
@@ -139,6 +165,8 @@ def offer(subject, cap, layer: int, head: int, statistic) -> None:
             code=subject.code() + f"\ndataset = cap.measure([{asked!r}])\n" + as_call("diffscope.figures.heads", "cap", choices),
         )
 
+
+PARTS = {"Maps": show_maps, "Numbers": numbers.show, "Logits": logits.show}
 
 with show_errors():
     subject = choose_subject()

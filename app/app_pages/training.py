@@ -13,7 +13,7 @@ from cache import along_training, bundled, capture_once, checkpoints, modified_a
 from catalog import display_name
 from cohort_curves import show_cohort
 from messages import escape_markdown, show_errors
-from place import choose_head, choose_query, follow, move
+from selection import choose_head, choose_query, init_selection, select
 from sidebar import LAST_STEP, Subject, as_code, choose_subject
 from url_state import bound, save_view_state, view_state
 
@@ -42,7 +42,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     """The page of a model with checkpoints."""
     captures = capture_all(subject, kept_steps)
     last = captures[kept_steps.last]
-    follow(last, subject.key)
+    init_selection(last, subject.key)
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
@@ -145,7 +145,7 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
             cap,
             layer,
             head,
-            on_move=partial(move, cap, layer, head),
+            on_head=select,
             key="training-view",
             state=view_state("training-view"),
             on_state=partial(save_view_state, "training-view"),

@@ -22,25 +22,27 @@ def show_view(
     cap,
     layer: int,
     head: int,
-    on_move=None,
+    on_head=None,
     on_lock=None,
     key: str = "view",
     *,
     group: str = "",
     state: dict | None = None,
     on_state=None,
+    sentence: str = "",
+    hint: str = "",
 ):
     """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens; or as lines.
 
-    Before the next run `on_move(layers, heads)` is called when an arrow key asks for another head, `on_lock(rows, columns)` when
+    Before the next run `on_head(layer, head)` is called when an arrow key asks for another head, `on_lock(rows, columns)` when
     tokens are locked or unlocked, and `on_state(state)` when it is looked at in another way, where it was given a `state`, be it
     empty, when it appeared. Views of one `group` share their colours and, of the same tokens, what is looked at.
     """
 
     def moved():
-        step = held().get("head")
-        if step and on_move is not None:
-            on_move(int(step["layer"]), int(step["head"]))
+        place = held().get("head")
+        if place and on_head is not None:
+            on_head(int(place["layer"]), int(place["head"]))
 
     def locked():
         tokens = held().get("locked") or {}
@@ -68,6 +70,8 @@ def show_view(
             maps=_maps(cap, layer, head, key),
             group=group,
             state=st.session_state.get(first),
+            sentence=sentence,
+            hint=hint,
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
         _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})
@@ -81,6 +85,17 @@ def _maps(cap, layer: int, head: int, key: str):
         maps = attention_view.whole_maps(cap, layer, head)
         st.session_state[name] = (weakref.ref(cap), (layer, head), maps)
     return maps
+
+
+@cache
+def _held():
+    return st.components.v2.component("diffscope_held", js=attention_view.held_module())
+
+
+def hold_heads(bundle: bytes | None, key: str = "held") -> None:
+    """Let the page hold the views of other heads, so that it shows them at once; nothing without a bundle."""
+    if bundle is not None:
+        _held()(data=bundle, key=key)
 
 
 def _nothing() -> None:

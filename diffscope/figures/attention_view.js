@@ -1,41 +1,49 @@
 // The attention of one head, drawn on canvases from one buffer: as maps, or as lines between tokens. Hosts call
-// mount(element, buffer, emit); what it returns takes further buffers (update) and is told to go (leave).
+// mount(element, buffer, emit); what it returns takes further buffers (update) and is told to go (leave). Heads that the page holds
+// are shown at once (held_heads.js).
 
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
+const PATIENCE = 5000; // milliseconds in which a host shows the head that was asked for
 const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys";
 const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move, turn the wheel to zoom.
 Keys:`;
 const MORE_KEYS = "+ and − zoom, escape unlocks and shows the whole.";
-// What arrow keys do: a host has other heads; a page of its own has this one, whose cells they read.
+// What arrow keys do: a host, or the page, has other heads; a page of one head has its cells, which they read.
 const HEADS = { hint: "for other heads", help: "arrows choose the head beside this one and the layer above or below" };
 const CELLS = { hint: "to read its neighbours", help: "arrows read the queries above and below, and the keys on either side" };
 const SCALE_HELP = `How a weight becomes a colour. root: by its square root, so that small weights show; raw: in proportion; log: four
 decades; row share: by the root of its share of the row, |x| / Σ|x|. What is read below are weights in any case.`;
-const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the colour of the arrow";
+const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the strongest colour";
+const A2_HELP = "Show A₂ before it is scaled by λ, too";
 const SINK_HELP = "Show the first key, which often takes most of a row; of a long prompt the first bin";
 
 class View {
   constructor(host, buffer, emit) {
     this.host = host;
     this.emit = emit || (() => {});
-    this.arrows = emit ? HEADS : CELLS;
-    this.options = { scale: "root", robust: true, sink: true };
+    this.alone = !emit;
+    this.arrows = emit || HELD.size > 1 ? HEADS : CELLS;
+    this.options = { scale: "root", robust: true, sink: true, a2: false };
     this.mode = "maps";
     this.heads = null; // whose lines are drawn; null for that of the maps
+    this.wanted = null; // the head that is shown before the host has sent it
     this.locked = { rows: new Set(), columns: new Set() };
     this.pointer = null;
     this.resized = new ResizeObserver(() => this.layout());
+    this.chosen = ({ detail }) => detail.from !== this && this.showHeld(detail.layer, detail.head);
     this.drawings = { maps: new MapPanels(this), lines: new HeadLines(this) };
     this.build();
     this.update(buffer);
     VIEWS.add(this);
+    window.addEventListener(CHOSEN, this.chosen);
     this.resized.observe(this.host);
   }
 
   leave() {
     VIEWS.delete(this);
+    window.removeEventListener(CHOSEN, this.chosen);
     clearTimeout(this.asking);
     clearTimeout(this.remembering);
     this.resized.disconnect();
@@ -58,9 +66,10 @@ class View {
       scale: choice("Scale", scales, SCALE_HELP, (scale) => this.choose({ scale })),
       robust: tick("Robust range", ROBUST_HELP, (robust) => this.choose({ robust })),
       sink: tick("First key", SINK_HELP, (sink) => this.choose({ sink })),
+      a2: tick("A₂", A2_HELP, (a2) => this.choose({ a2 })),
     };
-    const { mode, scale, robust, sink } = this.controls;
-    bar.append(this.heading, this.range, mode.box, scale.box, robust.box, sink.box);
+    const { mode, scale, robust, sink, a2 } = this.controls;
+    bar.append(this.heading, mode.box, scale.box, robust.box, sink.box, a2.box);
     bar.append(
       button("−", "Zoom out (key −)", () => this.zoom(1.5), "Zoom out"),
       button("+", "Zoom in (key +)", () => this.zoom(1 / 1.5), "Zoom in"),
@@ -68,8 +77,12 @@ class View {
     );
     this.place = element("div", {});
     this.legend = element("div", { marginTop: "4px", opacity: 0.85 }, { class: "bar" });
+    this.foot = element("div", {}, { class: "foot" });
     this.readout = element("div", {}, { class: "readout", "aria-live": "polite" });
-    this.root.append(element("style", {}, {}, STYLE), bar, this.place, this.legend, this.readout);
+    this.foot.append(this.readout);
+    this.prompt = element("p", {}, { class: "prompt" });
+    this.sentence = element("p", {}, { class: "sentence", "aria-live": "polite" });
+    this.root.append(element("style", {}, {}, STYLE), this.prompt, this.sentence, bar, this.place, this.legend, this.foot);
     this.host.replaceChildren(this.root);
     this.root.addEventListener("keydown", (event) => this.key(event));
     whenTurned(this.root, () => this.paint());
@@ -83,16 +96,58 @@ class View {
     return this.host.clientWidth;
   }
 
-  // Another head, or the same one at another resolution; the window and the locks stay as long as the prompt is the same.
+  // What the host sends: unless it is of a head that was left meanwhile.
   update(buffer) {
+    const data = parse(buffer);
+    const { wanted } = this;
+    const same = wanted && wanted.layer === data.layer && wanted.head === data.head;
+    if (wanted && !same && wanted.prompt === data.prompt && performance.now() < wanted.until) return;
+    this.wanted = null;
+    this.turn(data);
+  }
+
+  // Another head, or the same one at another resolution; the window and the locks stay as long as the prompt is the same.
+  turn(data) {
     const before = this.data;
-    this.data = parse(buffer);
+    this.data = data;
     const { title, panels, prompt } = this.data;
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
+    this.sentence.textContent = data.sentence;
+    this.sentence.title = data.hint;
+    if (this.alone) this.writePrompt();
     this.show();
     this.settle(true);
+  }
+
+  // The prompt of a page of its own, its spans underlined.
+  writePrompt() {
+    const colours = new Map();
+    for (const { colour, ranges } of this.data.spans)
+      for (const [start, stop] of ranges) for (let at = start; at < stop; at++) colours.set(at, colour);
+    const style = (at) => (colours.has(at) ? { borderBottom: `2px solid ${onPage(colours.get(at), isDark(this.root))}` } : {});
+    this.prompt.replaceChildren(...this.data.tokens.map((text, at) => element("span", style(at), {}, text)));
+  }
+
+  // Shows a head that the page holds; returns whether it does.
+  showHeld(layer, head) {
+    const { prompt } = this.data;
+    const buffer = HELD.get(placeOfHead(prompt, layer, head));
+    if (!buffer || (layer === this.data.layer && head === this.data.head)) return false;
+    this.wanted = { prompt, layer, head, until: performance.now() + PATIENCE };
+    this.turn(parse(buffer));
+    return true;
+  }
+
+  // The head so many layers and heads further: at once if the page holds it, and the host follows.
+  move(down, right) {
+    const { layer, head, grid } = this.data;
+    const row = Math.min(Math.max(grid.layers.indexOf(layer) + down, 0), grid.layers.length - 1);
+    const next = { layer: grid.layers[row], head: Math.min(Math.max(head + right, 0), grid.heads[row] - 1) };
+    if (next.layer === layer && next.head === head) return;
+    if (this.showHeld(next.layer, next.head)) announce({ ...next, from: this });
+    this.emit("head", next);
   }
 
   // How a prompt is looked at first: as the state says, else as the views of its group do.
@@ -119,7 +174,8 @@ class View {
 
   // What the controls say, and the drawing that is chosen.
   show() {
-    for (const name of ["scale", "robust", "sink"]) this.controls[name].show(this.options[name]);
+    for (const name of ["scale", "robust", "sink", "a2"]) this.controls[name].show(this.options[name]);
+    this.controls.a2.box.hidden = !this.data.panels.some(({ name }) => name === "A2");
     this.controls.mode.show(this.mode);
     if (this.place.firstChild !== this.drawing.box) this.place.replaceChildren(this.drawing.box);
   }
@@ -129,6 +185,7 @@ class View {
     this.mode = mode;
     for (const view of grouped(this)) {
       Object.assign(view.options, options);
+      if ("a2" in options) view.drawings.maps.rebuild();
       view.show();
       view.remember();
     }
@@ -176,7 +233,7 @@ class View {
     const group = this.together > 1 ? `, in all ${this.together} views` : "";
     this.range.textContent = `colours end at ${end}${most}${window}${group}`;
     const spans = this.data.spans.filter(({ ranges }) => ranges.length);
-    this.legend.replaceChildren(...spans.map((span) => this.named(span)));
+    this.legend.replaceChildren(...spans.map((span) => this.named(span)), this.range);
     this.name();
     this.drawing.paint();
     this.read();
@@ -219,11 +276,26 @@ class View {
     return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : `${HINT} ${this.arrows.hint}.`;
   }
 
-  pointAt(at) {
+  pointAt(at, event = null) {
     for (const view of linked(this)) {
       view.pointer = at;
       view.mark();
     }
+    this.float(at && event);
+  }
+
+  // The readout stands beside the pointer, else below the maps.
+  float(event) {
+    this.readout.classList.toggle("tip", Boolean(event));
+    this.foot.style.minHeight = this.together > 1 ? "4.2em" : "1.5em";
+    if (!event) return;
+    const frame = this.root.getBoundingClientRect();
+    const [x, y] = [event.clientX - frame.left, event.clientY - frame.top];
+    const { offsetWidth: wide, offsetHeight: tall } = this.readout;
+    const left = x + 18 + wide < frame.width ? x + 18 : Math.max(0, x - 18 - wide);
+    const top = event.clientY + 18 + tall < window.innerHeight ? y + 18 : y - 18 - tall;
+    const background = this.dark ? this.data.look.dark : "#ffffff";
+    Object.assign(this.readout.style, { left: `${left}px`, top: `${top}px`, background });
   }
 
   // A click locks a row and a column; with shift in addition to those that are.
@@ -348,7 +420,7 @@ class View {
   key(event) {
     const heads = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
     if (heads && event.target === this.root) {
-      if (this.arrows === HEADS) this.emit("head", { layer: heads[0], head: heads[1] });
+      if (this.arrows === HEADS) this.move(...heads);
       else this.step(...heads);
     } else if (event.key === "+" || event.key === "=") this.zoom(1 / 1.5);
     else if (event.key === "-") this.zoom(1.5);

@@ -11,7 +11,7 @@ import gzip
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,13 @@ from diffscope.figures.view_state import checked_state
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
     from diffscope.capture.capture import Capture
+    from diffscope.prompts.encoded import Encoded
 
+Sentences = Callable[[int, int], str]  # by layer and head
 SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
 MOST = 1024  # tokens a side of a window of exact values
 LINES = 8  # strongest keys of each query that are drawn as lines
+MOST_HEADS, MOST_TOKENS, MOST_CELLS = 64, 256, 2**19  # of a model whose heads are all sent at once, and of their maps together
 MOST_LINES = 2**15  # of all heads and queries; of a layer of many heads each query has fewer
 ALIKE = 2.0**-12  # sums of rows that differ by less cannot be told apart in float16
 HEAD_COLOURS = ["#0072b2", "#009e73", "#cc79a7", "#d55e00", "#7b61c9", "#b8860b", "#56b4e9", "#8d6e63"]
@@ -41,9 +44,6 @@ LOOK = {
     "dark": "#14171d",
     "unseen": theme.UNSEEN,
     "unseenDark": "#23272f",
-    # of values below and above the scale: at least 10 (CIE Lab) from all its colours under the common forms of colour blindness
-    "beyond": ["#c2003d", "#7a00c8"],
-    "beyondDark": ["#ffef9f", "#c9a6ff"],
     "heads": HEAD_COLOURS,
 }
 # In the order in which they are joined to one module.
@@ -52,6 +52,7 @@ SCRIPTS = (
     "view_colours.js",
     "view_controls.js",
     "view_groups.js",
+    "held_heads.js",
     "map_panels.js",
     "head_lines.js",
     "attention_view.js",
@@ -63,15 +64,18 @@ PAGE = """<!doctype html>
 <meta name="color-scheme" content="light dark">
 <title>{title}</title>
 <style>
+h1 {{ font-size: 1.15rem; margin: 0 0 .6em }}
 body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-ui, sans-serif }}
 @media (prefers-color-scheme: dark) {{ body {{ background: #14171d; color: #e6e8ec }} }}
 </style>
+<h1>{title}</h1>
 <main id="view"></main>
 <script type="module">
 {module}
 const zipped = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-mount(document.getElementById("view"), await new Response(stream).arrayBuffer());
+const bundle = await new Response(stream).arrayBuffer();
+mount(document.getElementById("view"), HELD.get(hold(bundle)[0]));
 </script>
 </html>
 """
@@ -84,7 +88,7 @@ def module() -> str:
     What it returns takes further buffers, ``update(buffer)``, and is told to go, ``leave()``. `emit` is called with a name and a
     value:
 
-    - ``"head"``, ``{layer, head}``: by how many layers and heads an arrow key moves;
+    - ``"head"``, ``{layer, head}``: the head that an arrow key asks for;
     - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
     - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
       its queries are as well: what :func:`buffer` takes as `window` and `lines`;
@@ -92,6 +96,12 @@ def module() -> str:
       the buffer has a state, be it empty.
     """
     return hosts.joined(*SCRIPTS)
+
+
+@cache
+def held_module() -> str:
+    """Return a component of ``st.components.v2`` whose data is a :func:`bundle`, and which shows nothing itself."""
+    return hosts.streamlit_module(hosts.joined("held_heads.js", "held_host.js"), ())
 
 
 @cache
@@ -134,6 +144,8 @@ def buffer(
     maps: xr.Dataset | None = None,
     group: str = "",
     state: object = None,
+    sentence: str = "",
+    hint: str = "",
 ) -> bytes:
     """Everything that the view of one head needs.
 
@@ -156,6 +168,8 @@ def buffer(
     state : dict, optional
         How the view is looked at when it appears, as it gave it before; what is no state is left out, and never an error. Without
         one, be it empty, the view does not say how it is looked at.
+    sentence, hint : str
+        What is said of the head above its maps, and what its words mean, which is shown to whoever points at it.
 
     Returns
     -------
@@ -176,7 +190,7 @@ def buffer(
     names = [name for name in theme.SCALES if name in maps]
     capture = one_prompt(capture, prompt)
     attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
-    about = _about(capture, attention, head, prompt, maps, names) | {"group": group}
+    about = _about(capture, attention, head, prompt, maps, names) | {"group": group, "sentence": sentence, "hint": hint}
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
     by_token = about["bin"] == 1
@@ -197,13 +211,72 @@ def buffer(
     return save(tensors, {"view": words.encode("utf-8", "replace").decode()})
 
 
-def page(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = 224) -> str:
-    """The view as one HTML page that needs nothing else; parameters as of :func:`buffer`."""
-    data = gzip.compress(buffer(capture, layer, head, prompt=prompt, size=size), mtime=0)
-    title = f"{capture.model_name}, layer {layer}, head {head}"
+def bundle(
+    capture: Capture,
+    places: Iterable[tuple[int, int]],
+    *,
+    prompt: int = 0,
+    size: int = SIZE,
+    sentences: Sentences | None = None,
+    hint: str = "",
+) -> bytes:
+    """Return the views of several heads, which a page holds so that it shows another one at once.
+
+    Parameters
+    ----------
+    capture : Capture
+    places : iterable of (int, int)
+        Layers and heads; the first is the one that a page of its own shows first.
+    prompt, size, hint
+        As of :func:`buffer`.
+    sentences : callable, optional
+        Returns what is said of a head, by its layer and number.
+
+    Returns
+    -------
+    bytes
+        A safetensors file: for each head its :func:`buffer`, uint8, called "LAYER HEAD".
+    """
+    tensors = {}
+    for layer, head in places:
+        words = sentences(layer, head) if sentences else ""
+        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words, hint=hint)
+        tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
+    about = {"prompt": _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])}
+    return save(tensors, {"view": json.dumps(about)})
+
+
+def page(
+    capture: Capture,
+    layer: int,
+    head: int,
+    *,
+    prompt: int = 0,
+    size: int = 224,
+    sentences: Sentences | None = None,
+    hint: str = "",
+) -> str:
+    """Return the view as one HTML page that needs nothing else: with all heads of a small model, else with one.
+
+    Parameters as of :func:`bundle`.
+    """
+    others = [place for place in places_of(capture) if place != (layer, head)]
+    chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
+    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, hint=hint), mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = module().replace("export function", "function")
-    return PAGE.format(title=html.escape(title), module=script, data=base64.b64encode(data).decode())
+    return PAGE.format(title=html.escape(capture.model_name), module=script, data=base64.b64encode(data).decode())
+
+
+def places_of(capture: Capture) -> list[tuple[int, int]]:
+    """Return the layer and number of every head."""
+    return [(number, head) for number, of_layer in zip(capture.layer_numbers, capture.layers) for head in range(of_layer.n_heads)]
+
+
+def is_small(capture: Capture) -> bool:
+    """Return whether the maps of all heads of a capture may be sent at once."""
+    heads = sum(layer.n_heads for layer in capture.layers)
+    return heads <= MOST_HEADS and capture.n_tokens <= MOST_TOKENS and heads * capture.n_tokens**2 <= MOST_CELLS
 
 
 def _about(
@@ -219,9 +292,11 @@ def _about(
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
-        "prompt": f"{maps.attrs['model']} {prompt} {hash(encoded.ids)}",
+        "prompt": _prompt_name(maps.attrs["model"], prompt, encoded),
+        "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
+        "grid": {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]},
         "bin": maps.attrs["bin"],
         "shape": list(maps["visible"].shape),
         "queries": attention.n_queries,
@@ -234,6 +309,11 @@ def _about(
         ],
         "look": LOOK,
     }
+
+
+def _prompt_name(model: str, prompt: int, encoded: Encoded) -> str:
+    """Return what distinguishes one prompt of one model from any other on a page."""
+    return f"{model} {prompt} {hash(encoded.ids)}"
 
 
 def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:

@@ -104,17 +104,16 @@ function colours(stops) {
   });
 }
 
-// Each scale's colours, and those of what lies beyond its ends. Dark pages begin at the page's own dark and end light, but not so
+// Each scale's colours. Dark pages begin at the page's own dark and end light, but not so
 // light that two colours meet.
 function rampsOf(look, dark) {
   const turned = (stops) => (dark ? [look.dark, ...stops.slice(3).reverse()] : stops);
   const blue = turned(look.blue);
   const orange = turned(look.orange);
-  const [below, above] = dark ? look.beyondDark : look.beyond;
   return {
-    blue: { table: colours(blue), diverging: false, below: above, above },
-    orange: { table: colours(orange), diverging: false, below, above: below },
-    diverging: { table: colours([...orange.slice(1).reverse(), ...blue]), diverging: true, below, above },
+    blue: { table: colours(blue), diverging: false },
+    orange: { table: colours(orange), diverging: false },
+    diverging: { table: colours([...orange.slice(1).reverse(), ...blue]), diverging: true },
   };
 }
 
@@ -143,12 +142,23 @@ class ColourBar {
     for (let i = 0; i < pixels.length; i++)
       pixels[i] = ramp.table[Math.round((((i % (right - left)) + 0.5) / (right - left)) * (STEPS - 1))];
     context.putImageData(image, left, 0);
-    context.fillStyle = ramp.above;
+    context.fillStyle = css(ramp.table[STEPS - 1]);
     if (clipped) polygon(context, [right, 0], [long, high / 2], [right, high]);
-    context.fillStyle = ramp.below;
+    context.fillStyle = css(ramp.table[0]);
     if (left) polygon(context, [left, 0], [0, high / 2], [left, high]);
     this.labels.replaceChildren(...texts.map((text) => element("span", {}, {}, text)));
     this.canvas.setAttribute("aria-label", label);
     this.canvas.title = label;
   }
+}
+
+// Buffers of heads that the page holds, by prompt, layer and head: a view shows another of them without asking its host.
+const HELD = (window.diffscopeHeld ??= new Map());
+const CHOSEN = "diffscope-head"; // the event of a page that another head is looked at
+
+const placeOfHead = (prompt, layer, head) => `${prompt} ${layer} ${head}`;
+
+// Tells all that shows heads on a page which holds several that another one is looked at.
+function announce(detail) {
+  if (HELD.size) window.dispatchEvent(new CustomEvent(CHOSEN, { detail }));
 }

@@ -18,12 +18,23 @@ class HeadGrid {
     this.pointer = null; // the cell below the pointer
     this.cursor = null; // the cell that keys move
     this.resized = new ResizeObserver(() => this.layout());
+    this.turned = ({ detail }) => this.follow(detail);
     this.build();
     this.update(buffer);
+    window.addEventListener(CHOSEN, this.turned);
     this.resized.observe(this.host);
   }
 
+  // Another head is looked at somewhere on the page.
+  follow({ layer, head, from }) {
+    const cell = { row: layer - this.view.layers[0], column: head };
+    if (from === this || !this.has(cell)) return;
+    this.chosen = cell;
+    this.mark();
+  }
+
   leave() {
+    window.removeEventListener(CHOSEN, this.turned);
     this.resized.disconnect();
     this.host.replaceChildren();
   }
@@ -340,7 +351,10 @@ class HeadGrid {
   }
 
   act(cell, off) {
-    if (!off) this.chosen = cell;
+    if (!off) {
+      this.chosen = cell;
+      announce({ ...this.named(cell), from: this });
+    }
     this.emit(off ? "off" : "chosen", this.named(cell));
     this.mark();
   }

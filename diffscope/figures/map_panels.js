@@ -1,27 +1,39 @@
-// The maps A1, A2, λ·A2 and D of one head side by side: one window, one crosshair, one scale.
+// The maps of one head: D, or A of standard attention, large and with token names; those it is made of beside it at half the size.
+// One window, one crosshair, one scale.
 
 const EDGE = 26; // pixels of the strips along a map
-const WIDEST = 640; // pixels a side
+const WIDEST = 560; // pixels a side
+const NAMES = { left: 78, below: 66 }; // pixels of the names of tokens
+const LINE = 12; // pixels from one name to the next
+const LETTERS_OF_NAME = 10;
+const INSET = 84; // pixels a side of the whole map that says where a window is
+const NARROW = 560; // pixels below which the smaller maps stand under the large one
 const LOCKED = "rgba(0, 158, 115, 0.35)";
 const POINTED = "rgba(128, 128, 128, 0.45)";
 
 class MapPanels {
   constructor(view) {
     this.view = view;
-    this.box = element("div", { display: "grid", gap: "10px" });
+    this.box = element("div", { display: "flex", flexWrap: "wrap", gap: "10px 14px", alignItems: "flex-start" });
     this.panels = [];
   }
 
   rebuild() {
-    const names = this.view.data.panels.map(({ name, title }) => name + title).join();
+    const { panels } = this.view.data;
+    const shown = panels.filter(({ name }) => name !== "A2" || this.view.options.a2);
+    const names = shown.map(({ name, title }) => name + title).join();
     if (names === this.names) return;
     this.names = names;
-    this.side = 0;
-    this.panels = this.view.data.panels.map((panel) => this.panel(panel));
-    this.box.replaceChildren(...this.panels.map(({ box }) => box));
+    this.drawn = "";
+    this.panels = shown.map((panel) => this.panel(panel));
+    this.main = this.panels.at(-1);
+    const others = element("div", { display: "flex", flexWrap: "wrap", gap: "10px", flex: "0 1 auto" });
+    others.append(...this.panels.slice(0, -1).map(({ box }) => box));
+    this.others = others;
+    this.box.replaceChildren(this.main.box, ...(this.panels.length > 1 ? [others] : []));
   }
 
-  panel({ name, title, scale }) {
+  panel({ name, title, short, scale }) {
     const box = element("figure", { margin: 0, minWidth: 0 });
     const stack = element("div", { position: "relative", touchAction: "none" });
     const map = element("canvas", { display: "block", imageRendering: "pixelated" }, { "data-map": name, role: "img" });
@@ -30,33 +42,44 @@ class MapPanels {
     const edge = (title) => element("canvas", { display: "block" }, { title, "aria-hidden": "true" });
     const entropy = edge("entropy of each query's row");
     const received = edge("what each key receives from all queries");
+    const [rows, columns] = [edge("queries"), edge("keys")];
     const bar = new ColourBar();
     stack.append(map, over);
-    const frame = element("div", { display: "grid", gridTemplateColumns: "auto auto", gap: "2px", justifyContent: "start" });
-    frame.append(stack, entropy, received, element("div", {}), bar.box);
+    const frame = element("div", { display: "grid", gridTemplateColumns: "auto auto auto", gap: "2px", justifyContent: "start" });
+    const nothing = () => element("div", {});
+    frame.append(rows, stack, entropy, nothing(), received, nothing(), nothing(), columns, nothing(), nothing(), bar.box);
     box.append(element("figcaption", { marginBottom: "2px" }, {}, title), frame);
     listen(
       over,
       this.view,
       (event) => this.tokens(event, over),
-      () => this.view.window.size / this.side,
+      () => this.view.window.size / over.clientWidth,
     );
-    return { name, title, scale, box, map, over, entropy, received, bar, image: null, detail: null };
+    return { name, short, title, scale, box, map, over, entropy, received, rows, columns, bar, image: null, detail: null };
   }
 
-  // Square maps at any width: two in a row below 700 pixels.
+  // The large map takes what two smaller ones beside it leave; on a narrow page they stand below it.
   layout(width) {
-    const columns = Math.min(this.panels.length, width < 700 ? 2 : 4);
-    const room = Math.floor((width - 10 * (columns - 1)) / columns) - EDGE - 2;
-    const side = Math.min(WIDEST, Math.max(60, room));
-    if (side === this.side) return;
-    this.side = side;
-    this.box.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
-    for (const { map, over, entropy, received } of this.panels) {
-      sized(map, side, side);
-      sized(over, side, side);
-      sized(entropy, EDGE, side);
-      sized(received, side, EDGE);
+    const strips = EDGE + 2;
+    const alone = this.panels.length === 1;
+    const below = width < NARROW;
+    const room = width - NAMES.left - strips;
+    const side = Math.max(60, Math.min(WIDEST, Math.floor(alone || below ? room : (room - strips - 20) / 1.5)));
+    const small = below ? Math.max(60, Math.floor((width - 10) / 2) - strips - 4) : Math.floor(side / 2);
+    const drawn = `${side} ${small} ${window.devicePixelRatio}`;
+    if (drawn === this.drawn) return;
+    this.drawn = drawn;
+    Object.assign(this.others.style, { flexDirection: below ? "row" : "column" });
+    for (const panel of this.panels) {
+      const { map, over, entropy, received, rows, columns } = panel;
+      const main = panel === this.main;
+      panel.side = main ? side : small;
+      sized(map, panel.side, panel.side);
+      sized(over, panel.side, panel.side);
+      sized(entropy, EDGE, panel.side);
+      sized(received, panel.side, EDGE);
+      sized(rows, main ? NAMES.left : 0, main ? side : 0);
+      sized(columns, main ? side : 0, main ? NAMES.below : 0);
     }
   }
 
@@ -69,7 +92,7 @@ class MapPanels {
       const clipped = this.exceeds(panel.name, limit);
       const ramp = ramps[panel.scale];
       const words = legend(ramp, { scale: options.scale, limit, clipped, title: panel.title });
-      panel.bar.draw(ramp, { ...words, width: this.side });
+      panel.bar.draw(ramp, { ...words, width: panel.side });
     }
     this.draw();
   }
@@ -123,7 +146,42 @@ class MapPanels {
       this.edge(received, data.tensors["received_" + name], left, false, scale);
       this.edge(entropy, data.tensors["entropy_" + name], top, true, scale);
     }
+    this.writeNames(this.main.rows, data.queries, top, true);
+    this.writeNames(this.main.columns, data.keys, left, false);
     this.mark();
+  }
+
+  // Tokens along an edge of the large map, as far as they fit: first those with which spans begin, then every so many.
+  writeNames(canvas, count, from, down) {
+    const { data, window: { size }, ink, dark } = this.view;
+    const ratio = window.devicePixelRatio || 1;
+    const pixels = this.main.side / size;
+    const every = Math.max(1, Math.ceil(LINE / pixels));
+    const regular = Array.from({ length: Math.ceil(size / every) + 1 }, (_, i) => (Math.floor(from / every) + i) * every);
+    const begun = data.spans.flatMap(({ colour, ranges }) => ranges.flatMap(([start, stop]) => [[start, colour, stop]]));
+    const colours = new Map();
+    for (const [start, colour, stop] of begun) for (let at = start; at < stop && at < start + 64; at++) colours.set(at, colour);
+    const places = [];
+    for (const at of [...begun.map(([start]) => start), ...regular]) {
+      const inside = at >= from - 0.5 && at < Math.min(count, from + size);
+      if (inside && places.every((other) => other !== at && Math.abs(other - at) * pixels >= LINE)) places.push(at);
+    }
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
+    context.textBaseline = "middle";
+    context.textAlign = "right";
+    for (const at of places) {
+      const place = (at + 0.5 - from) * pixels;
+      context.fillStyle = colours.has(at) ? onPage(colours.get(at), dark) : ink;
+      context.save();
+      if (down) context.translate(NAMES.left - 5, place);
+      else context.translate(place, 4);
+      if (!down) context.rotate(-Math.PI / 2);
+      context.fillText(named(data.tokens[at]), 0, 0);
+      context.restore();
+    }
   }
 
   // Values of tokens along an edge, each pixel the largest of those that fall on it.
@@ -180,6 +238,27 @@ class MapPanels {
       if (pointer?.row != null) band(Math.floor(pointer.row / bin) * bin, bin, true, POINTED);
       if (pointer?.column != null) band(Math.floor(pointer.column / bin) * bin, bin, false, POINTED);
     }
+    this.inset();
+  }
+
+  // The whole map in a corner of the large one, where few weights are, with a frame around the window.
+  inset() {
+    const { data, dark, ink, window: { top, left, size } } = this.view;
+    const whole = Math.max(data.queries, data.keys);
+    const { over, image, side } = this.main;
+    if (size >= whole || side < 3 * INSET || !image) return;
+    const ratio = over.width / side;
+    const [long, x, y] = [INSET * ratio, over.width - (INSET + 6) * ratio, 6 * ratio];
+    const context = over.getContext("2d");
+    context.fillStyle = dark ? data.look.unseenDark : data.look.unseen;
+    context.fillRect(x, y, long, long);
+    context.drawImage(image, 0, 0, whole / data.bin, whole / data.bin, x, y, long, long);
+    context.strokeStyle = ink;
+    context.lineWidth = ratio;
+    context.strokeRect(x, y, long, long);
+    context.lineWidth = 2 * ratio;
+    const at = (tokens) => (tokens / whole) * long;
+    context.strokeRect(x + at(left), y + at(top), Math.max(4, at(size)), Math.max(4, at(size)));
   }
 
   // What is under the pointer: both tokens, and the value of every map.

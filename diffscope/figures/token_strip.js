@@ -22,11 +22,19 @@ class Strip {
   constructor(host, data, emit) {
     this.host = host;
     this.emit = emit || (() => {});
+    this.turned = ({ detail }) => this.fade(detail);
     this.build();
     this.update(data);
+    window.addEventListener(CHOSEN, this.turned);
+  }
+
+  // Another head is looked at, whose row has not come yet.
+  fade({ layer, head }) {
+    this.root.style.opacity = layer === this.data.layer && head === this.data.head ? 1 : 0.4;
   }
 
   leave() {
+    window.removeEventListener(CHOSEN, this.turned);
     this.host.replaceChildren();
   }
 
@@ -54,6 +62,7 @@ class Strip {
   update(data) {
     const same = this.data && this.data.prompt === data.prompt;
     this.data = data;
+    this.root.style.opacity = 1;
     if (!same) this.write();
     this.text.setAttribute("aria-description", data.markable ? `${KEYS}, shift and arrows select tokens to be marked` : KEYS);
     this.choose(data.query);

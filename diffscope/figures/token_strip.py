@@ -69,6 +69,8 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
         "shares": [float(share) if here else None for share, here in zip(shares, seen)],
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",
+        "layer": layer,
+        "head": head,
         "query": query,
         "markable": markable,
         "spans": spans,

@@ -7,14 +7,11 @@ const SCALES = {
   log: { label: "log", place: (share) => Math.max(0, 1 + Math.log10(share) / 4), value: (at) => 10 ** (4 * (at - 1)) },
   share: { label: "row share", place: Math.sqrt, value: (at) => at * at, shares: true },
 };
-// The colour of a value by its ramp: beyond the end it is one that the ramp does not have.
+// The colour of a value by its ramp; beyond the end it is that of the end.
 function colouring(ramp, scale, limit) {
   const { place } = SCALES[scale];
-  const [under, over] = [ramp.below, ramp.above].map((colour) => packed(channels(colour)));
   return (value) => {
-    const size = Math.abs(value) / limit;
-    if (size > 1) return value < 0 ? under : over;
-    const at = place(size);
+    const at = place(Math.min(1, Math.abs(value) / limit));
     return colourAt(ramp, ramp.diverging && value < 0 ? -at : at);
   };
 }
@@ -24,6 +21,6 @@ function legend({ diverging }, { scale, limit, clipped, title }) {
   const show = (value) => (SCALES[scale].shares ? percent(value) : number(value));
   const middle = SCALES[scale].value(0.5) * limit;
   const texts = (diverging ? [-limit, 0, limit] : [0, middle, limit]).map(show);
-  const beyond = clipped ? "; larger values have the colour of the arrow" : "";
+  const beyond = clipped ? "; larger values have the colour of the end" : "";
   return { texts, clipped, label: `colours of ${title} from ${texts[0]} to ${texts[2]}${beyond}` };
 }

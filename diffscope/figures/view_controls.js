@@ -1,8 +1,12 @@
 // What a view is operated with, and how that looks on light and dark pages.
 
 const STYLE = `
-.diffscope-view { font-size: 13px; border-radius: 4px; outline-offset: 3px }
-.diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 12px; align-items: center; margin-bottom: 6px }
+.diffscope-view { font-size: 13px; border-radius: 4px; outline-offset: 3px; position: relative }
+.diffscope-view .sentence { margin: 0 0 8px; font-size: 15px; line-height: 1.45; max-width: 62em }
+.diffscope-view .prompt { margin: 0 0 8px; font: 12.5px/1.7 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; max-height: 9em;
+  overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere }
+.diffscope-view .sentence:empty, .diffscope-view .prompt:empty { display: none }
+.diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 9px; align-items: center; margin-bottom: 6px }
 .diffscope-view .bar strong { flex: 1 1 auto }
 .diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }
 .diffscope-view .faint { opacity: 0.75 }
@@ -15,8 +19,10 @@ const STYLE = `
 .diffscope-view .pair { display: inline-flex }
 .diffscope-view .pair button:first-child { border-radius: 4px 0 0 4px }
 .diffscope-view .pair button:last-child { border-radius: 0 4px 4px 0; border-left-width: 0 }
-.diffscope-view .readout { min-height: 4.2em; margin-top: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
-  font-variant-numeric: tabular-nums }
+.diffscope-view .foot { min-height: 1.5em; margin-top: 6px }
+.diffscope-view .readout { white-space: pre-wrap; overflow-wrap: anywhere; font-variant-numeric: tabular-nums }
+.diffscope-view .readout.tip { position: absolute; z-index: 10; pointer-events: none; max-width: 44em; padding: 6px 9px; border-radius: 4px;
+  border: 1px solid rgba(128, 128, 128, 0.6); box-shadow: 0 1px 6px rgba(0, 0, 0, 0.3) }
 `;
 
 // Each control has a box to put on the page, and shows a value that was set elsewhere.
@@ -54,7 +60,7 @@ function pair(label, options, change) {
 function listen(canvas, view, tokens, step) {
   let grabbed = null;
   canvas.addEventListener("pointermove", (event) => {
-    if (!grabbed) return view.pointAt(tokens(event));
+    if (!grabbed) return view.pointAt(tokens(event), event);
     const { top, left, size } = grabbed.window;
     view.look(top - (event.clientY - grabbed.y) * step(), left - (event.clientX - grabbed.x) * step(), size);
   });

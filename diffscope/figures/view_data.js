@@ -85,5 +85,12 @@ function percent(share) {
   return share < 0 ? `−${percent(-share)}` : `${Number((100 * share).toPrecision(3))} %`;
 }
 
+// A token as an axis names it: short, its whitespace visible.
+function named(text = "") {
+  const shown = text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+  const letters = [...shown];
+  return letters.length > LETTERS_OF_NAME ? `${letters.slice(0, LETTERS_OF_NAME - 1).join("")}…` : shown;
+}
+
 // A token in quotation marks, with its position; set apart, so that what is written from right to left does not turn its surroundings.
 const token = (data, at) => `\u2068${JSON.stringify(data.tokens[at] ?? "")}\u2069 (${at})`;

@@ -89,13 +89,8 @@ class AttentionWidget(anywidget.AnyWidget):
             self._place = value
             self._draw()
         elif message.get("name") == "head":
-            self._move(int(value["layer"]), int(value["head"]))
-
-    def _move(self, layers: int, heads: int) -> None:
-        """Show the head so many layers and heads further, as far as there is one."""
-        numbers = self._capture.layer_numbers
-        self.layer = numbers[min(max(numbers.index(self.layer) + layers, 0), len(numbers) - 1)]
-        self.head = min(max(self.head + heads, 0), self._heads(self.layer) - 1)
+            with self.hold_trait_notifications():  # a head that the layer shown before may lack
+                self.layer, self.head = int(value["layer"]), int(value["head"])
 
     def _repr_mimebundle_(self, **kwargs):
         """The widget, and for those who know none the view as a page."""

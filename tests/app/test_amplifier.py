@@ -83,7 +83,7 @@ def by_head(values):
 def test_every_section_shows_the_numbers_of_the_library(amplifier, scope, cap):
     import diffscope
     from diffscope import readings
-    from diffscope.readings import other_prompts, question
+    from diffscope.readings import other_prompts
 
     test = amplifier()
     assert not test.warning, words(test)

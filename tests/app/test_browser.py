@@ -116,7 +116,7 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
 
 def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
     side = ".st-key-compare-{} canvas[data-map]"
-    page.goto(address.replace("/?", "/compare?tour=off&compare-by=with+and+without+an+edit&layer=1&head=0&"))
+    page.goto(address.replace("/?", "/compare?compare-by=with+and+without+an+edit&layer=1&head=0&"))
     page.wait_for_selector(side.format("right"))
     settle(page)
     assert page.locator(side.format("left")).count() == page.locator(side.format("right")).count() == 4
@@ -139,7 +139,6 @@ def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
 def change(home, folders):
     """The address of the page Intervene, with a small model and a prompt of one's own."""
     where = {
-        "tour": "off",
         "model": FOLDER,
         "path": str(folders["small-diff"]),
         "example": OWN,
@@ -210,7 +209,7 @@ def test_heads_are_ablated_in_the_grid(new_page, change):
 def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_page, home, small_run):
     page = new_page(1440, 1000)
     page.set_default_timeout(120_000)
-    query = urlencode({"model": FOLDER, "path": small_run, "example": OWN, "prompt": PROMPT, "answer": "7421", "tour": "off"})
+    query = urlencode({"model": FOLDER, "path": small_run, "example": OWN, "prompt": PROMPT, "answer": "7421"})
     page.goto(f"{home}/training?{query}")
     page.locator(".st-key-training-view canvas[data-map]").first.wait_for()
     settle(page)
@@ -232,7 +231,7 @@ def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_p
 def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home):
     page = new_page(1300, 1000)
     asked = foreign_requests(page, home)
-    page.goto(f"{home}/?tour=off&example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
+    page.goto(f"{home}/?example={quote(OWN)}&prompt={quote(HOSTILE)}&spans={quote('<b onclick=x>:1-2')}")
     settle(page)
     page.wait_for_selector(".st-key-view canvas[data-map]")
     assert "<script>" in page.get_by_label("Text", exact=True).input_value()

@@ -59,16 +59,31 @@ def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
     assert len(fidelity) == 3 and (fidelity["error"] <= fidelity["tolerance"]).all()
 
 
-def test_a_tour_that_was_dismissed_stays_so_when_the_page_is_loaded_again(app):
+def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
     test = fine(app())
-    words = " ".join(caption.value for caption in test.caption)
-    assert "**The sentence** above the maps" in words and "tour" not in test.query_params
-    fine(test.button(key="toured").click().run())
-    assert "**The sentence**" not in " ".join(caption.value for caption in test.caption)
-    fine(test.switch_page("app_pages/training.py").run())
-    assert test.query_params["tour"] == "off"
-    again = fine(app(tour=test.query_params["tour"]))  # a new session at that address
-    assert "**The sentence**" not in " ".join(caption.value for caption in again.caption)
+    said = [text.value.replace("\\", "") for text in test.markdown]
+    assert any(
+        "small-diff" in text and "2 heads of differential attention" in text and "asks for “7421”" in text for text in said
+    )
+    fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
+    assert any("of standard attention" in text.value for text in test.markdown)
+
+
+def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(app, folders):
+    """Each is what the page sends of a head when it is chosen, its sentence too; and reading another token changes all of them."""
+    test = fine(app())
+    held = load(buffer(test, "diffscope_held"))
+    assert sorted(held) == [f"{layer} {head}" for layer in range(3) for head in range(2)]
+    place = [int(test.number_input(key=name).value) for name in ("layer", "head")]
+    assert words(held["{} {}".format(*place)].tobytes())["sentence"] == maps(test)["sentence"] != ""
+    test.number_input(key="layer").set_value(0)
+    fine(test.number_input(key="head").set_value(1).run())
+    of_head = words(held["0 1"].tobytes())
+    assert {name: value for name, value in of_head.items() if name != "state"} == {
+        name: value for name, value in maps(test).items() if name not in ("state",)
+    }
+    fine(test.number_input(key="query").set_value(3).run())
+    assert "token 3" in words(load(buffer(test, "diffscope_held"))["0 1"].tobytes())["sentence"]
 
 
 def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
@@ -79,7 +94,7 @@ def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, f
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     said = [text.value.replace("\\", "") for text in [*test.caption, *test.markdown]]
     assert signs.of_span(cap, "answer") in said
-    assert any(" of it negative" in text or " of it positive" in text for text in said if text.startswith("At the last token"))
+    assert " of it negative" in maps(test)["sentence"] or " of it positive" in maps(test)["sentence"]
 
 
 def test_another_model_shows_its_own_maps(app, folders):

@@ -241,13 +241,13 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
             page = new_page(1300, 900)
             asked = foreign_requests(page, home)
-            shown = urlencode({"model": "shelf/team/mine", "example": OWN, "prompt": PROMPT, "answer": "7421", "tour": "off"})
+            shown = urlencode({"model": "shelf/team/mine", "example": OWN, "prompt": PROMPT, "answer": "7421"})
             for name in ("", "intervene"):
                 page.goto(f"{home}/{name}?{query}&{shown}")
                 settle(page)
                 assert not [fault for fault in faults(page) if "red box" in fault]
                 assert query in page.url
-            page.goto(f"{home}/your_model?tour=off")  # by the cookie
+            page.goto(f"{home}/your_model")  # by the cookie
             settle(page)
             assert page.get_by_text("Your model is in").count() == 1 and page.get_by_text("a folder", exact=True).count() == 0
             assert asked == []

@@ -295,7 +295,7 @@ def test_scales_change_colours_and_never_values(page, capture, tmp_path):
 
 
 @pytest.mark.browser
-def test_values_beyond_the_end_have_a_colour_of_their_own(page, capture, tmp_path):
+def test_values_beyond_the_end_have_the_colour_of_the_end(page, capture, tmp_path):
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
     maps = capture.maps(1, [2]).isel(head=0)
     limit = page.evaluate("views[0].limit")
@@ -304,7 +304,8 @@ def test_values_beyond_the_end_have_a_colour_of_their_own(page, capture, tmp_pat
     assert (seen[seen > 0] > limit * 1.001).mean() <= 0.005 < (seen[seen > 0] > limit * 0.9).mean()
     colour = """(canvas, [row, column]) => [...canvas.getContext("2d").getImageData(
         (column + 0.5) * canvas.width / 60, (row + 0.5) * canvas.height / 60, 1, 1).data].slice(0, 3)"""
-    below, above = ([int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in attention_view.LOOK["beyond"])
+    ends = (attention_view.LOOK["orange"][-1], attention_view.LOOK["blue"][-1])
+    below, above = ([int(text[at : at + 2], 16) for at in (1, 3, 5)] for text in ends)
     clipped = np.argwhere(np.abs(maps["D"].values) > limit * 1.01)
     assert len(clipped)
     page.mouse.move(5, 5)
@@ -313,10 +314,10 @@ def test_values_beyond_the_end_have_a_colour_of_their_own(page, capture, tmp_pat
         expected = below if maps["D"].values[row, column] < 0 else above
         assert canvas.evaluate(colour, [row, column]) == expected
     bar = view.locator("figure", has_text="D = ").get_by_role("img").last
-    assert "have the colour of the arrow" in bar.get_attribute("aria-label")
+    assert "have the colour of the end" in bar.get_attribute("aria-label")
     page.get_by_label("Robust range").uncheck()
     assert canvas.evaluate(colour, clipped[0].tolist()) not in (below, above)
-    assert "arrow" not in bar.get_attribute("aria-label")
+    assert "larger values" not in bar.get_attribute("aria-label")
     assert page.problems == []
 
 

@@ -72,8 +72,10 @@ def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
     ragged = random_capture(20, heads=3, layers=1)
     ragged.layers.append(random_capture(20, heads=1, layers=2).layers[1])
     widget = attention_widget(ragged, 0, 2)
-    tell(widget, "head", layer=1, head=0)
+    widget.layer = 1
     assert (widget.layer, widget.head) == (1, 0)
+    tell(widget, "head", layer=0, head=2)
+    assert (widget.layer, widget.head) == (0, 2)
 
 
 def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):

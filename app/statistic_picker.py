@@ -27,7 +27,8 @@ TITLES = {
     "lambda_value": "Which λ",
 }
 FIRST = {"map": "D", "normalisation": "share"}
-LAST_TOKEN = "last token"
+LAST_TOKEN = "last token"  # in addresses; it is the token that is looked at, which begins as the last
+ROWS = {LAST_TOKEN: "this token", "mean of all": "all tokens, mean"}
 state = st.session_state
 
 
@@ -41,8 +42,15 @@ class Chosen(NamedTuple):
     over_heads: xr.Dataset
 
 
-def choose_statistic(cap, key: tuple) -> Chosen:
-    """A statistic, and one label of every dimension that it has beside layer and head."""
+def label_of(values) -> str:
+    """Return what the grid of heads shows, in short, by what the session has of it."""
+    name = values.get("statistic", st.query_params.get("statistic", "span_mass"))
+    span = f" on {values['span']}" if values.get("span") and name == "span_mass" else ""
+    return f"{STATISTICS[name].description if name in STATISTICS else name}{span}"
+
+
+def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
+    """Choose a statistic at a token, and one label of every dimension that it has beside layer and head."""
     asked = {question: _of_model(cap, names) for question, names in QUESTIONS.items()}
     if "question" not in state and "question" not in st.query_params:  # an address may name just the statistic
         state["question"] = question_of(st.query_params.get("statistic", "")) or next(iter(asked))
@@ -55,18 +63,23 @@ def choose_statistic(cap, key: tuple) -> Chosen:
         format_func=lambda name: STATISTICS[name].description,
     )
     where = {dim: _label(cap, statistic, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
-    query = -1
+    query: int | str = token
     if "query" in STATISTICS[statistic].dims:
-        rows = st.selectbox("Queries", [LAST_TOKEN, "mean of all"], **bound("rows"), width=125)
-        query = -1 if rows == LAST_TOKEN else "mean"
-    dataset = measured(cap, key, statistic, (cap.n_tokens - 1,) if query == -1 else None)
+        rows = st.selectbox("Averaged over", [*ROWS], **bound("rows", options=[*ROWS]), width=160, format_func=ROWS.__getitem__)
+        query = token if rows == LAST_TOKEN else "mean"
+    dataset = measured(cap, key, statistic, _queries(query, cap))
     data = over_heads(dataset[statistic], query, 0, where, model=cap.model_name)
     return Chosen(statistic, query, where, dataset, data)
 
 
+def _queries(query: int | str, cap) -> tuple[int] | None:
+    """Return the token to measure at; None for all."""
+    return (query % cap.n_tokens,) if isinstance(query, int) else None
+
+
 def same_statistic(chosen: Chosen, cap, key: tuple) -> Chosen:
     """The same statistic of another capture."""
-    dataset = measured(cap, key, chosen.name, (cap.n_tokens - 1,) if chosen.query == -1 else None)
+    dataset = measured(cap, key, chosen.name, _queries(chosen.query, cap))
     data = over_heads(dataset[chosen.name], chosen.query, 0, chosen.where, model=cap.model_name)
     return chosen._replace(measured=dataset, over_heads=data)
 

@@ -11,7 +11,7 @@ from url_state import bound
 state = st.session_state
 
 
-def strongest(cap, key: tuple) -> tuple[int, int]:
+def default_head(cap, key: tuple) -> tuple[int, int]:
     """Where to begin: the head with the most of the answer at the last token."""
     if "answer" not in cap.spans:
         return cap.layer_numbers[cap.n_layers // 2], 0
@@ -21,13 +21,13 @@ def strongest(cap, key: tuple) -> tuple[int, int]:
     return int(best["layer"]), int(best["head"])
 
 
-def follow(cap, key: tuple, prefix: str = "") -> None:
+def init_selection(cap, key: tuple, prefix: str = "") -> None:
     """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them.
 
     `prefix` begins the keys of a page's second capture, which has a layer and a head of its own.
     """
     model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
-    best = strongest(cap, key)
+    best = default_head(cap, key)
     places = [f"{prefix}layer", f"{prefix}head"]
     now = tuple(state.get(place) for place in places)
     known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
@@ -73,7 +73,7 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
     return layer, head
 
 
-def choose_query(cap, label: str = "Read the row of token") -> int:
+def choose_query(cap, label: str = "Token") -> int:
     """The token whose row is read."""
     last = cap.n_tokens - 1
     query = st.number_input(label, 0, last, None, step=1, **bound("query"), width=160)
@@ -84,13 +84,6 @@ def select(layer: int, head: int, prefix: str = "") -> None:
     """A click on a head chooses it."""
     state[f"{prefix}layer"] = layer
     state[f"{prefix}head"] = head
-
-
-def move(cap, layer: int, head: int, layers: int, heads: int, prefix: str = "") -> None:
-    """An arrow key chooses the head beside this one, as far as there is one."""
-    numbers = cap.layer_numbers
-    at = numbers[min(max(numbers.index(layer) + layers, 0), len(numbers) - 1)]
-    select(at, min(max(head + heads, 0), heads_of(cap, at) - 1), prefix)
 
 
 def heads_of(cap, layer: int) -> int:
