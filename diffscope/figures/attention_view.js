@@ -81,7 +81,7 @@ class View {
     this.readout = element("div", {}, { class: "readout", "aria-live": "polite" });
     this.foot.append(this.readout);
     this.prompt = element("p", {}, { class: "prompt" });
-    this.sentence = element("p", {}, { class: "sentence", "aria-live": "polite" });
+    this.sentence = element("p", {}, { class: "sentence" });
     this.root.append(element("style", {}, {}, STYLE), this.prompt, this.sentence, bar, this.place, this.legend, this.foot);
     this.host.replaceChildren(this.root);
     this.root.addEventListener("keydown", (event) => this.key(event));
@@ -175,7 +175,7 @@ class View {
   // What the controls say, and the drawing that is chosen.
   show() {
     for (const name of ["scale", "robust", "sink", "a2"]) this.controls[name].show(this.options[name]);
-    this.controls.a2.box.hidden = !this.data.panels.some(({ name }) => name === "A2");
+    this.controls.a2.box.style.display = this.data.panels.some(({ name }) => name === "A2") ? "" : "none";
     this.controls.mode.show(this.mode);
     if (this.place.firstChild !== this.drawing.box) this.place.replaceChildren(this.drawing.box);
   }

@@ -75,7 +75,9 @@ body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-
 const zipped = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
 const bundle = await new Response(stream).arrayBuffer();
-mount(document.getElementById("view"), HELD.get(hold(bundle)[0]));
+const {{ prompt, first }} = opened(bundle);
+hold(bundle);
+mount(document.getElementById("view"), HELD.get(`${{prompt}} ${{first}}`));
 </script>
 </html>
 """
@@ -237,12 +239,13 @@ def bundle(
     bytes
         A safetensors file: for each head its :func:`buffer`, uint8, called "LAYER HEAD".
     """
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
         words = sentences(layer, head) if sentences else ""
         data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words, hint=hint)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
     about = {"prompt": _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])}
+    about["first"] = next(iter(tensors))
     return save(tensors, {"view": json.dumps(about)})
 
 
