@@ -70,7 +70,7 @@ def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
 
 
 def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(app, folders):
-    """Each is what the page sends of a head when it is chosen, its sentence too; and reading another token changes all of them."""
+    """Each is what the page sends when that head is chosen, with its sentence, which is of the token that is looked at."""
     test = fine(app())
     held = load(buffer(test, "diffscope_held"))
     assert sorted(held) == [f"{layer} {head}" for layer in range(3) for head in range(2)]
