@@ -6,8 +6,8 @@ import streamlit as st
 import xarray as xr
 from background import Measurement, cached_job
 from messages import show_errors
-from place import choose_query
 from question import choose_distractors
+from selection import choose_query
 
 from amplifier.anatomy import show_anatomy
 from amplifier.ranks import show_ranks
