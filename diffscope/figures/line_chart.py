@@ -208,9 +208,13 @@ def on_screen(
             traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
             if band and name in band and "low" in part:
                 traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
-            if name in extremes and "low" in part:
-                ends = _extremes(part, places, name, colours[name])
-                traces = [ends, *({key: value for key, value in each.items() if key != "error_y"} for each in traces)]
+            if extremes and "low" in part:
+                traces = (
+                    [{key: value for key, value in each.items() if key != "error_y"} for each in traces]
+                    if name in extremes
+                    else traces
+                )
+                traces.append(_extremes(part, places, name, colours[name], name in extremes))
             if highlight:
                 traces = [each | _emphasis(name, colours[name], highlight) for each in traces]
             for trace in traces:
@@ -235,7 +239,10 @@ def _up(dataset: xr.Dataset, column: int, log: str, scale: str) -> dict:
     """The vertical axis of a panel: where all have one scale, the first has its labels."""
     axis = theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear")
     if "y" in log:
-        axis |= {"tickformat": "~g", "nticks": 3}  # by itself every digit has a tick, without its power
+        positive = dataset["value"].values[dataset["value"].values > 0]
+        small = len(positive) > 0 and positive.min() < 1e-3
+        axis |= {"exponentformat": "power"} if small else {"tickformat": "~g"}
+        axis["nticks"] = 3  # by itself every digit has a tick, without its power
     if within := dataset.attrs["within"]:
         margin = 0.04 * (within[1] - within[0])
         axis["range"] = [within[0] - margin, within[1] + margin]
@@ -310,7 +317,8 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str) 
         bars = {"color": theme.MUTED} if style in ("bars", "stacked") else {}
         common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3} | bars
     if style in ("bars", "stacked"):
-        return [common | {"type": "bar", "marker": {"color": colour}}]
+        group = {"offsetgroup": label} if style == "bars" and label else {}  # in which its single values are, too
+        return [common | {"type": "bar", "marker": {"color": colour}} | group]
     common["type"] = "scatter"
     if style == "lines":
         line = {"color": colour, "width": 2, "dash": dash_of(part, name)}
@@ -325,10 +333,10 @@ def _area(part: xr.Dataset, places: list, colour: str, label: str) -> dict:
     return {"type": "scatter", "x": [*places, *places[::-1]], "y": ends, "name": for_html(label)} | look
 
 
-def _extremes(part: xr.Dataset, places: list, name: str, colour: str) -> dict:
-    """Return the ends of the ranges of one series as small points."""
+def _extremes(part: xr.Dataset, places: list, name: str, colour: str, seen: bool) -> dict:
+    """Return the ends of the ranges of one series as small points; of others none, which keep its place among the groups."""
     down, up = spread(part)
-    middle = shown(part, "value")
+    middle = shown(part, "value") if seen else np.full(len(places), np.nan)
     look = {"mode": "markers", "marker": {"size": 5, "color": colour, "line": {"width": 1, "color": theme.PAPER}}, "name": ""}
     words = {"offsetgroup": for_html(name), "hovertemplate": f"{for_html(name)}<br>%{{x}}: %{{y:.4g}}<extra></extra>"}
     return {"type": "scatter", "x": [*places, *places], "y": np.concatenate([middle - down, middle + up])} | look | words

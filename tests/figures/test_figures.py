@@ -710,3 +710,24 @@ def test_a_figure_does_not_replace_a_folder(cap, tmp_path):
     with pytest.raises(DiffscopeError, match="is a folder"):
         figure("lambdas", cap).save(folder)
     assert (folder / "kept").exists()
+
+
+@pytest.mark.parametrize("style", ["points", "bars"])
+def test_ends_that_are_single_values_are_points_and_no_whiskers(style):
+    values = xr.DataArray([[0.2, 0.4], [0.3, 0.1]], {"side": ["own", "others"], "part": ["a", "b"]}, ("side", "part"))
+    options = {"x": "part", "series": "side", "style": style, "low": values - 0.1, "high": values + 0.2, "extremes": ["others"]}
+    result = figures.curves(values, **options)
+    traces = {trace.name: trace for trace in result.plotly().data if trace.name}
+    assert traces["own"].error_y.array is not None and traces["others"].error_y.array is None
+    (ends,) = [trace for trace in result.plotly().data if not trace.name and trace.offsetgroup == "others"]
+    np.testing.assert_allclose(np.sort(ends.y), [0.0, 0.2, 0.3, 0.5])
+    axes = result.matplotlib().axes[0]
+    assert len(axes.collections) == 1  # the whiskers of one series
+    drawn = [line.get_ydata() for line in axes.lines if line.get_markersize() == 2.0]
+    np.testing.assert_allclose(np.sort(np.concatenate(drawn)), [0.0, 0.2, 0.3, 0.5])
+
+
+def test_panels_of_other_quantities_have_scales_of_their_own():
+    reading = diffscope.readings.depths(diffscope.load("mini-diff"), [64], prompts=1, distractors=1)
+    drawing = figures.by_depth(reading).matplotlib()
+    assert len({tuple(ax.get_ylim()) for ax in drawing.axes}) > 1
