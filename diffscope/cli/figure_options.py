@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import typer
-import xarray as xr
 from typer.core import TyperCommand
 from typer.main import get_command
 
@@ -20,6 +19,7 @@ SUBJECT = ("prompt", "length")  # keywords whose names are options of what a fig
 KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
 NAMES = {"statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
+ONLY_PYTHON = "an array, or a mapping to anything but labels"  # what is no option
 CHOICES = "diffscope.figure.choices"  # what was chosen, in the context of the command
 
 
@@ -181,7 +181,7 @@ def annotation_of(function, parameter):
 def option(name, annotation, told):
     """Return a keyword as an option of Typer, or None if its values can only be given in Python."""
     kinds = set(members(annotation))
-    if xr.DataArray in kinds or xr.Dataset in kinds or types.GenericAlias in map(type, kinds):
+    if ONLY_PYTHON in kinds:
         return None
     flags = NAMES.get(name, [f"--{name.replace('_', '-')}"])
     choices = [kind for kind in members(annotation) if isinstance(kind, str)]
@@ -224,11 +224,11 @@ def members(annotation):
         yield "integers" if arguments == (int,) else "names"
     elif origin is Mapping:
         simple = set(typing.get_args(arguments[1]) or [arguments[1]]) <= {str, float} and str in members(arguments[1])
-        yield Mapping if simple else xr.DataArray  # one that has to be written in Python
+        yield Mapping if simple else ONLY_PYTHON
     elif origin is not None:
         yield origin
     elif annotation is not types.NoneType:
-        yield annotation
+        yield ONLY_PYTHON if annotation.__module__.startswith("xarray") else annotation
 
 
 def about(function):
