@@ -19,6 +19,7 @@ SUBJECT = ("prompt", "length")  # keywords whose names are options of what a fig
 KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
 NAMES = {"statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
+INTEGERS, LABELS = "a sequence of numbers", "a sequence of names"
 ONLY_PYTHON = "an array, or a mapping to anything but labels"  # what is no option
 CHOICES = "diffscope.figure.choices"  # what was chosen, in the context of the command
 
@@ -184,7 +185,7 @@ def option(name, annotation, told):
     if ONLY_PYTHON in kinds:
         return None
     flags = NAMES.get(name, [f"--{name.replace('_', '-')}"])
-    choices = [kind for kind in members(annotation) if isinstance(kind, str)]
+    choices = [kind for kind in members(annotation) if isinstance(kind, str) and kind not in (INTEGERS, LABELS)]
     if bool in kinds:
         return Annotated[bool | None, typer.Option(*flags, help=told)]
     if Mapping in kinds:
@@ -200,9 +201,9 @@ def reading(kinds, choices):
     listed = "|".join(choices)
     if slice in kinds:
         return window, "FROM:TO"
-    if "integers" in kinds:
+    if INTEGERS in kinds:
         return heads, f"N,M|{listed}"
-    if "names" in kinds:
+    if LABELS in kinds:
         return (word_or_words if str in kinds else words), "A,B"
     if tuple in kinds:
         return (numbers, "N") if int in kinds else (ends, "FROM,TO")
@@ -212,7 +213,7 @@ def reading(kinds, choices):
 
 
 def members(annotation):
-    """Yield the types and words that an annotation is made of; sequences as "integers" or "names"."""
+    """Yield the types and words that an annotation is made of; sequences as ``INTEGERS`` or ``LABELS``."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         for each in arguments:
@@ -221,7 +222,7 @@ def members(annotation):
         yield from arguments
     elif origin is Sequence:
         yield Sequence
-        yield "integers" if arguments == (int,) else "names"
+        yield INTEGERS if arguments == (int,) else LABELS
     elif origin is Mapping:
         simple = set(typing.get_args(arguments[1]) or [arguments[1]]) <= {str, float} and str in members(arguments[1])
         yield Mapping if simple else ONLY_PYTHON

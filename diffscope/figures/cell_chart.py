@@ -11,7 +11,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
-from diffscope.figures.print_layout import canvas, finish_print
+from diffscope.figures.print_layout import canvas, finish_print, screen_bar, screen_title
 
 ROLES = ("panel", "y", "x")
 DARK = 0.55  # of the largest value: from there on numbers are light
@@ -89,8 +89,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     kind, (low, high) = _colours(dataset)
     columns, rows = ([for_html(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
     place = f"{for_html(dataset.attrs['y'])} %{{y}}, {for_html(dataset.attrs['x'])} %{{x}}"
-    bar = {"thickness": 8, "outlinewidth": 0, "len": 1.0, "xpad": 6, "ypad": 0, "nticks": 4, "ticklen": 2}
-    bar["tickfont"] = {"size": 10, "color": theme.MUTED}
+    bar = screen_bar(xpad=6, ypad=0, nticks=4, ticklen=2)
     for column in range(len(panels)):
         values = dataset["value"].values[column]
         cells = go.Heatmap(
@@ -118,7 +117,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     figure.update_layout(**theme.screen_layout(height=tall, margin={"l": 8, "r": 8, "t": top, "b": 8}))
     figure.update_layout(plot_bgcolor="rgba(0,0,0,0)")
     if title:
-        figure.update_layout(title={"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}})
+        figure.update_layout(title=screen_title(title))
     figure.update_annotations(font={"size": 11, "color": theme.MUTED})
     return figure
 

@@ -10,10 +10,10 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.escaping import for_html, for_print, short_name
+from diffscope.figures.escaping import for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import layer_at
-from diffscope.figures.print_layout import canvas, finish_print
+from diffscope.figures.print_layout import canvas, finish_print, screen_bar, screen_title
 
 SIZE = 64  # bins a side
 IN_A_ROW = 8  # pictures
@@ -88,7 +88,6 @@ def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "sqrt"
     for number in range(len(steps)):
         axis = "" if number == 0 else str(number + 1)
         figure.update_layout({f"yaxis{axis}": {"scaleanchor": f"x{axis}"}})
-    bar = {"thickness": 8, "len": 1.0, "outlinewidth": 0, "tickfont": {"size": 9, "color": theme.MUTED}}
     scale = [[place, colour] for place, colour in theme.colour_scale(kind, contrast)]
     layout = theme.screen_layout(
         height=62 + rows * (SIDE + 24),
@@ -96,8 +95,8 @@ def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "sqrt"
         plot_bgcolor=theme.UNSEEN,
         dragmode=False,
         showlegend=False,
-        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": bar},
-        title={"text": for_html(heading(data) if title is None else title), "x": 0, "font": {"size": 13}},
+        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
+        title=screen_title(heading(data) if title is None else title),
     )
     figure.update_layout(**layout)
     figure.update_annotations(font={"size": 11, "color": theme.MUTED})

@@ -14,7 +14,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
-from diffscope.figures.print_layout import canvas, finish_print, legend_below, legend_height, log_axis
+from diffscope.figures.print_layout import canvas, finish_print, legend_below, legend_height, log_axis, screen_title
 
 ROLES = ("panel", "series", "x")
 STYLES = ("lines", "points", "bars", "stacked")
@@ -185,7 +185,7 @@ def on_screen(
     layout["plot_bgcolor"] = "rgba(0,0,0,0)"
     layout["legend"] = {"orientation": "h", "x": 0, "y": 1.02 + (0.1 if titled else 0), "yanchor": "bottom", "font": {"size": 11}}
     if title:
-        layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
+        layout["title"] = screen_title(title)
     mark = {"type": "line", "x0": marked, "x1": marked, "y0": 0, "y1": 1, "yref": "paper", "layer": "below"}
     broad = {"line": {"color": theme.RULE, "width": 8}}
     layout |= {"annotations": [], "shapes": [] if marked is None else [mark | broad]}

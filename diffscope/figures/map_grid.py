@@ -17,7 +17,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, visible_cells, window
-from diffscope.figures.print_layout import canvas
+from diffscope.figures.print_layout import canvas, screen_bar, screen_title
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -186,16 +186,15 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
         anchor = {"xanchor": "right", "yanchor": "middle"} if turned else {"xanchor": "center", "yanchor": "bottom"}
         words.append({"x": at, "y": above, "text": for_html(text), "showarrow": False, "font": font} | anchor)
     scale = [[place, colour] for place, colour in theme.colour_scale(kind, contrast)]
-    bar = {"thickness": 8, "len": 1.0, "outlinewidth": 0, "tickfont": {"size": 9, "color": theme.MUTED}}
     hidden = {"visible": False, "showgrid": False, "zeroline": False}
     layout = theme.screen_layout(
         height=int(side * (down + 0.4) + 90),
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
         plot_bgcolor="rgba(0,0,0,0)",
-        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": bar},
+        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
         xaxis=hidden | {"range": [-0.6, across], "constrain": "domain"},
         yaxis=hidden | {"range": [down, -0.55], "scaleanchor": "x", "constrain": "domain"},
-        title={"text": for_html(heading(dataset) if title is None else title), "x": 0, "font": {"size": 13}},
+        title=screen_title(heading(dataset) if title is None else title),
         shapes=shapes,
         annotations=words,
     )

@@ -44,10 +44,20 @@ def finish_screen(
         font = {"size": 11}
         layout["legend"] = {"orientation": "h", "x": x, "xanchor": legend, "y": 1.02, "yanchor": "bottom", "font": font}
     if title:
-        layout["title"] = {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
+        layout["title"] = screen_title(title)
     # At once: plotly takes ten times as long to change a layout, and readers wait for it from click to click.
     figure.layout = theme.screen_layout(height=height, shapes=list(shapes), xaxis=xaxis, yaxis=yaxis, **layout)
     figure.layout.template = None
+
+
+def screen_title(title: str) -> dict:
+    """Return the title of a plotly figure, above everything else."""
+    return {"text": for_html(title), "x": 0, "y": 0.98, "yanchor": "top", "font": {"size": 13}}
+
+
+def screen_bar(**look) -> dict:
+    """Return the bar of colours of a plotly figure."""
+    return {"thickness": 8, "len": 1.0, "outlinewidth": 0, "tickfont": {"size": 10, "color": theme.MUTED}} | look
 
 
 def finish_print(figure, title: str | None) -> None:

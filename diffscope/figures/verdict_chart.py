@@ -15,7 +15,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
-from diffscope.figures.print_layout import canvas, settle
+from diffscope.figures.print_layout import canvas, screen_title, settle
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, SILENT
 
 ROW = 0.27  # inches a quantity takes in print
@@ -239,7 +239,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
         )
     )
     if title:
-        figure.update_layout(title={"text": for_html(title), "x": 0, "y": 0.99, "yanchor": "top", "font": {"size": 13}})
+        figure.update_layout(title=screen_title(title))
     return figure
 
 
