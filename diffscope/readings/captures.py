@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.selection import token_positions
@@ -96,6 +97,11 @@ def uniform_attention(cap: Capture) -> Capture:
     """Return a capture with all scores 0, so that every query gives the same weight to each key that it sees."""
     layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
     return replace(cap, layers=layers)
+
+
+def visible_keys(layers: Sequence[LayerAttention], queries: Sequence[int]) -> np.ndarray:
+    """Return which keys some queries of one prompt see in each layer, bool (layer, query, key)."""
+    return np.stack([layer.prompt(0).visible(queries).cpu().numpy() for layer in layers])
 
 
 def place_of(query: int, n: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -13,7 +12,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.numbers import between, counted, decimal, percent, shortened
 from diffscope.readings import signs
-from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled
+from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled, visible_keys
 from diffscope.readings.head_sentence import BEFORE, CLEARLY, ITSELF, MOST, sentence
 from diffscope.readings.pairing_control import beside_controls
 from diffscope.readings.reading import Reading, described
@@ -206,9 +205,8 @@ def answer_heads(cap: Capture, query: int | str = -1) -> Reading:
     measured = cap.measure(NEEDED, queries=[at]).isel(query=0, drop=True)
     mass = measured["span_mass"]
     share, net = (mass.sel(map="D", span="answer", normalisation=kind, drop=True) for kind in ("share", "raw"))
-    visible = np.stack([layer.prompt(0).visible([at])[0].cpu().numpy() for layer in cap.layers])  # (layer, key)
-    share_of_keys = uniform_share(visible, {"answer": cap.spans["answer"]}, whole=True)[:, 0]
-    uniform = xr.DataArray(share_of_keys, {"layer": cap.layer_numbers}, ("layer",))
+    shares = uniform_share(visible_keys(cap.layers, [at]), {"answer": cap.spans["answer"]}, whole=True)  # (layer, query, set)
+    uniform = xr.DataArray(shares[:, 0, 0], {"layer": cap.layer_numbers}, ("layer",))
     variables = {
         "share": described(share, "attention on the answer", "sum_answer |D| / sum |D|"),
         "negative": negative_mass(measured).sel(map="D", span="answer", drop=True),

@@ -12,7 +12,7 @@ from diffscope.errors import SpanError
 from diffscope.numbers import counted, listed, percent
 from diffscope.prompts.selection import is_last
 from diffscope.readings import signs
-from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled
+from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled, visible_keys
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -104,7 +104,7 @@ def _of_prompt(cap: Capture, queries: Queries) -> xr.Dataset:
     mass, negative = (
         values.sel(span=list(PARTS)).rename(span="part") for values in (measured["span_mass"], negative_mass(measured))
     )
-    visible = np.stack([layer.prompt(0).visible(rows).cpu().numpy() for layer in cap.layers])  # (layer, query, key)
+    visible = visible_keys(cap.layers, rows)
     coords = {"layer": cap.layer_numbers, "query": rows, "part": list(PARTS)}
     keys = xr.DataArray(keys_seen(visible, sets), coords, tuple(coords))
     uniform = xr.DataArray(uniform_share(visible, sets), coords, tuple(coords))

@@ -17,6 +17,7 @@ from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.numbers import counted, decimal, listed, percent, two_figures
 from diffscope.readings import signs
+from diffscope.readings.captures import visible_keys
 from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
 from diffscope.scope.answers import score_answers
@@ -183,7 +184,7 @@ def _seen(scope: Scope, ids: Sequence[int]) -> np.ndarray:
         layers = scope.capture(ids).layers
     except InsufficientMemory:  # what is measured needs one layer at a time
         return np.zeros((scope.n_layers, len(ids)), dtype=bool)
-    return np.stack([layer.prompt(0).visible(last)[0].cpu().numpy() for layer in layers])
+    return visible_keys(layers, last)[:, 0]
 
 
 def _look(scope: Scope, prompt: Prompt, seen: np.ndarray) -> xr.Dataset:

@@ -14,7 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.numbers import NAMED, between, counted, decimal, listed, percent
 from diffscope.readings import signs
-from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
+from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, visible_keys, with_fewest_spans
 from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
@@ -90,8 +90,8 @@ def _of_step(cap: Capture, query: int) -> xr.Dataset:
     )
     pair = beside_controls(with_fewest_spans(cap), lambda capture: _of_maps(capture, query))
     keys = cap.spans.get("answer", [])
-    visible = np.stack([layer.prompt(0).visible([query])[0].cpu().numpy() for layer in cap.layers])  # (layer, key)
-    uniform = xr.DataArray(uniform_share(visible, {"answer": keys})[:, 0], {"layer": cap.layer_numbers}, ("layer",))
+    shares = uniform_share(visible_keys(cap.layers, [query]), {"answer": keys})  # (layer, query, set)
+    uniform = xr.DataArray(shares[:, 0, 0], {"layer": cap.layer_numbers}, ("layer",))
     formula = "sum_X |D| / sum |D|"
     return pair.assign(
         {
