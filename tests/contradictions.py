@@ -190,7 +190,14 @@ SIGNED = r"(?:,? \(?(?:all|under 1 %|over 99 %|\d+ %) of it (?:positive|negative
 AMOUNT = r"(−?(?:\d*\.\d+|\d+)|infinite|minus infinity)"
 BOTH_KINDS = rf"takes {AMOUNT} ± {AMOUNT} where it is common and {AMOUNT} ± {AMOUNT} where it is opposite"
 GIVES = r"(?:gives the answer most|takes weight from the answer \([^)]*\))"
-COURSE = rf"{GIVES}, {SHARE} of [^,;. ]+{SIGNED} [^.]*?, and {SHARE} at step \d+; [^.]*\. It is "
+COURSE = (
+    rf"{GIVES}, {SHARE} of [^,;. ]+{SIGNED} [^.]*?, and {SHARE} at step \d+; [^.]*\. (?:In between its share [^.]*\. )?It is "
+)
+ON_THE_WAY = r"(−?(?:\d*\.\d+|\d+)|under 1|over 99)(?: %)?"
+TURNS = (
+    rf"(rises|falls) from {ON_THE_WAY} to {ON_THE_WAY} at step \d+"
+    + rf"(?:(?:,| and) (rises|falls) to {ON_THE_WAY}(?: at step \d+)?)?" * 6
+)
 HALF = 0.6  # of the last digit of what is printed in whole percent
 LIKE = 0.025  # by which overlaps are alike, and half of their last digit
 
@@ -210,6 +217,14 @@ def _overlaps(words: str, own: float, middle: float, low: float | None, high: fl
 
 def _turned(verb: str, before: float, after: float) -> bool:
     return after > before if verb.startswith("rise") else after < before
+
+
+def _turned_each(verb: str, first: float, *rest: str | float | None) -> bool:
+    """Whether a course rises and falls as its verbs say."""
+    values = [first, *rest[::2]]
+    verbs = [verb, *rest[1::2]]
+    legs = [leg for leg in zip(verbs, values, values[1:]) if leg[0] is not None]
+    return all(after >= before if said == "rises" else after <= before for said, before, after in legs)
 
 
 def _signed_alike(start: str, values: str) -> bool:
@@ -277,6 +292,7 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         r"(\d+) of (\d+) heads? (?:is|are) above every control by more than two standard errors",
         lambda some, of: some <= of,
     ),
+    "what rises and falls in training": (rf"(?:In between the overlap )?{TURNS}", _turned_each),
     "the answer's log-odds rise or fall": (rf"(rises?|falls?) from {AMOUNT} to {AMOUNT}", _turned),
     "they stay": (rf"stays? at {AMOUNT}", lambda value: not isinstance(value, str) and not math.isnan(value)),
     "a difference is more than chance gives": (

@@ -14,7 +14,7 @@ from diffscope.readings import other_prompts, question, ranks, ranks_sentence, s
 from diffscope.readings.logits import FIRST, OTHER, SECOND, branches
 from diffscope.readings.map_structure import NEXT, composition
 from diffscope.readings.noise import noise_cost, of_at_most, rejection, rejection_sentence
-from diffscope.readings.snr import sentence
+from diffscope.readings.snr import snr_sentence
 from diffscope.tasks import examples
 from studies.laptop.calibration.signal import PlantedSignal
 from tests.instruments.planted import capture_of, layer_of
@@ -81,7 +81,7 @@ def test_rejection_is_told_with_its_ceiling():
 
 def test_a_gain_is_told_of_the_heads_that_tell_the_answer_beside_other_second_maps():
     amplifier = PlantedSignal("amplifier", seed=1).measured(6)
-    told = sentence(amplifier)
+    told = snr_sentence(amplifier)
     assert told.startswith("In 1 of 2 heads") or told.startswith("In 2 of 2 heads")
     own, uniform = (amplifier["snr_gain"].sel(a2=name, stage="before") for name in ("own", "uniform"))
     heard = amplifier["snr"].sel(output=["A1", "D"], stage="before").max("output") > 0
@@ -89,7 +89,7 @@ def test_a_gain_is_told_of_the_heads_that_tell_the_answer_beside_other_second_ma
     assert f"by {decibels(values.min())}" in told and "upwards" in told
     assert f"with a uniform A2 it would by {decibels(uniform.values[heard.values].min())}" in told
     quiet = amplifier.assign(snr=amplifier["snr"] - 99)
-    assert "In none of 2 heads" in sentence(quiet)
+    assert "In none of 2 heads" in snr_sentence(quiet)
     text = "The magic number: Oslo 7421. It is late. The magic number: Oslo"
     standard = readings.signal_to_noise(diffscope.load("mini-standard"), text, spans={"answer": "7421"}, draws=2)
     assert standard.sentence.startswith("Nothing is subtracted here")
