@@ -149,7 +149,8 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
     choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
     dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
     ends = {end: dataset[end] for end in ("low", "high") if end in dataset}
-    figure = figures.curves(dataset["value"], x="part", series="side", style="bars", **ends)
+    extremes = [name for name in pair.names if ends]
+    figure = figures.curves(dataset["value"], x="part", series="side", style="bars", extremes=extremes, **ends)
     blocks.show_chart(figure, "Attention to each part of the prompt, both sides beside each other", key="compare-bars")
     if ends:
         st.caption("Bars are means over heads, then layers; small points are the least head and the largest.")
