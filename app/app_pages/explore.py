@@ -53,11 +53,8 @@ def show_maps(subject, cap) -> None:
 def show_heads_and_maps(subject, cap) -> None:
     """Show all heads, the maps of one and the row of one token; a click on a head or a token draws only these again."""
     spans = state.get("spans")
-    layer, head, query, statistic = choose(subject, cap)
-    check_index("layer", layer, cap.layer_numbers)
-    check_index("head", head, range(cap.n_heads))
     with show_errors():
-        sentence = readings.of_head(cap, layer, head, query).sentence
+        layer, head, query, statistic = choose(subject, cap)
         with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
             with left:
                 show_grid(subject, cap, layer, head, statistic)
@@ -70,19 +67,24 @@ def show_heads_and_maps(subject, cap) -> None:
                     on_lock=partial(read_locked, cap),
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
-                    sentence=sentence,
+                    sentence=readings.of_head(cap, layer, head, query).sentence,
                     hint=HELP,
                 )
+        show_token(subject, cap, layer, head, query)
+        offer(subject, cap, layer, head, statistic)
+        blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
+    if state.get("spans") != spans or state.pop("_marked", False):
+        st.rerun()  # the capture has other spans
+
+
+def show_token(subject, cap, layer: int, head: int, query: int) -> None:
+    """Show what one token attends to: as the prompt on colours, and as bars."""
     token = escape_markdown(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
     blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=None if subject.saved else mark)
     blocks.show_row(cap, layer, head, query, keys)
-    offer(subject, cap, layer, head, statistic)
-    blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
-    if state.get("spans") != spans or state.pop("_marked", False):
-        st.rerun()  # the capture has other spans
 
 
 def choose(subject, cap):
@@ -97,6 +99,8 @@ def choose(subject, cap):
                 statistic = choose_statistic(cap, subject.key, query)
             if statistic is not None:
                 define(statistic)
+        check_index("layer", layer, cap.layer_numbers)
+        check_index("head", head, range(cap.n_heads))
         blocks.show_fidelity(cap)
         explain_mechanism(cap, layer, head)
     return layer, head, query, statistic

@@ -176,7 +176,8 @@ def options_of(kind):
 
 def annotation_of(function, parameter):
     """Return what an annotation of a figure's function is, which is a text in its module."""
-    return eval(parameter.annotation, inspect.unwrap(function).__globals__)
+    alone = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})  # others may name what is not imported
+    return typing.get_type_hints(alone, inspect.unwrap(function).__globals__)[parameter.name]
 
 
 def option(name, annotation, told):

@@ -185,7 +185,7 @@ def test_the_pointer_reads_tokens_values_and_shares(page, capture, tmp_path):
     assert "answer" in view.inner_text() and "needles" in view.inner_text()
     for scale in ("root", "share"):
         page.get_by_label("Scale").select_option(scale)
-        for name, row, column in (("D", 40, 7), ("A1", 59, 0), ("A2", 12, 12)):
+        for name, row, column in (("D", 40, 7), ("A1", 59, 0), ("lambda_A2", 12, 12)):
             words = point(page, view, row, column, 60, name)
             assert f"({row}) → key" in words and f"({column}): weights" in words
             for map_name, values in capture.maps(1, [2], queries=[row]).isel(head=0, query=0).items():
@@ -212,7 +212,7 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     assert re.search(r"\((29|30|31)\) → key", point(page, view, 30, 30, 60))
     page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window)")
     events = page.evaluate("events")
-    assert [value for _, name, value in events if name == "head"] == [{"layer": 0, "head": 1}, {"layer": -1, "head": 0}]
+    assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 2}]
     assert [0, "locked", {"rows": [40], "columns": [7]}] in events
     last = events[-1][2]
     assert last["locked"] == {"rows": [40], "columns": [7]} and 20 < last["window"]["size"] < 40
@@ -249,7 +249,35 @@ def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
 
 
 @pytest.mark.browser
-def test_arrow_keys_of_a_page_of_its_own_read_one_cell_after_the_other(page, capture, tmp_path):
+def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, tmp_path):
+    path = tmp_path / "page.html"
+    said = lambda layer, head: f"L{layer}H{head} says so"  # noqa: E731
+    path.write_text(attention_view.page(capture, 1, 2, sentences=said, hint="its words"), encoding="utf-8")
+    assert len(path.read_bytes()) < 1_500_000
+    page.goto(path.as_uri())
+    page.wait_for_selector("canvas[data-map=D]")
+    view, root = page.locator("main"), page.locator("[role=application]")
+    assert read(view).endswith("press arrow keys for other heads.")
+    assert view.locator(".prompt").text_content() == "".join(capture.tokens)
+    for key, layer, head in [
+        ("ArrowUp", 0, 2),
+        ("ArrowRight", 0, 3),
+        ("ArrowRight", 0, 3),
+        ("ArrowUp", 0, 3),
+        ("ArrowDown", 1, 3),
+    ]:
+        root.press(key)
+        assert f"layer {layer} · head {head}" in view.locator("strong").first.text_content()
+        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says so"
+    words = point(page, view, 40, 7, 60)
+    exact = float(capture.map("D", 1, 3).values[40, 7])
+    assert printed(words, "D")[0] == pytest.approx(exact, rel=0.06, abs=6e-5)
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_arrow_keys_of_a_page_of_one_head_read_one_cell_after_the_other(page, capture, tmp_path, monkeypatch):
+    monkeypatch.setattr(attention_view, "MOST_HEADS", 1)
     path = tmp_path / "page.html"
     path.write_text(attention_view.page(capture, 1, 2), encoding="utf-8")
     page.goto(path.as_uri())
