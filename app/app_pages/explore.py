@@ -16,10 +16,10 @@ from words import as_call, in_words, plain
 from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.errors import check_index
-from diffscope.figures import attention_view
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.figures.panels import short_name
 from diffscope.stats import STATISTICS
+from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
 HELP = (

@@ -9,7 +9,7 @@ from words import in_words
 
 from blocks.charts import show_chart
 from diffscope import figures
-from diffscope.figures import head_grid
+from diffscope.views import heads as head_grid
 
 
 @cache

@@ -10,7 +10,8 @@ from words import in_words
 
 from blocks.charts import show_chart
 from diffscope import figures
-from diffscope.figures import attention_view, token_strip
+from diffscope.views import attention as attention_view
+from diffscope.views import tokens as token_strip
 
 
 @cache

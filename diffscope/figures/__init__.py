@@ -11,6 +11,7 @@ One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Fig
 ``figures.view(capture)`` is none of them: it shows the maps of one head in a notebook, to move in.
 """
 
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,7 +19,6 @@ from typing import Any
 from diffscope.errors import DiffscopeError
 from diffscope.figures.api import board, cohort, fidelity, heads, lambdas, maps, row
 from diffscope.figures.base import Figure
-from diffscope.figures.notebook import view
 from diffscope.figures.of_captures import allocation, similarity, statistic_by_layer
 from diffscope.figures.of_depths import by_depth, depth_by_length
 from diffscope.figures.of_edits import ablation, interventions
@@ -133,3 +133,10 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     if unknown := [word for word in choices if word not in keywords]:
         known = [word for word, parameter in keywords.items() if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
         raise DiffscopeError(f"the figure {name!r} does not take {unknown[0]!r}; it takes {', '.join(known)}")
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``view``. It is imported when it is asked for, since ``diffscope.views`` imports the colours of this room."""
+    if name == "view":
+        return importlib.import_module("diffscope.views.notebook").view
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

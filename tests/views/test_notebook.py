@@ -9,8 +9,8 @@ from safetensors.numpy import load
 
 from diffscope import figures
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.figures import attention_view
-from diffscope.figures.notebook import AttentionPage, attention_widget, framed
+from diffscope.views import attention as attention_view
+from diffscope.views.notebook import AttentionPage, attention_widget, framed
 from tests.tiny import random_capture
 from tests.views import unpacked
 
@@ -78,7 +78,7 @@ def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
 
 def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    monkeypatch.delitem(sys.modules, "diffscope.figures.widget", raising=False)
+    monkeypatch.delitem(sys.modules, "diffscope.views.widget", raising=False)
     with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
         attention_widget(tiny_capture)
     shown = figures.view(tiny_capture, layer=1)

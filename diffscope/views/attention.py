@@ -19,11 +19,12 @@ import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
-from diffscope.figures import hosts, theme
+from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.panels import heading
 from diffscope.figures.selection import one_prompt, runs
-from diffscope.figures.view_state import checked_state
+from diffscope.views import component
+from diffscope.views.view_state import checked_state
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
@@ -88,16 +89,16 @@ def module() -> str:
     - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
     - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
       its queries are as well: what :func:`buffer` takes as `window` and `lines`;
-    - ``"state"``, as of :func:`diffscope.figures.view_state.checked_state`: a quarter of a second after the last change, where
+    - ``"state"``, as of :func:`diffscope.views.view_state.checked_state`: a quarter of a second after the last change, where
       the buffer has a state, be it empty.
     """
-    return hosts.joined(*SCRIPTS)
+    return component.joined(*SCRIPTS)
 
 
 @cache
 def streamlit_module() -> str:
     """The same as a component of ``st.components.v2``, whose data is a buffer; "head" is a trigger, the others are its state."""
-    return hosts.streamlit_module(module(), ("head",))
+    return component.streamlit_module(module(), ("head",))
 
 
 def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:

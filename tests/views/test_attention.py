@@ -12,8 +12,8 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope import edits
-from diffscope.figures import attention_view
-from diffscope.figures.view_state import checked_state
+from diffscope.views import attention as attention_view
+from diffscope.views.view_state import checked_state
 from tests import tiny
 from tests.tiny import random_capture
 from tests.views import unpacked, words_of

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import diffscope
-from diffscope.figures import theme, token_strip
+from diffscope.figures import theme
+from diffscope.views import tokens as token_strip
 from tests import tiny
 
 TOKENS = ["<b>", " a", "\n", "\u202eright", "<script>window.hit = 1</script>", "é", " 7", "x"]

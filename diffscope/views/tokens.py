@@ -7,10 +7,11 @@ from functools import cache
 import numpy as np
 
 from diffscope.capture.capture import Capture
-from diffscope.figures import hosts, theme
-from diffscope.figures.attention_view import LOOK
+from diffscope.figures import theme
 from diffscope.figures.escaping import readable, visible
 from diffscope.figures.selection import layer_at, visible_cells
+from diffscope.views import component
+from diffscope.views.attention import LOOK
 
 
 @cache
@@ -20,13 +21,13 @@ def module() -> str:
     `emit` is called with ``"query"`` and the position of a token that is clicked, and with ``"marked"`` and the name, first and
     last position of tokens that are marked as a span.
     """
-    return hosts.joined("token_strip.js")
+    return component.joined("token_strip.js")
 
 
 @cache
 def streamlit_module() -> str:
     """The same as a component of ``st.components.v2``."""
-    return hosts.streamlit_module(module(), ("query", "marked"))
+    return component.streamlit_module(module(), ("query", "marked"))
 
 
 def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False) -> dict:

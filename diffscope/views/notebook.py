@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import MissingExtra, first_line
-from diffscope.figures import attention_view
+from diffscope.views import attention as attention_view
 
 if TYPE_CHECKING:
-    from diffscope.figures.widget import AttentionWidget
+    from diffscope.views.widget import AttentionWidget
 
 TALL = 480  # pixels of a page within a notebook
 LONG = 2048  # tokens above which a page has fewer bins, so that a notebook grows by less than 1 MB
@@ -50,7 +50,7 @@ def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, p
         There is no such layer, head or prompt.
     """
     try:
-        from diffscope.figures.widget import AttentionWidget
+        from diffscope.views.widget import AttentionWidget
     except ImportError as error:
         raise MissingExtra(
             f"a widget needs anywidget, which cannot be imported ({first_line(error)}): "

@@ -9,8 +9,8 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.figures import head_grid
 from diffscope.figures.heads import over_heads
+from diffscope.views import heads as head_grid
 from tests import tiny
 from tests.views import words_of
 

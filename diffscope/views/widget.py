@@ -1,4 +1,4 @@
-"""The linked view of one head's maps as a widget: the module of :mod:`diffscope.figures.attention_view` in anywidget's form."""
+"""The linked view of one head's maps as a widget: the module of :mod:`diffscope.views.attention` in anywidget's form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import traitlets
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
-from diffscope.figures import attention_view
-from diffscope.figures.notebook import framed
+from diffscope.views import attention as attention_view
+from diffscope.views.notebook import framed
 
 RENDER = """
 export default {
@@ -32,7 +32,7 @@ class AttentionWidget(anywidget.AnyWidget):
     locked : dict of str to list of int
         Tokens that are locked in the view: queries under "rows", keys under "columns".
     data : bytes
-        What the browser draws: :func:`diffscope.figures.attention_view.buffer`.
+        What the browser draws: :func:`diffscope.views.attention.buffer`.
     """
 
     _esm = attention_view.module() + RENDER

@@ -1,6 +1,6 @@
 """All heads as a grid, layers × heads: what a browser is given, and the module that draws it (``head_grid.js``).
 
-The buffer is a safetensors file in memory, as that of :mod:`diffscope.figures.attention_view`.
+The buffer is a safetensors file in memory, as that of :mod:`diffscope.views.attention`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import xarray as xr
 from safetensors.numpy import save
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import hosts, theme
-from diffscope.figures.attention_view import LOOK
+from diffscope.figures import theme
 from diffscope.figures.pixels import pixels
+from diffscope.views import component
+from diffscope.views.attention import LOOK
 
 FAR_OUT = 3.0  # quartile ranges above the upper quartile: what lies beyond is far out (Tukey)
 EXCEEDED = 0.995  # of a map's values: one in two hundred may lie beyond the colours, so that single keys do not bleach the others
@@ -29,13 +30,13 @@ def module() -> str:
     `emit` is called with ``"chosen"`` and ``{layer, head}`` when a head is clicked or Enter is pressed on it, and where heads can
     be switched with ``"off"`` and the same on a click with shift or the key x.
     """
-    return hosts.joined("head_scale.js", "head_cells.js", "head_grid.js")
+    return component.joined("head_scale.js", "head_cells.js", "head_grid.js")
 
 
 @cache
 def streamlit_module() -> str:
     """The same as a component of ``st.components.v2``, whose data is a buffer; both events are triggers."""
-    return hosts.streamlit_module(module(), ("chosen", "off"))
+    return component.streamlit_module(module(), ("chosen", "off"))
 
 
 def buffer(
