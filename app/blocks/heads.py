@@ -14,7 +14,7 @@ from diffscope.views import heads as head_grid
 
 @cache
 def _grid():
-    return st.components.v2.component("diffscope_heads", js=head_grid.streamlit_module())
+    return st.components.v2.component("diffscope_heads", js=head_grid.COMPONENT.streamlit)
 
 
 def show_heads(

@@ -16,7 +16,7 @@ from diffscope.views import tokens as token_strip
 
 @cache
 def _view():
-    return st.components.v2.component("diffscope_attention", js=attention_view.streamlit_module())
+    return st.components.v2.component("diffscope_attention", js=attention_view.COMPONENT.streamlit)
 
 
 def show_view(
@@ -100,7 +100,7 @@ def show_row(cap, layer: int, head: int, query: int, keys=None):
 
 @cache
 def _strip():
-    return st.components.v2.component("diffscope_tokens", js=token_strip.streamlit_module())
+    return st.components.v2.component("diffscope_tokens", js=token_strip.COMPONENT.streamlit)
 
 
 def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, key: str = "strip"):

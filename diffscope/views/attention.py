@@ -12,7 +12,6 @@ import html
 import json
 import math
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.panels import heading
 from diffscope.figures.selection import one_prompt, runs
-from diffscope.views import component
+from diffscope.views.component import Component
 from diffscope.views.view_state import checked_state
 
 if TYPE_CHECKING:
@@ -47,16 +46,8 @@ LOOK = {
     "beyondDark": ["#ffef9f", "#c9a6ff"],
     "heads": HEAD_COLOURS,
 }
-# In the order in which they are joined to one module.
-SCRIPTS = (
-    "view_data.js",
-    "view_colours.js",
-    "view_controls.js",
-    "view_groups.js",
-    "map_panels.js",
-    "head_lines.js",
-    "attention_view.js",
-)
+TALL = 480  # pixels of a page within a notebook
+LONG = 2048  # tokens above which a page has fewer bins, so that a notebook grows by less than 1 MB
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -78,31 +69,30 @@ mount(document.getElementById("view"), await new Response(stream).arrayBuffer())
 """
 
 
-@cache
-def module() -> str:
-    """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
-
-    What it returns takes further buffers, ``update(buffer)``, and is told to go, ``leave()``. `emit` is called with a name and a
-    value:
-
-    - ``"head"``, ``{layer, head}``: by how many layers and heads an arrow key moves;
-    - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
-    - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
-      its queries are as well: what :func:`buffer` takes as `window` and `lines`;
-    - ``"state"``, as of :func:`diffscope.views.view_state.checked_state`: a quarter of a second after the last change, where
-      the buffer has a state, be it empty.
-    """
-    return component.joined(*SCRIPTS)
-
-
-@cache
-def streamlit_module() -> str:
-    """The same as a component of ``st.components.v2``, whose data is a buffer; "head" is a trigger, the others are its state."""
-    return component.streamlit_module(module(), ("head",))
+#: Draws a buffer. Its events are
+#:
+#: - ``"head"``, ``{layer, head}``: by how many layers and heads an arrow key moves;
+#: - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
+#: - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
+#:   its queries are as well: what :func:`buffer` takes as `window` and `lines`;
+#: - ``"state"``, as of :func:`diffscope.views.view_state.checked_state`: a quarter of a second after the last change, if the
+#:   buffer has a state, be it empty.
+COMPONENT = Component(
+    (
+        "view_data.js",
+        "view_colours.js",
+        "view_controls.js",
+        "view_groups.js",
+        "map_panels.js",
+        "head_lines.js",
+        "attention_view.js",
+    ),
+    triggers=("head",),
+)
 
 
 def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
-    """The queries and keys that a view asks for, within a prompt of so many tokens; None where it asks for none, or too many."""
+    """Return the queries and keys that a view asks for, within a prompt of so many tokens; None if none, or too many."""
     if not place:
         return None
     top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
@@ -112,7 +102,7 @@ def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slic
 
 
 def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
-    """The whole maps of a head in bins: what takes a pass over all rows, and stays the same while one looks at windows.
+    """Return the whole maps of a head in bins, which takes a pass over all rows and serves every window.
 
     Parameters as of :func:`buffer`, which takes the result as `maps`.
 
@@ -199,12 +189,21 @@ def buffer(
 
 
 def page(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = 224) -> str:
-    """The view as one HTML page that needs nothing else; parameters as of :func:`buffer`."""
+    """Return the view as one HTML page that needs nothing else; parameters as of :func:`buffer`."""
     data = gzip.compress(buffer(capture, layer, head, prompt=prompt, size=size), mtime=0)
     title = f"{capture.model_name}, layer {layer}, head {head}"
     # Nothing of a user stands in the page as text: tokens are inside the data.
-    script = module().replace("export function", "function")
+    script = COMPONENT.inline
     return PAGE.format(title=html.escape(title), module=script, data=base64.b64encode(data).decode())
+
+
+def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
+    """Return the page of a head inside an iframe without access to the notebook around it."""
+    size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
+    content = page(cap, layer, head, prompt=prompt, size=size)
+    style = f"width: 100%; height: {TALL}px; border: 0"
+    title = f"maps of layer {layer}, head {head}"
+    return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
 
 
 def _about(
@@ -215,7 +214,7 @@ def _about(
     maps: xr.Dataset,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """What a view says beside numbers."""
+    """Return what a view says in words: the model, tokens, spans and titles."""
     encoded = capture.prompts[0]
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
@@ -276,7 +275,7 @@ def _window(
 
 
 def _lines(capture: Capture, attention: LayerAttention, rows: slice) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
-    """The strongest keys of some queries in every head: weights, keys and sums of rows, and of which queries they are."""
+    """Return the strongest keys of some queries in every head: weights, keys, sums of rows, and which queries."""
     queries = range(attention.n_queries)[rows]
     count = min(LINES, max(1, MOST_LINES // (attention.n_heads * len(queries))))
     links = capture.strongest("D", attention.layer, queries=rows, count=count)
@@ -286,6 +285,6 @@ def _lines(capture: Capture, attention: LayerAttention, rows: slice) -> tuple[di
 
 
 def _unit(parts) -> float:
-    """A power of two in which the largest value is as large as float16 can hold, so that the smallest have all its digits."""
+    """Return a power of two in which the largest value is as large as float16 can hold, so that small ones keep their digits."""
     largest = max((float(np.abs(values).max(initial=0.0)) for values in parts), default=0.0)
     return 2.0 ** (math.ceil(math.log2(largest)) - 15) if largest > 0 else 1.0

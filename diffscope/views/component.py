@@ -1,9 +1,10 @@
-"""What makes an ES module of scripts of this package, and lets it run inside a Streamlit page."""
+"""Join scripts of this folder to an ES module, for a notebook, a page of its own, or Streamlit."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 # Streamlit calls the default export again with all new data, and may clean up before it does: the view then stays as it is.
@@ -31,12 +32,35 @@ export default function ({ data, parentElement, setStateValue, setTriggerValue }
 """
 
 
-def joined(*scripts: str) -> str:
-    """An ES module: what all drawings have in common (``canvases.js``), then scripts of this folder in their order."""
-    folder = Path(__file__).parent
-    return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("canvases.js", *scripts))
+@dataclass(frozen=True)
+class Component:
+    """Scripts of this folder as an ES module that exports ``mount(element, data, emit)``.
 
+    ``mount`` returns an object with ``update(data)`` and ``leave()``, and calls ``emit(name, value)`` for each event.
 
-def streamlit_module(module: str, triggers: Sequence[str]) -> str:
-    """A module with ``mount(element, data, emit)`` as one of ``st.components.v2``; `triggers` are events that leave no state."""
-    return module + STREAMLIT.replace("TRIGGERS", json.dumps(list(triggers)))
+    Parameters
+    ----------
+    scripts : tuple of str
+        Names of files, in the order in which they are joined. ``canvases.js`` comes before them all.
+    triggers : tuple of str
+        Names of events that leave no state in Streamlit.
+    """
+
+    scripts: tuple[str, ...]
+    triggers: tuple[str, ...]
+
+    @cached_property
+    def module(self) -> str:
+        """The ES module, for a notebook."""
+        folder = Path(__file__).parent
+        return "\n".join((folder / name).read_text(encoding="utf-8") for name in ("canvases.js", *self.scripts))
+
+    @property
+    def inline(self) -> str:
+        """The module without its export, for a script element of a page."""
+        return self.module.replace("export function", "function")
+
+    @cached_property
+    def streamlit(self) -> str:
+        """The module as one of ``st.components.v2``, whose events other than triggers are its state."""
+        return self.module + STREAMLIT.replace("TRIGGERS", json.dumps(self.triggers))

@@ -8,7 +8,6 @@ import traitlets
 from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.views import attention as attention_view
-from diffscope.views.notebook import framed
 
 RENDER = """
 export default {
@@ -35,7 +34,7 @@ class AttentionWidget(anywidget.AnyWidget):
         What the browser draws: :func:`diffscope.views.attention.buffer`.
     """
 
-    _esm = attention_view.module() + RENDER
+    _esm = attention_view.COMPONENT.module + RENDER
     layer = traitlets.Int()
     head = traitlets.Int()
     locked = traitlets.Dict({"rows": [], "columns": []}, read_only=True)
@@ -81,7 +80,7 @@ class AttentionWidget(anywidget.AnyWidget):
         )
 
     def _receive(self, _widget: object, message: dict, _buffers: list) -> None:
-        """What the view asks for or tells."""
+        """Do what the view asks for, or note what it tells."""
         value = message.get("value")
         if message.get("name") == "locked":
             self.set_trait("locked", {axis: [int(token) for token in value[axis]] for axis in ("rows", "columns")})
@@ -98,9 +97,9 @@ class AttentionWidget(anywidget.AnyWidget):
         self.head = min(max(self.head + heads, 0), self._heads(self.layer) - 1)
 
     def _repr_mimebundle_(self, **kwargs):
-        """The widget, and for those who know none the view as a page."""
+        """Return the widget, and the view as a page for programs without widgets."""
         bundle = super()._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
         data, metadata = bundle
-        return data | {"text/html": framed(self._capture, self.layer, self.head, self._prompt)}, metadata
+        return data | {"text/html": attention_view.framed(self._capture, self.layer, self.head, self._prompt)}, metadata

@@ -134,7 +134,7 @@ def page(new_page):
 
 def shown(page, tmp_path, *buffers):
     """Views of some buffers one above the other; what they say is in `events`, as view, name and value."""
-    script = attention_view.module().replace("export function", "function")
+    script = attention_view.COMPONENT.inline
     data = json.dumps([base64.b64encode(buffer).decode() for buffer in buffers])
     path = tmp_path / "views.html"
     path.write_text(

@@ -82,7 +82,7 @@ def page(new_page):
 
 def shown(page, data, tmp_path):
     path = tmp_path / "grid.html"
-    path.write_text(PAGE.format(module=head_grid.module(), data=base64.b64encode(data).decode()), encoding="utf-8")
+    path.write_text(PAGE.format(module=head_grid.COMPONENT.module, data=base64.b64encode(data).decode()), encoding="utf-8")
     page.goto(path.as_uri())
     page.wait_for_function("() => window.grid?.place")
     return page

@@ -10,7 +10,8 @@ from safetensors.numpy import load
 from diffscope import figures
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.views import attention as attention_view
-from diffscope.views.notebook import AttentionPage, attention_widget, framed
+from diffscope.views.attention import framed
+from diffscope.views.notebook import AttentionPage, attention_widget
 from tests.tiny import random_capture
 from tests.views import unpacked
 

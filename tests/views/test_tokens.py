@@ -43,7 +43,7 @@ window.strip = mount(document.getElementById("strip"), {data}, (name, value) => 
 def shown(page, data, tmp_path):
     path = tmp_path / "strip.html"
     text = json.dumps(data).replace("<", "\\u003c")
-    module = token_strip.module().replace("export function", "function")
+    module = token_strip.COMPONENT.inline
     path.write_text(PAGE.replace("{module}", module).replace("{data}", text), encoding="utf-8")
     page.goto(path.as_uri())
     return page
