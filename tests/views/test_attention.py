@@ -15,8 +15,8 @@ from diffscope import edits
 from diffscope.views import attention as attention_view
 from diffscope.views.view_state import checked_state
 from tests import tiny
+from tests.buffers import unpacked, words_of
 from tests.tiny import random_capture
-from tests.views import unpacked, words_of
 
 NAMES = ("A1", "A2", "lambda_A2", "D")
 SHORT = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D"}

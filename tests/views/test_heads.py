@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.heads import over_heads
 from diffscope.views import heads as head_grid
 from tests import tiny
-from tests.views import words_of
+from tests.buffers import words_of
 
 PAGE = """<!doctype html><meta charset="utf-8"><main></main><script type="module">
 {module}

@@ -12,8 +12,8 @@ from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.views import attention as attention_view
 from diffscope.views.attention import framed
 from diffscope.views.notebook import AttentionPage, attention_widget
+from tests.buffers import unpacked
 from tests.tiny import random_capture
-from tests.views import unpacked
 
 # what a notebook does with a widget's module: a model with its traits, messages sent and changes told
 HOST = """async ([module, data]) => {
