@@ -164,7 +164,7 @@ def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
 
     `key` says of which capture.
     """
-    from diffscope.figures import attention_view
+    from diffscope.views import attention as attention_view
 
     if not attention_view.is_small(_cap):
         return None

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from benchmarks import results
 from benchmarks.meter import memory
 from benchmarks.results import LOAD, Section, table
-from diffscope.figures import attention_view
+from diffscope.views import attention as attention_view
 from tests.tiny import random_capture
 from tools.browser import chromium, concurrent_views, dashboard, faults, settle
 

@@ -18,9 +18,9 @@ from url_state import bound, save_view_state, view_state
 from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.errors import check_index
-from diffscope.figures import attention_view
 from diffscope.figures.escaping import readable, short_name, shorten, visible
 from diffscope.stats import STATISTICS
+from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
 HELP = (

@@ -9,13 +9,13 @@ from messages import escape_markdown, show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
-from diffscope.figures import head_grid
 from diffscope.figures.escaping import short_name
+from diffscope.views import heads as head_grid
 
 
 @cache
 def _grid():
-    return st.components.v2.component("diffscope_heads", js=head_grid.streamlit_module())
+    return st.components.v2.component("diffscope_heads", js=head_grid.COMPONENT.streamlit)
 
 
 def show_heads(

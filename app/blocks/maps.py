@@ -10,12 +10,13 @@ from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
-from diffscope.figures import attention_view, token_strip
+from diffscope.views import attention as attention_view
+from diffscope.views import tokens as token_strip
 
 
 @cache
 def _view():
-    return st.components.v2.component("diffscope_attention", js=attention_view.streamlit_module())
+    return st.components.v2.component("diffscope_attention", js=attention_view.COMPONENT.streamlit)
 
 
 def show_view(
@@ -89,7 +90,7 @@ def _maps(cap, layer: int, head: int, key: str):
 
 @cache
 def _held():
-    return st.components.v2.component("diffscope_held", js=attention_view.held_module())
+    return st.components.v2.component("diffscope_held", js=attention_view.HELD.streamlit)
 
 
 def hold_heads(bundle: bytes | None, key: str = "held") -> None:
@@ -114,7 +115,7 @@ def show_row(cap, layer: int, head: int, query: int, keys=None):
 
 @cache
 def _strip():
-    return st.components.v2.component("diffscope_tokens", js=token_strip.streamlit_module())
+    return st.components.v2.component("diffscope_tokens", js=token_strip.COMPONENT.streamlit)
 
 
 def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, key: str = "strip"):

@@ -11,6 +11,7 @@ One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Fig
 ``figures.view(capture)`` is none of them: it shows the maps of one head in a notebook, to move in.
 """
 
+import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,6 @@ from diffscope.figures.amplification import amplifier, anatomy, attribution, rej
 from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
 from diffscope.figures.edits import ablation, interventions
 from diffscope.figures.figure import FIGURES, Figure, check_keywords
-from diffscope.figures.notebook import view
 from diffscope.figures.retrieval import by_depth, depth_by_length
 from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
 from diffscope.figures.sweeps import sweep
@@ -98,3 +98,10 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     if name not in FIGURES:
         raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
     check_keywords(name, inspect.signature(FIGURES[name]), choices)
+
+
+def __getattr__(name: str) -> Any:
+    """Return ``view``. It is imported when it is asked for, since ``diffscope.views`` imports the colours of this room."""
+    if name == "view":
+        return importlib.import_module("diffscope.views.notebook").view
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

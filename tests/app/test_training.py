@@ -11,9 +11,9 @@ from small_models import PROMPT
 
 import diffscope
 from diffscope import readings
-from diffscope.figures import attention_view
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import checkpoints_of
+from diffscope.views import attention as attention_view
 from tests.figures.test_figures import trained as cohort
 
 FOLDER = "a folder or a saved capture"

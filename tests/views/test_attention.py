@@ -12,11 +12,11 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope import edits
-from diffscope.figures import attention_view
-from diffscope.figures.view_state import checked_state
+from diffscope.views import attention as attention_view
+from diffscope.views.view_state import checked_state
 from tests import tiny
+from tests.buffers import unpacked, words_of
 from tests.tiny import random_capture
-from tests.views import unpacked, words_of
 
 NAMES = ("A1", "A2", "lambda_A2", "D")
 SHORT = {"A1": "A₁", "A2": "A₂", "lambda_A2": "λ·A₂", "D": "D"}
@@ -134,7 +134,7 @@ def page(new_page):
 
 def shown(page, tmp_path, *buffers):
     """Views of some buffers one above the other; what they say is in `events`, as view, name and value."""
-    script = attention_view.module().replace("export function", "function")
+    script = attention_view.COMPONENT.inline
     data = json.dumps([base64.b64encode(buffer).decode() for buffer in buffers])
     path = tmp_path / "views.html"
     path.write_text(

@@ -11,7 +11,7 @@ LEAST = 8  # tokens a side of the smallest window
 
 
 def checked_state(state: object, queries: int, keys: int, heads: int) -> dict[str, Any]:
-    """What of a state a view can be set to.
+    """Return the part of a state that a view can be set to.
 
     Parameters
     ----------

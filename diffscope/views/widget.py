@@ -1,4 +1,4 @@
-"""The linked view of one head's maps as a widget: the module of :mod:`diffscope.figures.attention_view` in anywidget's form."""
+"""The linked view of one head's maps as a widget: the module of :mod:`diffscope.views.attention` in anywidget's form."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import traitlets
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
-from diffscope.figures import attention_view
-from diffscope.figures.notebook import framed
+from diffscope.views import attention as attention_view
 
 RENDER = """
 export default {
@@ -32,10 +31,10 @@ class AttentionWidget(anywidget.AnyWidget):
     locked : dict of str to list of int
         Tokens that are locked in the view: queries under "rows", keys under "columns".
     data : bytes
-        What the browser draws: :func:`diffscope.figures.attention_view.buffer`.
+        What the browser draws: :func:`diffscope.views.attention.buffer`.
     """
 
-    _esm = attention_view.module() + RENDER
+    _esm = attention_view.COMPONENT.module + RENDER
     layer = traitlets.Int()
     head = traitlets.Int()
     locked = traitlets.Dict({"rows": [], "columns": []}, read_only=True)
@@ -81,7 +80,7 @@ class AttentionWidget(anywidget.AnyWidget):
         )
 
     def _receive(self, _widget: object, message: dict, _buffers: list) -> None:
-        """What the view asks for or tells."""
+        """Do what the view asks for, or note what it tells."""
         value = message.get("value")
         if message.get("name") == "locked":
             self.set_trait("locked", {axis: [int(token) for token in value[axis]] for axis in ("rows", "columns")})
@@ -93,9 +92,9 @@ class AttentionWidget(anywidget.AnyWidget):
                 self.layer, self.head = int(value["layer"]), int(value["head"])
 
     def _repr_mimebundle_(self, **kwargs):
-        """The widget, and for those who know none the view as a page."""
+        """Return the widget, and the view as a page for programs without widgets."""
         bundle = super()._repr_mimebundle_(**kwargs)
         if bundle is None:
             return None
         data, metadata = bundle
-        return data | {"text/html": framed(self._capture, self.layer, self.head, self._prompt)}, metadata
+        return data | {"text/html": attention_view.framed(self._capture, self.layer, self.head, self._prompt)}, metadata

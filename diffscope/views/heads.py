@@ -1,41 +1,30 @@
 """All heads as a grid, layers × heads: what a browser is given, and the module that draws it (``head_grid.js``).
 
-The buffer is a safetensors file in memory, as that of :mod:`diffscope.figures.attention_view`.
+The buffer is a safetensors file in memory, as that of :mod:`diffscope.views.attention`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from functools import cache
 
 import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import hosts, theme
-from diffscope.figures.attention_view import LOOK
+from diffscope.figures import theme
 from diffscope.figures.pixels import pixels
+from diffscope.views.attention import LOOK
+from diffscope.views.component import Component
 
 FAR_OUT = 3.0  # quartile ranges above the upper quartile: what lies beyond is far out (Tukey)
 EXCEEDED = 0.995  # of a map's values: one in two hundred may lie beyond the colours, so that single keys do not bleach the others
 
 
-@cache
-def module() -> str:
-    """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
-
-    `emit` is called with ``"chosen"`` and ``{layer, head}`` when a head is clicked or Enter is pressed on it, and where heads can
-    be switched with ``"off"`` and the same on a click with shift or the key x.
-    """
-    return hosts.joined("head_scale.js", "head_cells.js", "head_grid.js")
-
-
-@cache
-def streamlit_module() -> str:
-    """The same as a component of ``st.components.v2``, whose data is a buffer; both events are triggers."""
-    return hosts.streamlit_module(module(), ("chosen", "off"))
+#: Draws a buffer. Its events are ``"chosen"``, ``{layer, head}``, when a head is clicked or Enter is pressed on it, and, if heads
+#: can be switched, ``"off"`` with the same on a click with shift or the key x.
+COMPONENT = Component(("head_scale.js", "head_cells.js", "head_grid.js"), triggers=("chosen", "off"))
 
 
 def buffer(
@@ -124,7 +113,7 @@ def _there(layers: list[int], columns: int, thumbnails: xr.DataArray | None, hea
 
 
 def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
-    """What is said of a statistic, and where its colours may end."""
+    """Return what is said of a statistic, and where its colours may end."""
     attrs = statistic[statistic.attrs["statistic"]].attrs
     finite = np.abs(values[np.isfinite(values)])
     largest = float(finite.max(initial=0.0)) or 1.0
@@ -147,7 +136,7 @@ def _reasons(attrs: Mapping) -> list[str]:
 
 
 def _robust(sizes: np.ndarray) -> float:
-    """The largest of sizes that is not far out."""
+    """Return the largest of sizes that is not far out."""
     if not sizes.size:
         return 0.0
     lower, upper = np.percentile(sizes, (25, 75))

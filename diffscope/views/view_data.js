@@ -1,4 +1,4 @@
-// What a view is given, a buffer that diffscope/figures/attention_view.py writes, and what is read off it.
+// What a view is given, a buffer that diffscope/views/attention.py writes, and what is read off it.
 
 // What a buffer says and its tensors, maps with NaN where no query sees the key.
 function parse(bytes) {

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import diffscope
-from diffscope.figures import theme, token_strip
+from diffscope.figures import theme
+from diffscope.views import tokens as token_strip
 from tests import tiny
 
 TOKENS = ["<b>", " a", "\n", "\u202eright", "<script>window.hit = 1</script>", "é", " 7", "x"]
@@ -42,7 +43,7 @@ window.strip = mount(document.getElementById("strip"), {data}, (name, value) => 
 def shown(page, data, tmp_path):
     path = tmp_path / "strip.html"
     text = json.dumps(data).replace("<", "\\u003c")
-    module = token_strip.module().replace("export function", "function")
+    module = token_strip.COMPONENT.inline
     path.write_text(PAGE.replace("{module}", module).replace("{data}", text), encoding="utf-8")
     page.goto(path.as_uri())
     return page

@@ -9,10 +9,10 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope.errors import DiffscopeError
-from diffscope.figures import head_grid
 from diffscope.figures.by_head import over_heads
+from diffscope.views import heads as head_grid
 from tests import tiny
-from tests.views import words_of
+from tests.buffers import words_of
 
 PAGE = """<!doctype html><meta charset="utf-8"><main></main><script type="module">
 {module}
@@ -82,7 +82,7 @@ def page(new_page):
 
 def shown(page, data, tmp_path):
     path = tmp_path / "grid.html"
-    path.write_text(PAGE.format(module=head_grid.module(), data=base64.b64encode(data).decode()), encoding="utf-8")
+    path.write_text(PAGE.format(module=head_grid.COMPONENT.module, data=base64.b64encode(data).decode()), encoding="utf-8")
     page.goto(path.as_uri())
     page.wait_for_function("() => window.grid?.place")
     return page

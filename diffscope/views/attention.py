@@ -12,18 +12,18 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
-from diffscope.figures import hosts, theme
+from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.inputs import one_prompt, runs
 from diffscope.figures.panels import heading
-from diffscope.figures.view_state import checked_state
+from diffscope.views.component import Component
+from diffscope.views.view_state import checked_state
 
 if TYPE_CHECKING:
     from diffscope.attention.layer import LayerAttention
@@ -46,17 +46,8 @@ LOOK = {
     "unseenDark": "#23272f",
     "heads": HEAD_COLOURS,
 }
-# In the order in which they are joined to one module.
-SCRIPTS = (
-    "view_data.js",
-    "view_colours.js",
-    "view_controls.js",
-    "view_groups.js",
-    "held_heads.js",
-    "map_panels.js",
-    "head_lines.js",
-    "attention_view.js",
-)
+TALL = 480  # pixels of a page within a notebook
+LONG = 2048  # tokens above which a page has fewer bins, so that a notebook grows by less than 1 MB
 PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -83,37 +74,33 @@ mount(document.getElementById("view"), HELD.get(`${{prompt}} ${{first}}`));
 """
 
 
-@cache
-def module() -> str:
-    """The ES module that draws a buffer: ``mount(element, buffer, emit)``.
-
-    What it returns takes further buffers, ``update(buffer)``, and is told to go, ``leave()``. `emit` is called with a name and a
-    value:
-
-    - ``"head"``, ``{layer, head}``: the head that an arrow key asks for;
-    - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
-    - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
-      its queries are as well: what :func:`buffer` takes as `window` and `lines`;
-    - ``"state"``, as of :func:`diffscope.figures.view_state.checked_state`: a quarter of a second after the last change, where
-      the buffer has a state, be it empty.
-    """
-    return hosts.joined(*SCRIPTS)
-
-
-@cache
-def held_module() -> str:
-    """Return a component of ``st.components.v2`` whose data is a :func:`bundle`, and which shows nothing itself."""
-    return hosts.streamlit_module(hosts.joined("held_heads.js", "held_host.js"), ())
-
-
-@cache
-def streamlit_module() -> str:
-    """The same as a component of ``st.components.v2``, whose data is a buffer; "head" is a trigger, the others are its state."""
-    return hosts.streamlit_module(module(), ("head",))
+#: Draws a buffer. Its events are
+#:
+#: - ``"head"``, ``{layer, head}``: the head that an arrow key asks for;
+#: - ``"locked"``, ``{rows, columns}``: token positions, when a click or the escape key changes them;
+#: - ``"window"``, ``{top, left, size, lines}``: the tokens of which exact values are missing, and whether the strongest keys of
+#:   its queries are as well: what :func:`buffer` takes as `window` and `lines`;
+#: - ``"state"``, as of :func:`diffscope.views.view_state.checked_state`: a quarter of a second after the last change, if the
+#:   buffer has a state, be it empty.
+COMPONENT = Component(
+    (
+        "view_data.js",
+        "view_colours.js",
+        "view_controls.js",
+        "view_groups.js",
+        "held_heads.js",
+        "map_panels.js",
+        "head_lines.js",
+        "attention_view.js",
+    ),
+    triggers=("head",),
+)
+#: Shows nothing itself; its data is a :func:`bundle`.
+HELD = Component(("held_heads.js", "held_host.js"), triggers=())
 
 
 def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
-    """The queries and keys that a view asks for, within a prompt of so many tokens; None where it asks for none, or too many."""
+    """Return the queries and keys that a view asks for, within a prompt of so many tokens; None if none, or too many."""
     if not place:
         return None
     top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
@@ -123,7 +110,7 @@ def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slic
 
 
 def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
-    """The whole maps of a head in bins: what takes a pass over all rows, and stays the same while one looks at windows.
+    """Return the whole maps of a head in bins, which takes a pass over all rows and serves every window.
 
     Parameters as of :func:`buffer`, which takes the result as `maps`.
 
@@ -267,7 +254,7 @@ def page(
     chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
     data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, hint=hint), mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
-    script = module().replace("export function", "function")
+    script = COMPONENT.inline
     return PAGE.format(title=html.escape(capture.model_name), module=script, data=base64.b64encode(data).decode())
 
 
@@ -282,6 +269,15 @@ def is_small(capture: Capture) -> bool:
     return heads <= MOST_HEADS and capture.n_tokens <= MOST_TOKENS and heads * capture.n_tokens**2 <= MOST_CELLS
 
 
+def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
+    """Return the page of a head inside an iframe without access to the notebook around it."""
+    size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
+    content = page(cap, layer, head, prompt=prompt, size=size)
+    style = f"width: 100%; height: {TALL}px; border: 0"
+    title = f"maps of layer {layer}, head {head}"
+    return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
+
+
 def _about(
     capture: Capture,
     attention: LayerAttention,
@@ -290,7 +286,7 @@ def _about(
     maps: xr.Dataset,
     names: Sequence[str],
 ) -> dict[str, Any]:
-    """What a view says beside numbers."""
+    """Return what a view says in words: the model, tokens, spans and titles."""
     encoded = capture.prompts[0]
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
@@ -358,7 +354,7 @@ def _window(
 
 
 def _lines(capture: Capture, attention: LayerAttention, rows: slice) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict]:
-    """The strongest keys of some queries in every head: weights, keys and sums of rows, and of which queries they are."""
+    """Return the strongest keys of some queries in every head: weights, keys, sums of rows, and which queries."""
     queries = range(attention.n_queries)[rows]
     count = min(LINES, max(1, MOST_LINES // (attention.n_heads * len(queries))))
     links = capture.strongest("D", attention.layer, queries=rows, count=count)
@@ -368,6 +364,6 @@ def _lines(capture: Capture, attention: LayerAttention, rows: slice) -> tuple[di
 
 
 def _unit(parts) -> float:
-    """A power of two in which the largest value is as large as float16 can hold, so that the smallest have all its digits."""
+    """Return a power of two in which the largest value is as large as float16 can hold, so that small ones keep their digits."""
     largest = max((float(np.abs(values).max(initial=0.0)) for values in parts), default=0.0)
     return 2.0 ** (math.ceil(math.log2(largest)) - 15) if largest > 0 else 1.0

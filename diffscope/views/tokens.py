@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 
 from diffscope.capture.capture import Capture
-from diffscope.figures import hosts, theme
-from diffscope.figures.attention_view import LOOK
+from diffscope.figures import theme
 from diffscope.figures.escaping import readable, visible
 from diffscope.figures.inputs import layer_at, visible_cells
+from diffscope.views.attention import LOOK
+from diffscope.views.component import Component
 
-
-@cache
-def module() -> str:
-    """The ES module that draws it: ``mount(element, data, emit)``.
-
-    `emit` is called with ``"query"`` and the position of a token that is clicked, and with ``"marked"`` and the name, first and
-    last position of tokens that are marked as a span.
-    """
-    return hosts.joined("token_strip.js")
-
-
-@cache
-def streamlit_module() -> str:
-    """The same as a component of ``st.components.v2``."""
-    return hosts.streamlit_module(module(), ("query", "marked"))
+#: Draws the tokens. Its events are ``"query"``, the position of a token that is clicked, and ``"marked"``, the name, first and
+#: last position of tokens that are marked as a span.
+COMPONENT = Component(("token_strip.js",), triggers=("query", "marked"))
 
 
 def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False) -> dict:

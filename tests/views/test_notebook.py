@@ -9,10 +9,11 @@ from safetensors.numpy import load
 
 from diffscope import figures
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.figures import attention_view
-from diffscope.figures.notebook import AttentionPage, attention_widget, framed
+from diffscope.views import attention as attention_view
+from diffscope.views.attention import framed
+from diffscope.views.notebook import AttentionPage, attention_widget
+from tests.buffers import unpacked
 from tests.tiny import random_capture
-from tests.views import unpacked
 
 # what a notebook does with a widget's module: a model with its traits, messages sent and changes told
 HOST = """async ([module, data]) => {
@@ -76,7 +77,7 @@ def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
 
 def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
-    monkeypatch.delitem(sys.modules, "diffscope.figures.widget", raising=False)
+    monkeypatch.delitem(sys.modules, "diffscope.views.widget", raising=False)
     with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
         attention_widget(tiny_capture)
     shown = figures.view(tiny_capture, layer=1)

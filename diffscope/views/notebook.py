@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import MissingExtra, first_line
-from diffscope.figures import attention_view
+from diffscope.views.attention import framed
 
 if TYPE_CHECKING:
-    from diffscope.figures.widget import AttentionWidget
-
-TALL = 480  # pixels of a page within a notebook
-LONG = 2048  # tokens above which a page has fewer bins, so that a notebook grows by less than 1 MB
+    from diffscope.views.widget import AttentionWidget
 
 
 @dataclass(frozen=True)
@@ -28,7 +24,7 @@ class AttentionPage:
 
 
 def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, prompt: int = 0) -> AttentionWidget:
-    """The linked view of one head's maps as an ``anywidget.AnyWidget``.
+    """Return the linked view of one head's maps as an ``anywidget.AnyWidget``.
 
     Parameters
     ----------
@@ -50,7 +46,7 @@ def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, p
         There is no such layer, head or prompt.
     """
     try:
-        from diffscope.figures.widget import AttentionWidget
+        from diffscope.views.widget import AttentionWidget
     except ImportError as error:
         raise MissingExtra(
             f"a widget needs anywidget, which cannot be imported ({first_line(error)}): "
@@ -83,12 +79,3 @@ def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int =
         return attention_widget(cap, layer, head, prompt=prompt)
     except MissingExtra:
         return AttentionPage(framed(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt))
-
-
-def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
-    """The view as a page inside a page, from which it is kept apart."""
-    size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
-    page = attention_view.page(cap, layer, head, prompt=prompt, size=size)
-    style = f"width: 100%; height: {TALL}px; border: 0"
-    title = f"maps of layer {layer}, head {head}"
-    return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(page)}"></iframe>'

@@ -1,6 +1,6 @@
 // All heads of a model, layers × heads: a statistic as colours with its numbers, or a small picture of a map of every head.
 //
-// The buffer is written by diffscope/figures/head_grid.py. Hosts call mount(element, buffer, emit); what it returns takes further
+// The buffer is written by diffscope/views/heads.py. Hosts call mount(element, buffer, emit); what it returns takes further
 // buffers (update) and is told to go (leave). Which heads are off the host says: a key or a click only asks.
 
 const WIDEST = { colours: 64, pictures: 128 }; // pixels of a cell

@@ -1,6 +1,6 @@
 // Heads that a page holds, so that its views show another one without asking their host.
 //
-// The bundle is written by diffscope/figures/attention_view.py. Hosts call mount(element, bundle); the element stays empty.
+// The bundle is written by diffscope/views/attention.py. Hosts call mount(element, bundle); the element stays empty.
 
 // Takes the heads of a bundle, and returns their places.
 function hold(bundle) {
