@@ -38,7 +38,7 @@ def click(page, layer, head):
         for right in range(8, int(box["width"]), 24):
             page.mouse.move(box["x"] + right, box["y"] + down)
             if page.locator(".st-key-heads [data-tip]").inner_text().startswith(f"layer {layer}, head {head}\n"):
-                page.mouse.click(box["x"] + right + 10, box["y"] + down)  # not on the edge
+                page.mouse.click(box["x"] + right + 10, box["y"] + down + 10)  # not on the edge
                 settle(page)
                 page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
                 return
