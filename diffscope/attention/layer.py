@@ -205,7 +205,7 @@ class LayerAttention:
         queries : slice, sequence of int or int64 Tensor, optional
         maps : int64 Tensor, optional
         out : Tensor, optional, (map, query, key)
-            Memory for the products, which the scores may lie in; not if a gradient is to flow.
+            Where to put the products, and perhaps the scores. Give none if a gradient is to flow.
 
         Returns
         -------

@@ -61,6 +61,8 @@ def plus(*, layers: Indices = None, heads: Indices = None) -> Edit:
 def _edit_of_lambda(
     label: str, number: float, change: Callable[[Tensor, float], Tensor], layers: Indices, heads: Indices
 ) -> Edit:
+    if isinstance(number, bool) or not isinstance(number, Real):
+        raise DiffscopeError(f"λ is changed by a number, not by {number!r}; for example set_lambda(1.0)")
     number = float(number)
     label = label.format(number)
     if not abs(number) <= torch.finfo(torch.float32).max:

@@ -49,10 +49,11 @@ class ModelCall:
     @classmethod
     def of(cls, model: nn.Module, args: tuple, kwargs: dict) -> ModelCall:
         """Read the call of a model from the arguments of its forward."""
+        learning = torch.is_grad_enabled() or within_checkpoint()  # which may have turned gradients off
         try:
             given = signature_of(type(model).forward).bind_partial(model, *args, **kwargs).arguments
         except TypeError:  # the model raises it
-            return cls()
+            return cls(learning=learning)
         given = given | kwargs
         tokens = next((given[name] for name in TOKENS if isinstance(given.get(name), Tensor)), None)
         if tokens is None and args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
@@ -62,7 +63,6 @@ class ModelCall:
         cache = next((given[name] for name in CACHES if given.get(name) is not None), None)
         plain = isinstance(positions, Tensor) and positions.dim() == 2
         cached = 0 if cache is None else _tokens_in(cache)
-        learning = torch.is_grad_enabled() or within_checkpoint()  # which may have turned gradients off
         return cls(prompts, count, positions if plain else None, cached, learning)
 
 

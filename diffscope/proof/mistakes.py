@@ -284,10 +284,10 @@ def _sinks_of_standard(misread: Misread) -> Tensor:
     the sink logit, the better the further its share is from 0 and 1.
     """
     plain = misread.with_fields(sink_logit=None)
-    _, target = compared(plain, misread.observed, 0, queries=misread.rows)
-    out = plain.head_outputs(misread.rows)  # (head, query, width)
+    rows, target = compared(plain, misread.observed, 0, queries=misread.rows)
+    out = plain.head_outputs(rows)  # (head, query, width)
     share = (out * target).sum(-1) / out.square().sum(-1)  # (head, query)
-    lse = plain.logits(misread.rows, plain.pairing.a1).logsumexp(-1)
+    lse = plain.logits(rows, plain.pairing.a1).logsumexp(-1)
     telling = (share > LEAST_SHARE) & (share < 1 - LEAST_SHARE)
     share = torch.where(telling, share, 0.5)
     weight = torch.where(telling, share * (1 - share), 0.0).square()  # rounding of a share s moves its logit by 1/(s·(1 − s))

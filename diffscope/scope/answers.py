@@ -48,6 +48,10 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
     """
     if scope.tokenizer is None:
         raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")
+    if isinstance(distractors, str) or not isinstance(distractors, Sequence):
+        raise PromptError(f"distractors are a list of texts, not {distractors!r}; give the other answers that may come next")
+    if not all(isinstance(text, str) for text in (answer, *distractors)):
+        raise PromptError("an answer or distractor is no text; give the text that may come next")
     if not answer.strip() or not all(text.strip() for text in distractors):
         raise PromptError("an answer or distractor is empty; give the text that may come next")
     if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:

@@ -180,7 +180,11 @@ class HookedModel:
         PromptError
             The model has not as many positions, or a token is outside its vocabulary.
         """
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel() or int(ids.min()) < 0:
+            raise PromptError("token ids are a tensor of whole numbers from 0, (prompt, token), with a token at least")
         count, length = ids.shape
+        if width is not None and not 1 <= width <= length:
+            raise PromptError(f"there are {length} tokens, and logits of the last {width} were asked for; give 1 to {length}")
         longest = self.runner.max_length
         if longest is not None and length > longest:
             raise PromptError(f"{length} tokens cannot be run together: {self.name} has positions for {longest}; give fewer")

@@ -66,7 +66,7 @@ class Run:
     waiting : list of Reading
         Layers that are read, and not yet proved.
     expected : set of int
-        Numbers of the model's layers, without those of rounds in which its modules were never run.
+        Numbers of the layers that one run of every module gives.
     """
 
     scope: HookedModel
@@ -86,7 +86,7 @@ class Run:
 
     @torch.no_grad()
     def make(self, inputs: Inputs, outliers: bool = True) -> None:
-        """Run the model, which :meth:`HookedModel.exclusively` holds for these inputs.
+        """Run the model; the caller holds it by :meth:`HookedModel.exclusively` for these inputs.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Run:
             warnings.warn(f"{scope.name}: {line}", DiffscopeWarning, stacklevel=4)
 
     def _take(self, passage: AttentionPass) -> Callable[[], None] | None:
-        """Read a pass, or take what edits made of it; return what hands over layers when the module is done, if any are to be."""
+        """Read a pass, or take its edited layer; return the function that hands over layers when the module is done, if any."""
         state, family = self.scope._state, self.scope.family
         assert state.edited is not None
         if changed := state.edited.pop((family.name, passage.number), None):
@@ -132,7 +132,7 @@ class Run:
         return partial(self._hand_over, [reading.passage for reading in readings], prove(readings))
 
     def _hand_over(self, passages: Iterable[AttentionPass], proved: Iterable[tuple[LayerAttention, Fidelity]]) -> None:
-        """Hand over layers with their proofs; refuse those of a number that was there, and those for which there is no memory."""
+        """Hand over layers with their proofs; refuse a number that came before, and a capture that memory does not hold."""
         scope = self.scope
         for passage, (layer, fidelity) in zip(passages, proved):
             if not self.numbers:

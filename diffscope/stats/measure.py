@@ -84,17 +84,35 @@ def requests_of(
 ) -> list[Request]:
     """Return a request of each of several layers of one prompt, or refuse key sets and queries that are outside of it."""
     device, rows, keys = layers[0].q.device, layers[0].n_queries, min(layer.n_keys for layer in layers)
-    key_sets = {name: torch.as_tensor(positions, dtype=torch.int64, device=device) for name, positions in spans.items()}
+    key_sets = {name: _positions(positions, f"span {name!r}", device) for name, positions in spans.items()}
     for name, positions in key_sets.items():
+        if len(positions.unique()) < len(positions):
+            raise SpanError(f"span {name!r} names a position twice; name each once")
         if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= keys):
             raise SpanError(f"span {name!r} reaches outside of the prompt; its positions go from 0 to {keys - 1}")
-    chosen = torch.as_tensor(range(rows) if queries is None else queries, dtype=torch.int64, device=device)
+    chosen = _positions(range(rows) if queries is None else queries, "queries", device)
     if not len(chosen):
         raise DiffscopeError("no query was chosen; give at least one position")
     outside = chosen[(chosen < 0) | (chosen >= rows)]
     if len(outside):
         raise DiffscopeError(f"query {int(outside[0])} is outside of the prompt; choose from 0 to {rows - 1}")
+    if weights is not None and weights.shape != chosen.shape:
+        raise DiffscopeError(
+            f"there are {len(chosen)} queries, and weights of shape {tuple(weights.shape)}; give one weight a query"
+        )
     return [Request(layer, key_sets, chosen, weights) for layer in layers]
+
+
+def _positions(values: Sequence[int] | Tensor, what: str, device: torch.device) -> Tensor:
+    """Return token positions, int64 (position,); refuse masks and what is no whole number."""
+    try:
+        positions = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError):
+        positions = torch.zeros(1, 1)
+    fraction = positions.is_floating_point() and len(positions) > 0
+    if positions.dim() != 1 or positions.dtype == torch.bool or fraction:
+        raise DiffscopeError(f"{what}: give whole positions in one row; of a mask they are numpy.flatnonzero(mask)")
+    return positions.long()
 
 
 @torch.no_grad()

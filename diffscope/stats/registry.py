@@ -51,6 +51,9 @@ def select(names: Iterable[str] | str | None) -> list[Statistic]:
         Names those that come close.
     """
     names = ["row"] if names is None else [names] if isinstance(names, str) else names
+    names = list(names) if isinstance(names, Iterable) else [names]
+    if not all(isinstance(name, str) for name in names):
+        raise UnknownStatistic(f"statistics are chosen by their names, not by {names!r}; for example ['entropy', 'gini']")
     chosen: dict[str, Statistic] = {}
     for name in names:
         if name in STATISTICS:

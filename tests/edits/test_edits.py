@@ -1001,3 +1001,10 @@ def test_fidelity_under_an_edit_is_that_of_the_model_before_it(name):
     assert float(edited.error[1]) > 0 and edited.decided.all()
     with scope.edit(edits.zero_a2(layers=1)):
         assert float(scope.capture(prompt).fidelity.error[0]) == float(plain.error[0])
+
+
+@pytest.mark.parametrize("number", ["x", None, [], True])
+def test_a_lambda_that_is_no_number_is_refused_in_a_line(number):
+    for edit in (edits.set_lambda, edits.scale_lambda):
+        with pytest.raises(DiffscopeError, match="changed by a number"):
+            edit(number)

@@ -90,3 +90,14 @@ def test_a_scope_opens_the_checkpoints_of_its_training(mini_diff, tiny_diff_fold
     with pytest.raises(diffscope.ModelNotFound, match=r"no checkpoint 7; kept are the steps 0, "):
         first.at(7)
     assert diffscope.load(tiny_diff_folder).checkpoints == () == diffscope.load(mini_diff.model).checkpoints[9:]
+
+
+def test_an_answer_that_is_no_text_and_ids_that_are_none_are_refused_in_a_line(mini_diff):
+    for answer, rivals in ((5, None), (None, None), (" 7421", [5])):
+        with pytest.raises(PromptError):
+            mini_diff.answer(PROMPTS[0], answer, distractors=rivals)
+    for ids in (torch.tensor([[-1, 3]]), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([1, 2]), [[1, 2]]):
+        with pytest.raises(PromptError, match="token ids are"):
+            mini_diff.logits(ids)
+    with pytest.raises(PromptError, match="give 1 to 2"):
+        mini_diff.logits(torch.tensor([[1, 2]]), width=3)

@@ -502,3 +502,25 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
                             statistic,
                             at,
                         )
+
+
+@pytest.mark.parametrize(
+    "choice, words",
+    [
+        ({"spans": {"a": torch.arange(24) < 3}}, "of a mask they are"),
+        ({"spans": {"a": [1, 1]}}, "names a position twice"),
+        ({"spans": {"a": [1.5]}}, "whole positions in one row"),
+        ({"queries": torch.arange(24) > 20}, "of a mask they are"),
+        ({"queries": "last"}, "whole positions in one row"),
+        ({"queries": [1, 2, 3], "weights": torch.ones(1)}, "one weight a query"),
+    ],
+)
+def test_positions_that_would_be_read_as_others_are_refused(layer, choice, words):
+    with pytest.raises(DiffscopeError, match=words):
+        measure_layer(layer, ["entropy", "span_mass"], **choice)
+
+
+@pytest.mark.parametrize("names", [5, [5], [["entropy"]]])
+def test_statistics_are_named_by_texts(layer, names):
+    with pytest.raises(DiffscopeError, match="chosen by their names"):
+        measure_layer(layer, names)
