@@ -51,7 +51,7 @@ def chart(test, kind):
 
 def bars(test):
     """The bars of each side, by its name."""
-    return {trace["name"]: values(trace["y"]) for trace in chart(test, "bar")["data"]}
+    return {trace["name"]: values(trace["y"]) for trace in chart(test, "bar")["data"] if trace["type"] == "bar"}
 
 
 def values(packed):

@@ -42,6 +42,7 @@ def quick(monkeypatch):
 
 def page(app, board="the model", **query):
     test = app("tests", **query)
+    assert not test.exception, test.exception
     return fine(test.selectbox(key="tests-board").set_value(board).run())
 
 
