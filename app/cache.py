@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import streamlit as st
@@ -158,6 +159,11 @@ def thumbnails(_cap, key: tuple, name: str):
     return _cap.thumbnails(name=name)
 
 
+def sentence_of(cap, query: int, layer: int, head: int) -> str:
+    """Return what is said of a head at a query."""
+    return readings.of_head(cap, layer, head, query).sentence
+
+
 @st.cache_resource(show_spinner=False, max_entries=8)
 def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
     """Return the views of all heads of a small capture, with what is said of each at a query; None of a large one.
@@ -168,8 +174,7 @@ def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
 
     if not attention_view.is_small(_cap):
         return None
-    sentences = lambda layer, head: readings.of_head(_cap, layer, head, query).sentence  # noqa: E731
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=sentences, hint=hint)
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query), hint=hint)
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

@@ -93,6 +93,14 @@ def cards() -> dict[str, dict]:
     return {card["name"]: card for card in bundled()} | ({} if folder is None else scan(folder))
 
 
+def trained_on(card: dict) -> str:
+    """Return what a model was trained on, as far as its card says."""
+    scores = card.get("scores", {})
+    if "retrieval" in scores and card.get("sentence"):
+        return f"trained to look up numbers that a text states as “{card['sentence']}”"
+    return "trained on Python's documentation strings" if "perplexity" in scores else ""
+
+
 def resolve(name: str) -> str:
     """The name or path by which a model that a reader named is opened.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import streamlit as st
-from catalog import cards
+from catalog import cards, trained_on
 from messages import escape_markdown
 
 from diffscope.figures import theme
-from diffscope.figures.panels import short_name
+from diffscope.figures.escaping import short_name
 
 MECHANISM = """
 A head of standard attention has one map: how much each token looks at each token before it.
@@ -22,7 +22,7 @@ diffscope shows which of these a head does. Blue is positive (A₁ adds), orange
 """
 BINS = 16  # a side of the small pictures
 PARTS = ("A1", "lambda_A2", "D")
-BLUE, ORANGE = "#2171b5", "#d94801"
+BLUE, ORANGE = theme.BLUES[6], theme.ORANGES[6]
 
 
 def show_introduction(subject, cap) -> None:
@@ -43,15 +43,12 @@ def about_model(name: str, cap) -> str:
     """Return what a model is and was trained on, as Markdown."""
     card = cards().get(name.partition("@")[0], {})
     kind = "differential attention" if cap.differential else "standard attention"
+    if any(layer.correction is not None for layer in cap.layers):
+        kind += " with DEX"
     size = f"{card['parameters'] / 1e6:.1f} M parameters, " if "parameters" in card else ""
-    scores = card.get("scores", {})
-    trained = ""
-    if "retrieval" in scores:
-        trained = f", trained to look up numbers that a prompt states as “{escape_markdown(card['sentence'])}”"
-    elif "perplexity" in scores:
-        trained = ", trained on the plain text of Python's documentation"
+    trained = escape_markdown(trained_on(card))
     shape = f"{cap.n_layers} layers × {cap.n_heads} heads"
-    return f"**{escape_markdown(short_name(cap.model_name))}**: {size}{shape} of {kind}{trained}."
+    return f"**{escape_markdown(short_name(cap.model_name))}**: {size}{shape} of {kind}{trained and f', {trained}'}."
 
 
 def about_prompt(subject, cap) -> str:

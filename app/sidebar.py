@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 from access import rules
 from cache import capture, examples, modified_at, own_prompts, saved, scope
-from catalog import SessionModel, add_session_model, cards, display_name, session_models, trusts_code
+from catalog import SessionModel, add_session_model, cards, display_name, session_models, trained_on, trusts_code
 from file_picker import choose_file
 from messages import escape_markdown
 from uploads import is_upload
@@ -184,8 +184,8 @@ def _described(card: dict) -> str:
     """Return what kind of attention a model has, its size, and what it was trained on, as far as its card says."""
     kind = "Standard attention" if card["attention"] == "standard" else "Differential attention"
     size = f", {card['parameters'] / 1e6:.1f} M parameters" if card.get("parameters") else ""
-    trained = ", trained to look up numbers in a text" if card.get("sentence") else ""
-    return f"{kind}{size}{trained}."
+    trained = trained_on(card)
+    return f"{kind}{size}{trained and f', {trained}'}."
 
 
 def _at_step(name: str, card: dict, key: str) -> str:

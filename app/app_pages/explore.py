@@ -7,7 +7,7 @@ from functools import partial
 import blocks
 import streamlit as st
 from amplifier import logits, numbers
-from cache import all_heads, thumbnails
+from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection, select
@@ -16,7 +16,7 @@ from statistic_picker import choose_statistic, label_of, signs_of
 from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
-from diffscope import figures, readings
+from diffscope import figures
 from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, short_name, shorten, visible
 from diffscope.stats import STATISTICS
@@ -67,11 +67,11 @@ def show_heads_and_maps(subject, cap) -> None:
                     on_lock=partial(read_locked, cap),
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
-                    sentence=readings.of_head(cap, layer, head, query).sentence,
+                    sentence=sentence_of(cap, query, layer, head),
                     hint=HELP,
                 )
         show_token(subject, cap, layer, head, query)
-        offer(subject, cap, layer, head, statistic)
+        offer(subject, cap, layer, head, query, statistic)
         blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
     if state.get("spans") != spans or state.pop("_marked", False):
         st.rerun()  # the capture has other spans
@@ -144,16 +144,15 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
         read_row(cap, rows[-1])
 
 
-def offer(subject, cap, layer: int, head: int, statistic) -> None:
+def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
     """Offer the maps and the statistic over heads for export."""
     name = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
-    sentences = lambda *place: readings.of_head(cap, *place).sentence  # noqa: E731
     with st.container(horizontal=True):
         blocks.export_menu(
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head, sentences=sentences, hint=HELP),
+            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), hint=HELP),
             data=partial(cap.maps, layer, [head]),
             code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
         )

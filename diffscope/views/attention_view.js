@@ -45,6 +45,7 @@ class View {
     VIEWS.delete(this);
     window.removeEventListener(CHOSEN, this.chosen);
     clearTimeout(this.asking);
+    clearTimeout(this.waiting);
     clearTimeout(this.remembering);
     this.resized.disconnect();
     this.host.replaceChildren();
@@ -96,14 +97,19 @@ class View {
     return this.host.clientWidth;
   }
 
-  // What the host sends: unless it is of a head that was left meanwhile.
+  // What the host sends. A head that was left meanwhile has to wait: it is shown if the host sends no other.
   update(buffer) {
     const data = parse(buffer);
     const { wanted } = this;
     const same = wanted && wanted.layer === data.layer && wanted.head === data.head;
-    if (wanted && !same && wanted.prompt === data.prompt && performance.now() < wanted.until) return;
-    this.wanted = null;
-    this.turn(data);
+    const left = wanted ? wanted.until - performance.now() : 0;
+    const turn = () => {
+      this.wanted = null;
+      this.turn(data);
+    };
+    clearTimeout(this.waiting);
+    if (wanted && !same && wanted.prompt === data.prompt && left > 0) this.waiting = setTimeout(turn, left);
+    else turn();
   }
 
   // Another head, or the same one at another resolution; the window and the locks stay as long as the prompt is the same.
