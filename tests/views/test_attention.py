@@ -430,3 +430,23 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
     assert page.evaluate("views[0].limit") == max(limits[0][0], limits[2][0])
     assert page.evaluate("window.diffscopeViews.size") == 3
     assert page.problems == []
+
+
+@pytest.mark.browser
+def test_a_head_that_the_page_holds_is_shown_at_once_and_the_host_has_the_last_word(page, capture, tmp_path):
+    """What the host sends of a head that was left meanwhile waits for the one that was asked for."""
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
+    heading = view.locator("strong").first
+    sent = {head: base64.b64encode(attention_view.buffer(capture, 0, head)).decode() for head in (1, 2)}
+    page.evaluate(
+        """text => { globalThis.bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        window.diffscopeHeld.set(`${views[0].data.prompt} 0 2`, bytes(text)); }""",
+        sent[2],
+    )
+    page.locator("[role=application]").press("ArrowUp")
+    assert "layer 0 · head 2" in heading.text_content()
+    page.evaluate("text => { views[0].wanted.until = performance.now() + 400; views[0].update(bytes(text)); }", sent[1])
+    assert "layer 0 · head 2" in heading.text_content()
+    page.wait_for_function("document.querySelector('strong').textContent.includes('layer 0 · head 1')")
+    page.evaluate("text => views[0].update(bytes(text))", sent[2])
+    assert "layer 0 · head 2" in heading.text_content() and page.problems == []
