@@ -18,7 +18,7 @@ TALLEST = 6000  # pixels
 DOCS = (
     ("explore", "", (1440, 1150), "light"),
     ("compare", "compare", (1440, 1150), "light"),
-    ("intervene", "intervene", (1440, 1000), "dark"),
+    ("change", "change", (1440, 1000), "dark"),
 )
 
 
