@@ -1,4 +1,4 @@
-"""Count the functions that a prompt passes through on its way to a capture, to statistics, and to an answer under an edit.
+"""Count the functions on the way from a prompt to a capture, statistics, an answer, a figure, and a click in the dashboard.
 
 python -m benchmarks.trips
 
@@ -9,6 +9,7 @@ code does not count. A trip is counted the second time it is made, when what is 
 from __future__ import annotations
 
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -21,9 +22,10 @@ import torch
 import diffscope
 from benchmarks import results
 from benchmarks.results import Section, table
-from diffscope import edits
+from diffscope import cli, edits
 
-PACKAGE = Path(diffscope.__file__).parent
+ROOT = Path(__file__).parents[1]
+PACKAGE, APP = ROOT / "diffscope", ROOT / "app"
 MODELS = str(PACKAGE / "models")
 COMPREHENSIONS = {"<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>"}
 MODEL = "mini-diff"
@@ -31,7 +33,7 @@ TEXT = "The code is 7421. Return the code:"  # 15 tokens
 SPANS = {"answer": "7421"}
 STATISTICS = ["entropy", "span_mass"]
 MEANING = (
-    "*Functions* and *files* of `diffscope/` that ran, *calls* of them, *changes of file* from one call to the next, and the "
+    "*Functions* and *files* of `diffscope/` and `app/` that ran, *calls* of them, *changes of file* from one call to the next, and the "
     "*deepest* stack of them."
 )
 
@@ -64,13 +66,14 @@ class Trip:
     def functions(self) -> list[str]:
         """Return the functions in words, those of a file together: calls, file and name."""
         codes = sorted(self.calls, key=lambda code: (code.co_filename, code.co_firstlineno))
-        return [f"{self.calls[code]:5} {Path(code.co_filename).relative_to(PACKAGE)} {code.co_qualname}" for code in codes]
+        return [f"{self.calls[code]:5} {Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}" for code in codes]
 
 
 def counts(code: CodeType) -> bool:
-    """Return whether some code is a function of the package, and not of its models."""
+    """Return whether some code is a function of the package or the dashboard, and not of the package's models."""
     file = code.co_filename
-    return file.startswith(str(PACKAGE)) and not file.startswith(MODELS) and code.co_name not in COMPREHENSIONS
+    ours = file.startswith((str(PACKAGE), str(APP))) and not file.startswith(MODELS)
+    return ours and code.co_name not in COMPREHENSIONS
 
 
 def depth(frame: FrameType | None) -> int:
@@ -82,8 +85,22 @@ def depth(frame: FrameType | None) -> int:
     return count
 
 
-def trips() -> dict[str, Callable[[], object]]:
-    """Return the trips of one model by name."""
+def click() -> Callable[[], object]:
+    """Return what chooses the other head of the layer on the page Explore, again and again."""
+    from streamlit.testing.v1 import AppTest
+
+    page = AppTest.from_file(str(APP / "main.py"), default_timeout=120).run()
+
+    def choose() -> None:
+        page.session_state["head"] = 1 - page.session_state["head"]
+        if page.run().exception:
+            raise RuntimeError(page.exception[0].message)
+
+    return choose
+
+
+def trips(folder: Path) -> dict[str, Callable[[], object]]:
+    """Return the trips of one model by name; figures are written into a folder."""
     scope = diffscope.load(MODEL)
     capture = scope.capture(TEXT, spans=SPANS)
 
@@ -95,6 +112,14 @@ def trips() -> dict[str, Callable[[], object]]:
         with scope.edit(edits.zero_a2()):
             scope.capture(TEXT)
 
+    def drawn() -> None:
+        diffscope.figures.maps(capture, layer=2, head=1, venue="icml").save(folder / "maps.pdf")
+
+    def commanded() -> None:
+        where = ["--model", MODEL, "--prompt", TEXT, "--span", "answer=7421", "--out", str(folder / "allocation.pdf")]
+        if cli.main(["figure", "--kind", "allocation", *where]):
+            raise RuntimeError("the command failed")
+
     return {
         "capture a text with a span": lambda: scope.capture(TEXT, spans=SPANS),
         "a map of the capture": lambda: capture.map("D", layer=2, head=1),
@@ -102,6 +127,9 @@ def trips() -> dict[str, Callable[[], object]]:
         "measure the capture": lambda: capture.measure(STATISTICS),
         "edit, and score an answer": answered,
         "edit, and capture": edited,
+        "maps of the capture as a PDF": drawn,
+        "`diffscope figure --kind allocation`": commanded,
+        "a click on a head of the dashboard": click(),
     }
 
 
@@ -125,7 +153,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--functions", metavar="TRIP", help="print the functions of the trips whose name has this in it")
     options = parser.parse_args(argv)
     torch.set_num_threads(1)
-    made = {name: counted(run) for name, run in trips().items()}
+    with tempfile.TemporaryDirectory() as folder:
+        made = {name: counted(run) for name, run in trips(Path(folder)).items()}
     if options.functions:
         for name, trip in made.items():
             if options.functions in name:
