@@ -33,8 +33,8 @@ TEXT = "The code is 7421. Return the code:"  # 15 tokens
 SPANS = {"answer": "7421"}
 STATISTICS = ["entropy", "span_mass"]
 MEANING = (
-    "*Functions* and *files* of `diffscope/` and `app/` that ran, *calls* of them, *changes of file* from one call to the next, and the "
-    "*deepest* stack of them."
+    "*Functions* and *files* of `diffscope/` and `app/` that ran, *calls* of them, *changes of file* from one call to the next, "
+    "and the *deepest* stack of them."
 )
 
 
