@@ -78,7 +78,8 @@ def score_attribution(
     xarray.Dataset
         ``score`` (query_part, key_part), in float64; ``of_query`` (query_part,) and ``of_key`` (key_part,), its sums; ``total``,
         the model's own score or difference, and ``unexplained``, what the parts leave of it. The labels of parts are
-        "embedding", "L0H1 A1", "L0H1 A2", "L0 MLP", "L0 biases" and "biases".
+        "embedding", "L0H1 A1", "L0H1 A2", "L0 MLP", "L0 biases" and "biases". Attributes name the cell, and what it is compared
+        with in ``against``: "nothing", "row" or "key 7".
 
     Raises
     ------
@@ -132,6 +133,8 @@ class _Cell:
     query, key : int
     others : list of int
         Keys whose mean score is subtracted; empty for none.
+    names : dict
+        The cell in words, for whoever reads the table.
     """
 
     layer: LayerAttention
@@ -139,6 +142,7 @@ class _Cell:
     query: int
     key: int
     others: list[int]
+    names: dict[str, str | int]
 
     @classmethod
     def of(cls, layer: LayerAttention, head: int, query: int, key: int, map: Branch, against: int | str | None) -> _Cell:
@@ -167,7 +171,9 @@ class _Cell:
             raise PromptError(f"against is a token position, 'row' or None, not {against!r}")
         if not seen[[key, *others]].all():
             raise PromptError(f"token {query} does not see key {key if not seen[key] else others[0]}; choose a key that it sees")
-        return cls(layer, int(layer.pairing.of_branch(1 + BRANCHES.index(map))[head]), query, key, others)
+        names = {"layer": layer.layer, "head": head, "map": map, "query": query, "key": key}
+        names["against"] = "nothing" if against is None else "row" if against == "row" else f"key {others[0]}"
+        return cls(layer, int(layer.pairing.of_branch(1 + BRANCHES.index(map))[head]), query, key, others, names)
 
     @property
     def tokens(self) -> list[int]:
@@ -312,4 +318,4 @@ def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) ->
     table = xr.Dataset(variables, {"query_part": names, "key_part": names})
     for name, variable in table.data_vars.items():
         variable.attrs["long_name"] = WORDS[str(name)]
-    return table.assign_attrs(model=scope.name, family=scope.family.name, layer=cell.layer.layer, query=cell.query, key=cell.key)
+    return table.assign_attrs(model=scope.name, family=scope.family.name, **cell.names)
