@@ -213,7 +213,7 @@ def _read(
     norm = frozen_norm(scope, runs, blocks[-1].input, entered.input, f"the residual stream and layer {cell.layer.layer}")
     names = [EMBEDDING]
     for number in list(modules)[:-1]:
-        heads = [f"L{number}H{head} {branch}" for branch in _branches(layers[number]) for head in range(layers[number].n_heads)]
+        heads = [f"L{number}H{head} {branch}" for head in range(layers[number].n_heads) for branch in _branches(layers[number])]
         names += [*heads, f"L{number} {BIASES}", f"L{number} MLP"]
     names.append(BIASES)
     read = torch.zeros(len(names), cell.layer.n_queries, entered.input.shape[-1], dtype=torch.float64)
@@ -222,7 +222,8 @@ def _read(
         for number, block in zip(modules, blocks[:-1]):
             own = FrozenHeads.of(layers[number], token)
             wrote, bias = own.write(scope.family.output_projection(modules[number]), block.attention[row].double())
-            column += [wrote[: len(_branches(layers[number]))].flatten(0, 1), bias[None], block.mlp[row].double()[None]]
+            heads = wrote[: len(_branches(layers[number]))].transpose(0, 1).flatten(0, 1)  # (head·branch, hidden)
+            column += [heads, bias[None], block.mlp[row].double()[None]]
         read[:, token] = torch.cat([norm(torch.cat(column), row), norm.bias[None]])
     return names, read
 
