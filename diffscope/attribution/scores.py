@@ -153,7 +153,7 @@ class _Cell:
         PromptError, UnsupportedModel
             As of :func:`score_attribution`.
         """
-        tokens, branches = layer.n_keys, BRANCHES if layer.differential else BRANCHES[:1]
+        tokens, branches = layer.n_keys, _branches(layer)
         if head not in range(layer.n_heads):
             raise PromptError(f"layer {layer.layer} has no head {head}; choose from 0 to {layer.n_heads - 1}")
         if map not in branches:
@@ -171,8 +171,9 @@ class _Cell:
             raise PromptError(f"against is a token position, 'row' or None, not {against!r}")
         if not seen[[key, *others]].all():
             raise PromptError(f"token {query} does not see key {key if not seen[key] else others[0]}; choose a key that it sees")
-        names = {"layer": layer.layer, "head": head, "map": map, "query": query, "key": key}
-        names["against"] = "nothing" if against is None else "row" if against == "row" else f"key {others[0]}"
+        compared = "nothing" if against is None else "row" if against == "row" else f"key {others[0]}"
+        names: dict[str, str | int] = {"layer": layer.layer, "head": head, "map": map, "query": query, "key": key}
+        names["against"] = compared
         return cls(layer, int(layer.pairing.of_branch(1 + BRANCHES.index(map))[head]), query, key, others, names)
 
     @property
@@ -213,8 +214,10 @@ def _read(
     norm = frozen_norm(scope, runs, blocks[-1].input, entered.input, f"the residual stream and layer {cell.layer.layer}")
     names = [EMBEDDING]
     for number in list(modules)[:-1]:
-        heads = [f"L{number}H{head} {branch}" for head in range(layers[number].n_heads) for branch in _branches(layers[number])]
-        names += [*heads, f"L{number} {BIASES}", f"L{number} MLP"]
+        of_heads = [
+            f"L{number}H{head} {branch}" for head in range(layers[number].n_heads) for branch in _branches(layers[number])
+        ]
+        names += [*of_heads, f"L{number} {BIASES}", f"L{number} MLP"]
     names.append(BIASES)
     read = torch.zeros(len(names), cell.layer.n_queries, entered.input.shape[-1], dtype=torch.float64)
     for row, token in enumerate(cell.tokens):
