@@ -1,5 +1,6 @@
-"""What parts of a model add to the logits of tokens, directly: each branch of each head, MLPs, embedding."""
+"""What parts of a model add to the logits of tokens and to attention scores, directly: branches of heads, MLPs, embedding."""
 
 from diffscope.attribution.api import branch_attribution
+from diffscope.attribution.scores import score_attribution
 
-__all__ = ["branch_attribution"]
+__all__ = ["branch_attribution", "score_attribution"]

@@ -1,4 +1,4 @@
-"""The heads of a layer at the last query, and what each of their branches adds to logits, directly."""
+"""The heads of a layer at one query, what each of their branches writes, and what that adds to logits, directly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD_TOLERANCE = 1e-4  # error of the sum of heads, relative to what they write
 
 @dataclass(frozen=True)
 class FrozenHeads:
-    """The heads of one prompt at its last query, with their norms frozen.
+    """The heads of one prompt at one query, with their norms frozen.
 
     A head's output is linear in D except for its norm. With the norm's factor fixed at that of the head's own output, g·A1·V and
     −λ·A2·V pass the norm's weight, post-scale, correction and gate separately, and add up to the head's output.
@@ -39,6 +39,7 @@ class FrozenHeads:
         g·A1 and −λ·A2; of standard attention the second is NaN.
     a2 : Tensor (head, key), or None in standard attention
     lam : Tensor (head, 1)
+    query : int
     """
 
     frozen: LayerAttention
@@ -46,40 +47,71 @@ class FrozenHeads:
     weights: Tensor
     a2: Tensor | None
     lam: Tensor
+    query: int
 
     @classmethod
     @without_autocast()
-    def of(cls, layer: LayerAttention) -> FrozenHeads:
-        """Freeze the heads of a layer of one prompt.
+    def of(cls, layer: LayerAttention, at: int | None = None) -> FrozenHeads:
+        """Freeze the heads of a layer of one prompt at a query, by default the last one.
 
         Raises
         ------
         UnsupportedModel
             The branches do not add up to the head's output: an edit, or the model itself, changes what follows from them.
         """
-        query = [layer.n_queries - 1]
-        rows = layer.rows(query)
+        at = layer.n_queries - 1 if at is None else at
+        rows = layer.rows([at])
         d, a1 = rows.d[:, 0], rows.gain * rows.a1[:, 0]
         a2 = None if rows.a2 is None else rows.a2[:, 0]
         weights = torch.stack([d, torch.full_like(d, torch.nan)] if a2 is None else [a1, -rows.lam * a2])
         values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)
         whole = d[:, None] @ values  # (head, 1, width)
-        last = cls(replace(layer, norm=_frozen(layer.norm, whole)), values, weights, a2, rows.lam)
-        parts = last.outputs(weights).nan_to_num()
-        off = parts.sum(0) - layer.head_postprocess(whole, query)[:, 0]
+        heads = cls(replace(layer, norm=_frozen(layer.norm, whole)), values, weights, a2, rows.lam, at)
+        parts = heads.outputs(weights).nan_to_num()
+        off = parts.sum(0) - layer.head_postprocess(whole, [at])[:, 0]
         if not off.abs().max() <= BRANCH_TOLERANCE * parts.abs().sum(0).max():
             raise UnsupportedModel(
                 f"layer {layer.layer}: D or the output of heads is changed after the subtraction, so heads are no sum of two "
                 "branches; leave out the edit that does so, or take a model that does not"
             )
-        return last
+        return heads
 
     @without_autocast()
     def outputs(self, weights: Tensor, keys: Tensor | slice = slice(None)) -> Tensor:
         """Return what enters the output projection for given weights of keys, (row, head, key) → (row, head, width)."""
         mixed = weights.transpose(0, 1) @ self.values[:, keys]  # (head, row, width)
-        queries = [self.frozen.n_queries - 1] * len(weights)
-        return self.frozen.head_postprocess(mixed, queries).transpose(0, 1)
+        return self.frozen.head_postprocess(mixed, [self.query] * len(weights)).transpose(0, 1)
+
+    def write(self, projection: nn.Module, wrote: Tensor, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what each branch of each head writes into the residual stream, and the bias that its layer adds.
+
+        Parameters
+        ----------
+        projection : nn.Module
+            The output projection.
+        wrote : Tensor (hidden,)
+            What the layer wrote there.
+        extra : Tensor (row, head, key), optional
+            Weights of further rows.
+
+        Returns
+        -------
+        Tensor (branch or row, head, hidden)
+            In standard attention the second branch is NaN.
+        Tensor (hidden,)
+
+        Raises
+        ------
+        UnsupportedModel
+            Heads and bias do not add up to what the layer wrote.
+        """
+        weights = self.weights if extra is None else torch.cat([self.weights, extra])
+        parts, bias = _through(projection, self.outputs(weights))
+        heads = parts[: len(BRANCHES)].nan_to_num()  # standard attention has one branch
+        tolerance = max(HEAD_TOLERANCE, TOLERANCE[self.frozen.q.dtype])
+        if not (heads.sum((0, 1)) + bias - wrote).abs().max() <= tolerance * heads.abs().sum((0, 1)).max():
+            raise UnsupportedModel(f"layer {self.frozen.layer}: its heads do not add up to what it wrote; {UNSUPPORTED}")
+        return parts, bias
 
 
 def _frozen(norm: Norm | None, whole: Tensor) -> Norm | None:
@@ -138,19 +170,14 @@ def of_layer(
         Heads and bias do not add up to what the layer wrote.
     """
     last = [FrozenHeads.of(layer.prompt(index)) for index in range(len(queries))]
-    tolerance = max(HEAD_TOLERANCE, TOLERANCE[layer.q.dtype])
     tables = []
     for index, (own, question) in enumerate(zip(last, queries)):
         other = (index + 1) % len(last)
         a2 = last[other].a2 if control else None
-        weights = own.weights if a2 is None else torch.cat([own.weights, -own.lam * a2[None]])
-        wrote, bias = _through(projection, own.outputs(weights))
-        heads = wrote[: len(BRANCHES)].nan_to_num()  # standard attention has one branch
-        off = heads.sum((0, 1)) + bias - stream.attention[number][index]
-        if not off.abs().max() <= tolerance * heads.abs().sum((0, 1)).max():
-            raise UnsupportedModel(f"layer {layer.layer}: its heads do not add up to what it wrote; {UNSUPPORTED}")
+        of_control = None if a2 is None else -own.lam * a2[None]
+        wrote, bias = own.write(projection, stream.attention[number][index], of_control)
         table = torch.full((2, len(BRANCHES) + 1, len(own.values), len(question.tokens)), torch.nan, dtype=torch.float64)
-        table[0, : len(weights)] = stream.direct(wrote, index, question.tokens)
+        table[0, : len(wrote)] = stream.direct(wrote, index, question.tokens)
         for candidate, (token, keys) in enumerate(zip(question.tokens, question.places)):
             if not keys:
                 continue

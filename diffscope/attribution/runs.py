@@ -1,8 +1,8 @@
-"""Record the input and output of every module at the last token as a model runs."""
+"""Record the input and output of every module at some tokens as a model runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from diffscope.families.threads import Hook
 
 
 class Run(NamedTuple):
-    """Input and output of a module at the last token of each prompt, (prompt, width) both.
+    """Input and output of a module at the recorded tokens, (row, width) both: a row is a token of a prompt.
 
     They are copies in the model's own dtype, on the CPU, since a module may change its input in place.
     """
@@ -29,7 +29,7 @@ class Runs:
     ----------
     of : dict of nn.Module to list of Run or None
         In the order in which modules first finished; None where input or output has no tensor with tokens.
-    logits : Tensor (prompt, vocabulary)
+    logits : Tensor (row, vocabulary)
         The model's output; empty before it ran.
     """
 
@@ -44,16 +44,25 @@ class Runs:
 
 
 @contextmanager
-def record_modules(model: nn.Module, prompts: int) -> Iterator[Runs]:
-    """Record the runs of every module of a model while the context is open; `prompts` of one length run at once."""
+def record_modules(model: nn.Module, prompts: int, tokens: Sequence[int] = (-1,)) -> Iterator[Runs]:
+    """Record the runs of every module of a model while the context is open.
+
+    Parameters
+    ----------
+    model : nn.Module
+    prompts : int
+        Prompts of one length that run at once.
+    tokens : sequence of int
+        Positions in each prompt; by default the last one.
+    """
     runs = Runs()
     under_way: dict[nn.Module, list[Tensor | None]] = {}
 
     def before(module: nn.Module, args: tuple, kwargs: dict) -> None:
-        under_way.setdefault(module, []).append(_at_last_token([*args, *kwargs.values()], prompts))
+        under_way.setdefault(module, []).append(_rows([*args, *kwargs.values()], prompts, tokens))
 
     def after(module: nn.Module, args: tuple, output: Any) -> None:
-        entered, left = under_way[module].pop(), _at_last_token(output, prompts)
+        entered, left = under_way[module].pop(), _rows(output, prompts, tokens)
         runs.of.setdefault(module, []).append(None if entered is None or left is None else Run(entered, left))
         if module is model and left is not None:
             runs.logits = left
@@ -69,8 +78,8 @@ def record_modules(model: nn.Module, prompts: int) -> Iterator[Runs]:
             handle.remove()
 
 
-def _at_last_token(value: Any, prompts: int) -> Tensor | None:
-    """Return the last token's row, (prompt, width), of the logits, or else of the first tensor that has tokens.
+def _rows(value: Any, prompts: int, tokens: Sequence[int]) -> Tensor | None:
+    """Return some tokens' rows, (row, width), of the logits, or else of the first tensor that has tokens.
 
     A tensor is (prompt, token, …), or (prompt·token, width) as some MLPs flatten it.
     """
@@ -81,4 +90,6 @@ def _at_last_token(value: Any, prompts: int) -> Tensor | None:
         return None
     if tensor.dim() == 2:
         tensor = tensor.unflatten(0, (prompts, -1))
-    return tensor[:, -1].flatten(1).detach().cpu().clone() if len(tensor) == prompts and tensor.shape[1] else None
+    if len(tensor) != prompts or not -tensor.shape[1] <= min(tokens) <= max(tokens) < tensor.shape[1]:
+        return None
+    return tensor[:, list(tokens)].flatten(0, 1).flatten(1).detach().cpu().clone()

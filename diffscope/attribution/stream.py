@@ -27,11 +27,11 @@ UNSUPPORTED = "what heads add to its logits cannot be told (docs/attribution.md 
 
 @dataclass(frozen=True)
 class Frozen:
-    """The final norm as a linear map at the last token of each prompt.
+    """A norm as a linear map at each recorded token.
 
     Attributes
     ----------
-    factor : Tensor (prompt,)
+    factor : Tensor (row,)
         Its factor, besides its weight.
     weight, bias : Tensor (hidden,)
     centred : bool
@@ -43,10 +43,10 @@ class Frozen:
     bias: Tensor
     centred: bool
 
-    def __call__(self, x: Tensor, prompt: int) -> Tensor:
-        """Apply it to a part x (…, hidden) of what enters the norm, without the bias."""
+    def __call__(self, x: Tensor, row: int) -> Tensor:
+        """Apply it to a part x (…, hidden) of what enters the norm at a token, without the bias."""
         x = x - x.mean(-1, keepdim=True) if self.centred else x
-        return x * self.weight * self.factor[prompt]
+        return x * self.weight * self.factor[row]
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,7 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
     UnsupportedModel
         It has no such stream.
     """
-    blocks = [_block(scope, runs, module) for module in attentions]
-    for number, (before, after) in enumerate(pairwise(blocks)):
-        if not torch.equal(before.output, after.input):
-            raise UnsupportedModel(
-                f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
-                f"residual stream, such as a layer without attention that is read; {UNSUPPORTED}"
-            )
+    blocks = read_blocks(scope, attentions, runs)
     logits = runs.logits
     unembedding, last = _unembedding(scope, runs, logits)
     _check_logits(scope, unembedding, last, logits, candidates)
@@ -122,15 +116,15 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
         embedding=blocks[0].input.double(),
         attention=[block.attention.double() for block in blocks],
         mlp=[block.mlp.double() for block in blocks],
-        norm=_final_norm(scope, runs, blocks[-1].output, last.input),
+        norm=frozen_norm(scope, runs, blocks[-1].output, last.input, "its last block and its unembedding"),
         unembedding=unembedding,
         logits=logits.double(),
     )
 
 
 @dataclass(frozen=True)
-class _Block:
-    """Input and output of a block, and the outputs of its two parts, (prompt, hidden) each."""
+class Block:
+    """Input and output of a block, and the outputs of its two parts, (row, hidden) each."""
 
     input: Tensor
     output: Tensor
@@ -138,7 +132,25 @@ class _Block:
     mlp: Tensor
 
 
-def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
+def read_blocks(scope: Scope, attentions: Sequence[nn.Module], runs: Runs) -> list[Block]:
+    """Return the blocks of attention modules, each of which enters the next one as it is.
+
+    Raises
+    ------
+    UnsupportedModel
+        A block adds something else to the residual stream, or something between two blocks does.
+    """
+    blocks = [_block(scope, runs, module) for module in attentions]
+    for number, (before, after) in enumerate(pairwise(blocks)):
+        if not torch.equal(before.output, after.input):
+            raise UnsupportedModel(
+                f"{scope.name}: between the blocks of attention modules {number} and {number + 1} something else changes the "
+                f"residual stream, such as a layer without attention that is read; {UNSUPPORTED}"
+            )
+    return blocks
+
+
+def _block(scope: Scope, runs: Runs, attention: nn.Module) -> Block:
     """Find the block of an attention module: the outermost module that adds its output and that of one other to its input."""
     projection = runs.single(scope.family.output_projection(attention))
     names = {module: name for name, module in scope.model.named_modules()}
@@ -151,7 +163,7 @@ def _block(scope: Scope, runs: Runs, attention: nn.Module) -> _Block:
         others = (part for part in module.modules() if part is not module and part not in set(attention.modules()))
         for mlp in _written(runs, others, projection.output):
             if _adds_up(run, projection.output, mlp):
-                return _Block(run.input, run.output, projection.output, mlp)
+                return Block(run.input, run.output, projection.output, mlp)
     raise UnsupportedModel(
         f"{scope.name}: no block around attention module {names[attention]!r} adds what that wrote, and what one other part "
         f"wrote, to the residual stream as it is (it may norm, scale or mix them, or attend twice); {UNSUPPORTED}"
@@ -201,8 +213,23 @@ def _check_logits(scope: Scope, unembedding: nn.Module, last: Run, logits: Tenso
             )
 
 
-def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> Frozen:
-    """Find the norm between the last block and the unembedding; where there is none, the identity."""
+def frozen_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor, between: str) -> Frozen:
+    """Return the norm between the residual stream and a module as a linear map; the identity if there is none.
+
+    Parameters
+    ----------
+    scope : Scope
+    runs : Runs
+    residual, entered : Tensor (row, hidden)
+        The stream, and what enters the module.
+    between : str
+        What the norm is between, in words.
+
+    Raises
+    ------
+    UnsupportedModel
+        It is no RMSNorm and no LayerNorm.
+    """
     if torch.equal(residual, entered):
         ones = torch.ones(residual.shape[-1]).double()
         return Frozen(torch.ones(len(residual)).double(), ones, 0 * ones, centred=False)
@@ -214,9 +241,7 @@ def _final_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor) -> 
             frozen = _as_frozen(module, run)
             if frozen is not None:
                 return frozen
-    raise UnsupportedModel(
-        f"{scope.name}: what is between its last block and its unembedding is no RMSNorm and no LayerNorm; {UNSUPPORTED}"
-    )
+    raise UnsupportedModel(f"{scope.name}: what is between {between} is no RMSNorm and no LayerNorm; {UNSUPPORTED}")
 
 
 def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:

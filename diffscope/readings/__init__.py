@@ -32,6 +32,7 @@ from diffscope.readings.predictions import (
 from diffscope.readings.prompt_parts import allocation, bars
 from diffscope.readings.reading import Reading
 from diffscope.readings.retrieval import contrast, depths
+from diffscope.readings.score_parts import score_parts
 from diffscope.readings.snr import signal_to_noise
 from diffscope.readings.training import along_training
 
@@ -66,6 +67,7 @@ __all__ = [
     "ranks_sentence",
     "rejection",
     "rejection_sentence",
+    "score_parts",
     "signal_to_noise",
     "synthetic_prompts",
 ]

@@ -1,0 +1,173 @@
+"""Parts of an attention score: they add up to it, they are what a computation by hand gives, and a planted circuit is found."""
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import edits
+from diffscope.attribution import score_attribution
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from tests import tiny
+from tests.attribution.test_branch_attribution import MODELS, with_random_vectors
+from tests.layouts import gated
+
+IDS = tiny.ids(20)
+
+
+def exact(model):
+    """In float64, with norms that are in float64 too: those of Llama round to float32 whatever the model is."""
+    model = with_random_vectors(model).double()
+    for module in list(model.modules()):
+        for name, part in module.named_children():
+            if hasattr(part, "variance_epsilon"):
+                norm = torch.nn.RMSNorm(len(part.weight), part.variance_epsilon, dtype=torch.float64)
+                norm.load_state_dict(part.state_dict())
+                norm.variance_epsilon = part.variance_epsilon
+                setattr(module, name, norm)
+    return model
+
+
+SUPPORTED = [name for name in MODELS if name != "YOCO, V3"]
+
+
+def cells(scope, count, seed):
+    """Random cells of a model's maps, what they are compared with, and the scores of their rows."""
+    random = np.random.default_rng(seed)
+    layers = scope.capture(IDS).layers
+    for _ in range(count):
+        layer = layers[random.integers(len(layers))]
+        branch = int(random.integers(2 if layer.differential else 1))
+        head, query = int(random.integers(layer.n_heads)), int(random.integers(1, len(IDS)))
+        key = int(random.integers(1, query + 1))
+        row = layer.logits([query], layer.pairing.of_branch(1 + branch)[[head]])[0, 0].double().numpy()
+        against = [None, "row", 0][random.integers(3)]
+        yield dict(layer=layer.layer, head=head, query=query, key=key, map=["A1", "A2"][branch], against=against), row
+
+
+@pytest.mark.parametrize("prepare, bound", [(with_random_vectors, 1e-5), (exact, 1e-9)], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_parts_add_up_to_the_score(name, prepare, bound):
+    scope = diffscope.load(prepare(MODELS[name]()))
+    for cell, row in cells(scope, 3, seed=len(name)):
+        table = score_attribution(scope, IDS, **cell)
+        seen = row[: cell["query"] + 1]
+        wanted = seen[cell["key"]] - {None: 0, "row": seen.mean(), 0: seen[0]}[cell["against"]]
+        assert float(table["total"]) == pytest.approx(wanted, abs=bound)
+        assert float(table["score"].sum()) == pytest.approx(wanted, abs=bound * float(abs(table["score"]).sum()))
+        assert float(table["unexplained"]) == pytest.approx(float(table["total"] - table["score"].sum()), abs=1e-12)
+        np.testing.assert_allclose(table["of_query"], table["score"].sum("key_part"))
+        np.testing.assert_allclose(table["of_key"], table["score"].sum("query_part"))
+
+
+def test_one_part_is_what_a_computation_by_hand_gives():
+    """Llama, layer 1: the embedding at the query times the MLP of layer 0 at the key, with RoPE written out."""
+    model = exact(tiny.standard("llama"))
+    query, key, head = 12, 4, 1
+    seen = {}
+    layer = model.model.layers[1]
+    layer.input_layernorm.register_forward_pre_hook(lambda module, args: seen.update(stream=args[0][0]))
+    model.model.layers[0].register_forward_pre_hook(lambda module, args: seen.update(embedding=args[0][0]))
+    model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: seen.update(mlp=output[0]))
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+        norm, attention = layer.input_layernorm, layer.self_attn
+        wide = attention.head_dim
+
+        def project(part, at, projection, number):
+            factor = torch.rsqrt(seen["stream"][at].square().mean() + norm.variance_epsilon)
+            x = projection.weight[number * wide : (number + 1) * wide] @ (part[at] * factor * norm.weight)
+            cos, sin = model.model.rotary_emb(part[None], torch.tensor([[at]]))
+            half = torch.cat([-x[wide // 2 :], x[: wide // 2]])
+            return x * cos[0, 0] + half * sin[0, 0]
+
+        group = head // attention.num_key_value_groups
+        q = project(seen["embedding"], query, attention.q_proj, head)
+        k = project(seen["mlp"], key, attention.k_proj, group)
+        wanted = float(q @ k * attention.scaling)
+    table = score_attribution(diffscope.load(model), IDS, 1, head, query, key)
+    assert float(table["score"].sel(query_part="embedding", key_part="L0 MLP")) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_planted_circuit_is_found():
+    """A2 of layer 1, head 1 reads a direction that only A1 and A2 of layer 0, head 2 write."""
+    model = tiny.diffllama()
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    hidden = model.config.hidden_size
+    basis = torch.linalg.qr(torch.randn(hidden, 4, generator=torch.Generator().manual_seed(3)))[0]  # (hidden, direction)
+    aside = torch.eye(hidden) - basis @ basis.T
+    width = first.o_proj.in_features // (model.config.num_attention_heads // 2)
+    with torch.no_grad():
+        model.model.embed_tokens.weight.copy_(model.model.embed_tokens.weight @ aside)
+        model.model.layers[0].mlp.down_proj.weight.copy_(aside @ model.model.layers[0].mlp.down_proj.weight)
+        planted = slice(2 * width, 3 * width)
+        along = basis @ basis.T @ first.o_proj.weight[:, planted]
+        first.o_proj.weight.copy_(aside @ first.o_proj.weight)
+        first.o_proj.weight[:, planted] = along
+        model.model.layers[1].input_layernorm.weight.fill_(1.0)
+        rows = second.k_proj.weight.view(-1, second.head_dim, hidden)  # (key map, d, hidden)
+        rows[len(rows) // 2 :] = rows[len(rows) // 2 :] @ basis @ basis.T  # keys of second maps
+    scope = diffscope.load(model)
+    table = score_attribution(scope, IDS, 1, 1, -1, 7, map="A2", against="row")
+    of_key = table["of_key"]
+    named = of_key.sel(key_part=["L0H2 A1", "L0H2 A2"])
+    assert float(named.sum()) == pytest.approx(float(table["total"]), rel=1e-4) and abs(float(table["total"])) > 0.01
+    assert float(abs(of_key.drop_sel(key_part=["L0H2 A1", "L0H2 A2"])).max()) < 1e-5 * float(abs(named).max())
+    others = score_attribution(scope, IDS, 1, 1, -1, 7, map="A1", against="row")["of_key"]
+    assert float(abs(others.drop_sel(key_part=["L0H2 A1", "L0H2 A2"])).max()) > 0.1 * float(abs(others).max())
+
+
+def test_a_model_in_half_precision_is_attributed_in_float32():
+    scope = diffscope.load(tiny.diffllama().bfloat16())
+    table = score_attribution(scope, IDS, 1, 0, -1, 3, map="A2")
+    assert 0 < abs(float(table["unexplained"])) < 0.05 and table["score"].dtype == np.float64
+
+
+def test_positions_may_count_from_the_end_and_the_model_is_left_as_it_was():
+    model = tiny.diffllama()
+    scope = diffscope.load(model)
+    before = scope.capture(IDS).next
+    hooks = [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]
+    from_end = score_attribution(scope, IDS, 1, 0, -1, -5)
+    assert from_end.equals(score_attribution(scope, IDS, 1, 0, 19, 15)) and from_end.attrs["key"] == 15
+    assert [len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()] == hooks
+    assert dict(scope.capture(IDS).next) == dict(before)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (dict(layer=9), "no layer 9 .* choose from 0, 1"),
+        (dict(head=9), "layer 1 has no head 9; choose from 0 to"),
+        (dict(map="D"), "no map 'D'; choose from A1, A2"),
+        (dict(query=20), "the query 20 is outside of the prompt, which has 20 tokens"),
+        (dict(key=-21), "the key -21 is outside"),
+        (dict(query=3), "token 3 does not see key 5; choose a key that it sees"),
+        (dict(against=19, query=10), "token 10 does not see key 19"),
+        (dict(against=5), "key 5 is compared with itself"),
+        (dict(against="mean"), "against is a token position, 'row' or None, not 'mean'"),
+    ],
+)
+def test_what_is_not_there_is_said(change, words):
+    scope = diffscope.load(tiny.diffllama())
+    with pytest.raises(PromptError, match=words):
+        score_attribution(scope, IDS, **{**dict(layer=1, head=0, query=-1, key=5), **change})
+
+
+def test_scores_that_are_no_sum_of_parts_are_refused():
+    with pytest.raises(UnsupportedModel, match="layer 1: its scores are no sum .* norm its queries or keys"):
+        score_attribution(diffscope.load(with_random_vectors(tiny.standard("qwen3"))), IDS, 1, 0, -1, 5)
+    shared = diffscope.load(gated.tiny())
+    last = shared.capture(IDS).layer_numbers[-1]  # whose keys were made by an earlier layer
+    with pytest.raises(UnsupportedModel, match=f"layer {last} does not make its queries and keys of what it reads"):
+        score_attribution(shared, IDS, last, 0, -1, -2)
+    with pytest.raises(UnsupportedModel, match="layer 0 caps its scores"):
+        score_attribution(diffscope.load(tiny.gemma2()), IDS, 0, 0, -1, -3)
+    with pytest.raises(PromptError, match="no map 'A2'; choose from A1"):
+        score_attribution(diffscope.load(tiny.standard("llama")), IDS, 1, 0, -1, 5, map="A2")
+
+
+def test_edits_are_refused():
+    scope = diffscope.load(tiny.diffllama())
+    with scope.edit(edits.set_lambda(1.0)), pytest.raises(DiffscopeError, match="leave the edits that are on"):
+        score_attribution(scope, IDS, 1, 0, -1, 5)
