@@ -25,6 +25,7 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.folders import tokenizer_folder
+from diffscope.readings.reading import Part
 from diffscope.scope import Scope
 
 LONGEST_NAME = 100  # of a file that is kept for a moment
@@ -159,13 +160,13 @@ def thumbnails(_cap, key: tuple, name: str):
     return _cap.thumbnails(name=name)
 
 
-def sentence_of(cap, query: int, layer: int, head: int) -> str:
-    """Return what is said of a head at a query."""
-    return readings.of_head(cap, layer, head, query).sentence
+def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
+    """Return what is said of a head at a query, in parts."""
+    return readings.of_head(cap, layer, head, query).parts
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
-def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
+def all_heads(_cap, key: tuple, query: int) -> bytes | None:
     """Return the views of all heads of a small capture, with what is said of each at a query; None of a large one.
 
     `key` says of which capture.
@@ -174,7 +175,7 @@ def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
 
     if not attention_view.is_small(_cap):
         return None
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query), hint=hint)
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query))
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

@@ -23,11 +23,6 @@ from diffscope.stats import STATISTICS
 from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
-HELP = (
-    "Irrelevant tokens: all but the answer, the question and the first token. Overlap: what two maps share there; 0 is "
-    "nothing, 1 the same, and only what they share can cancel. Control: the same with the second map of another head of the "
-    "layer. If |D| exceeds A1's mass, the subtraction adds weight there."
-)
 state = st.session_state
 
 
@@ -68,11 +63,10 @@ def show_heads_and_maps(subject, cap) -> None:
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
                     sentence=sentence_of(cap, query, layer, head),
-                    hint=HELP,
                 )
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
-        blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
+        blocks.hold_heads(all_heads(cap, subject.key, query))
     if state.get("spans") != spans or state.pop("_marked", False):
         st.rerun()  # the capture has other spans
 
@@ -152,7 +146,7 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), hint=HELP),
+            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query)),
             data=partial(cap.maps, layer, [head]),
             code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
         )

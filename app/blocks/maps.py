@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import cache
 
 import streamlit as st
@@ -10,6 +11,7 @@ from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
+from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views import tokens as token_strip
 
@@ -30,8 +32,7 @@ def show_view(
     group: str = "",
     state: dict | None = None,
     on_state=None,
-    sentence: str = "",
-    hint: str = "",
+    sentence: Sequence[Part] = (),
 ):
     """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens; or as lines.
 
@@ -72,7 +73,6 @@ def show_view(
             group=group,
             state=st.session_state.get(first),
             sentence=sentence,
-            hint=hint,
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
         _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})

@@ -22,6 +22,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.inputs import one_prompt, runs
 from diffscope.figures.panels import heading
+from diffscope.readings.reading import Part
 from diffscope.views.component import Component
 from diffscope.views.view_state import checked_state
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from diffscope.capture.capture import Capture
     from diffscope.prompts.encoded import Encoded
 
-Sentences = Callable[[int, int], str]  # by layer and head
+Sentence = Sequence[Part]
+Sentences = Callable[[int, int], Sentence]  # by layer and head
 SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
 MOST = 1024  # tokens a side of a window of exact values
 LINES = 8  # strongest keys of each query that are drawn as lines
@@ -133,8 +135,7 @@ def buffer(
     maps: xr.Dataset | None = None,
     group: str = "",
     state: object = None,
-    sentence: str = "",
-    hint: str = "",
+    sentence: Sentence = (),
 ) -> bytes:
     """Everything that the view of one head needs.
 
@@ -157,8 +158,8 @@ def buffer(
     state : dict, optional
         How the view is looked at when it appears, as it gave it before; what is no state is left out, and never an error. Without
         one, be it empty, the view does not say how it is looked at.
-    sentence, hint : str
-        What is said of the head above its maps, and what its words mean, which is shown to whoever points at it.
+    sentence : sequence of Part
+        What is said of the head above its maps, as the ``parts`` of a reading. Whoever points at a number is shown its help.
 
     Returns
     -------
@@ -179,7 +180,10 @@ def buffer(
     names = [name for name in theme.SCALES if name in maps]
     capture = one_prompt(capture, prompt)
     attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
-    about = _about(capture, attention, head, prompt, maps, names) | {"group": group, "sentence": sentence, "hint": hint}
+    about = _about(capture, attention, head, prompt, maps, names) | {
+        "group": group,
+        "sentence": [list(part) for part in sentence],
+    }
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
     by_token = about["bin"] == 1
@@ -207,7 +211,6 @@ def bundle(
     prompt: int = 0,
     size: int = SIZE,
     sentences: Sentences | None = None,
-    hint: str = "",
 ) -> bytes:
     """Return the views of several heads, which a page holds so that it shows another one at once.
 
@@ -216,10 +219,10 @@ def bundle(
     capture : Capture
     places : iterable of (int, int)
         Layers and heads; the first is the one that a page of its own shows first.
-    prompt, size, hint
+    prompt, size
         As of :func:`buffer`.
     sentences : callable, optional
-        Returns what is said of a head, by its layer and number.
+        Returns what is said of a head, by its layer and number, as parts.
 
     Returns
     -------
@@ -228,8 +231,8 @@ def bundle(
     """
     tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
-        words = sentences(layer, head) if sentences else ""
-        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words, hint=hint)
+        words = sentences(layer, head) if sentences else ()
+        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
     about = {"prompt": _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])}
     about["first"] = next(iter(tensors))
@@ -244,7 +247,6 @@ def page(
     prompt: int = 0,
     size: int = 224,
     sentences: Sentences | None = None,
-    hint: str = "",
 ) -> str:
     """Return the view as one HTML page that needs nothing else: with all heads of a small model, else with one.
 
@@ -252,7 +254,7 @@ def page(
     """
     others = [place for place in places_of(capture) if place != (layer, head)]
     chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
-    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, hint=hint), mtime=0)
+    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences), mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = COMPONENT.inline
     return PAGE.format(title=html.escape(capture.model_name), module=script, data=base64.b64encode(data).decode())

@@ -12,6 +12,7 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope import edits
+from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views.view_state import checked_state
 from tests import tiny
@@ -251,8 +252,8 @@ def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
 @pytest.mark.browser
 def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, tmp_path):
     path = tmp_path / "page.html"
-    said = lambda layer, head: f"L{layer}H{head} says so"  # noqa: E731
-    path.write_text(attention_view.page(capture, 1, 2, sentences=said, hint="its words"), encoding="utf-8")
+    said = lambda layer, head: (Part(f"L{layer}H{head} says <b>"), Part(".30", "What <i>it</i> is."), Part("."))  # noqa: E731
+    path.write_text(attention_view.page(capture, 1, 2, sentences=said), encoding="utf-8")
     assert len(path.read_bytes()) < 1_500_000
     page.goto(path.as_uri())
     page.wait_for_selector("canvas[data-map=D]")
@@ -268,7 +269,10 @@ def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, t
     ]:
         root.press(key)
         assert f"layer {layer} · head {head}" in view.locator("strong").first.text_content()
-        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says so"
+        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says <b>.30."
+    number = view.locator(".sentence .number")
+    number.focus()
+    assert number.evaluate("node => getComputedStyle(node, '::after').content") == '"What <i>it</i> is."'
     words = point(page, view, 40, 7, 60)
     exact = float(capture.map("D", 1, 3).values[40, 7])
     assert printed(words, "D")[0] == pytest.approx(exact, rel=0.06, abs=6e-5)
