@@ -166,15 +166,10 @@ def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
-def all_heads(_cap, key: tuple, query: int) -> bytes | None:
-    """Return the views of all heads of a small capture, with what is said of each at a query; None of a large one.
-
-    `key` says of which capture.
-    """
+def all_heads(_cap, key: tuple, query: int) -> bytes:
+    """Return the views of all heads of a small capture, with what is said of each at a query; `key` says of which capture."""
     from diffscope.views import attention as attention_view
 
-    if not attention_view.is_small(_cap):
-        return None
     return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query))
 
 

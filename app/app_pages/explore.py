@@ -23,6 +23,7 @@ from diffscope.stats import STATISTICS
 from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
+AHEAD = 4096  # tokens up to which the heads beside the one that is shown are fetched ahead
 state = st.session_state
 
 
@@ -66,7 +67,10 @@ def show_heads_and_maps(subject, cap) -> None:
                 )
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
-        blocks.hold_heads(all_heads(cap, subject.key, query))
+        if attention_view.is_small(cap):
+            blocks.hold_heads(all_heads(cap, subject.key, query))
+        elif cap.n_tokens <= AHEAD:
+            blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query}")
     if state.get("spans") != spans or state.pop("_marked", False):
         st.rerun()  # the capture has other spans
 

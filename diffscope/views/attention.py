@@ -67,10 +67,9 @@ body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-
 {module}
 const zipped = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-const bundle = await new Response(stream).arrayBuffer();
-const {{ prompt, first }} = opened(bundle);
+const bundle = opened(await new Response(stream).arrayBuffer());
 hold(bundle);
-mount(document.getElementById("view"), HELD.get(`${{prompt}} ${{first}}`));
+mount(document.getElementById("view"), HELD.get(`${{bundle.prompt}} ${{bundle.first}}`));
 </script>
 </html>
 """
@@ -97,8 +96,9 @@ COMPONENT = Component(
     ),
     triggers=("head",),
 )
-#: Shows nothing itself; its data is a :func:`bundle`.
-HELD = Component(("held_heads.js", "held_host.js"), triggers=())
+#: Shows nothing itself; its data is a :func:`bundle`. Its event is ``"wanted"``, ``{layer, head}``: a head beside the one that is
+#: shown, which the page does not hold yet.
+HELD = Component(("held_heads.js", "held_host.js"), triggers=("wanted",))
 
 
 def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
@@ -211,6 +211,9 @@ def bundle(
     prompt: int = 0,
     size: int = SIZE,
     sentences: Sentences | None = None,
+    maps: Callable[[int, int], xr.Dataset] | None = None,
+    beside: tuple[int, int] | None = None,
+    about: str = "",
 ) -> bytes:
     """Return the views of several heads, which a page holds so that it shows another one at once.
 
@@ -218,11 +221,17 @@ def bundle(
     ----------
     capture : Capture
     places : iterable of (int, int)
-        Layers and heads; the first is the one that a page of its own shows first.
+        Layers and heads; the first is the one that a page of its own shows first. May be empty if the page asks for heads.
     prompt, size
         As of :func:`buffer`.
     sentences : callable, optional
         Returns what is said of a head, by its layer and number, as parts.
+    maps : callable, optional
+        Returns the maps of a head as :func:`whole_maps` does, if the caller keeps them.
+    beside : (int, int), optional
+        The layer and head that is shown, if the page is to ask for the heads beside it.
+    about : str
+        What the sentences are about besides the prompt, such as a token. A page drops what it holds about anything else.
 
     Returns
     -------
@@ -231,12 +240,15 @@ def bundle(
     """
     tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
-        words = sentences(layer, head) if sentences else ()
-        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words)
+        said = sentences(layer, head) if sentences else ()
+        kept = maps(layer, head) if maps else None
+        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
-    about = {"prompt": _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])}
-    about["first"] = next(iter(tensors))
-    return save(tensors, {"view": json.dumps(about)})
+    name = _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
+    words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
+    if beside is not None:
+        words["beside"] = _grid(capture) | {"layer": beside[0], "head": beside[1]}
+    return save(tensors, {"view": json.dumps(words)})
 
 
 def page(
@@ -297,7 +309,7 @@ def _about(
         "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
-        "grid": {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]},
+        "grid": _grid(capture),
         "bin": maps.attrs["bin"],
         "shape": list(maps["visible"].shape),
         "queries": attention.n_queries,
@@ -310,6 +322,11 @@ def _about(
         ],
         "look": LOOK,
     }
+
+
+def _grid(capture: Capture) -> dict[str, list[int]]:
+    """Return the numbers of the layers, and how many heads each has."""
+    return {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]}
 
 
 def _prompt_name(model: str, prompt: int, encoded: Encoded) -> str:

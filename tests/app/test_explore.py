@@ -87,6 +87,17 @@ def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(
     assert start.startswith("At token 3 L0H1 ")
 
 
+def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, monkeypatch):
+    from diffscope.views import attention
+
+    monkeypatch.setattr(attention, "MOST_HEADS", 1)
+    test = fine(app(layer="1", head="0", query="3"))
+    data = buffer(test, "diffscope_held")
+    about = words(data)
+    assert load(data) == {} and (about["beside"]["layer"], about["beside"]["head"]) == (1, 0) and about["about"] == "token 3"
+    assert about["prompt"] == maps(test)["prompt"]
+
+
 def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
     import diffscope
     from diffscope.readings import signs

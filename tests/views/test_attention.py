@@ -454,3 +454,40 @@ def test_a_head_that_the_page_holds_is_shown_at_once_and_the_host_has_the_last_w
     page.wait_for_function("document.querySelector('strong').textContent.includes('layer 0 · head 1')")
     page.evaluate("text => views[0].update(bytes(text))", sent[2])
     assert "layer 0 · head 2" in heading.text_content() and page.problems == []
+
+
+@pytest.mark.browser
+def test_heads_beside_the_one_that_is_shown_are_asked_for_one_at_a_time(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 0, 1))
+    heading, root = view.locator("strong").first, view.locator("[role=application]")
+
+    def sent(places, at, about="token 3"):
+        return base64.b64encode(attention_view.bundle(capture, places, beside=at, about=about)).decode()
+
+    module = attention_view.HELD.module
+    page.evaluate(
+        """async ([module, data]) => {
+        globalThis.bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        globalThis.wanted = [];
+        const { mount } = await import(URL.createObjectURL(new Blob([module], { type: "text/javascript" })));
+        globalThis.holder = mount(null, bytes(data), (name, { layer, head }) => wanted.push([name, layer, head]));
+        }""",
+        [module, sent([], (0, 1))],
+    )
+    asked = [(0, 2), (0, 0), (1, 1), (0, 3)]  # on either side, below, and one further
+    for count, (layer, head) in enumerate(asked, 1):
+        page.wait_for_function("count => wanted.length === count", arg=count)
+        assert page.evaluate("wanted.at(-1)") == ["wanted", layer, head]
+        page.evaluate("data => holder.update(bytes(data))", sent([(layer, head)], (0, 1)))
+    root.press("ArrowRight")
+    assert "layer 0 · head 2" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    root.press("ArrowDown")  # which the page does not hold
+    assert "layer 0 · head 2" in heading.text_content() and root.evaluate("node => node.matches('.stale')")
+    root.press("ArrowRight")
+    assert page.evaluate("events.filter(([, name]) => name === 'head').at(-1)[2]") == {"layer": 1, "head": 3}
+    page.evaluate("data => views[0].update(bytes(data))", base64.b64encode(attention_view.buffer(capture, 1, 3)).decode())
+    assert "layer 1 · head 3" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    page.evaluate("data => holder.update(bytes(data))", sent([], (1, 3), "token 4"))  # what was said was of another token
+    assert page.evaluate("window.diffscopeHeld.size") == 0
+    page.evaluate("holder.leave()")
+    assert page.evaluate("window.diffscopeHolders.size") == 0 and page.problems == []
