@@ -25,6 +25,7 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.folders import tokenizer_folder
+from diffscope.prompts.encoded import with_spans
 from diffscope.readings.reading import Part
 from diffscope.scope import Scope
 
@@ -106,9 +107,16 @@ def opener(names: Iterable[str]) -> Callable[[str], Scope]:
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
+def unmarked(name: str, written: float, prompt):
+    """Return what every layer of a model attended with on a prompt, without spans."""
+    return _captured(scope(name, written), prompt, {})
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
 def capture(name: str, written: float, prompt, spans: dict):
-    """What every layer of a model attended with on a prompt."""
-    return _captured(scope(name, written), prompt, spans)
+    """Return the same with spans, which need no other run of the model."""
+    cap = unmarked(name, written, prompt)
+    return replace(cap, prompts=[with_spans(cap.prompts[0], spans)])
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)

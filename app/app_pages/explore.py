@@ -107,7 +107,7 @@ def choose(subject, cap):
 def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
     """Show every head as a small picture of D, or as a number."""
     pictures = st.toggle("Pictures of D", **bound("pictures", default=True))
-    small = thumbnails(cap, subject.key, "D") if pictures else None
+    small = thumbnails(cap, subject.key[:-1], "D") if pictures else None  # whatever the spans
     values = None if statistic is None else statistic.over_heads
     if values is None and small is None:
         return

@@ -84,9 +84,9 @@ def _maps(cap, layer: int, head: int, key: str):
     """Return the whole maps of a head. The session keeps the last ones: windows do not change them, and heads are seen again."""
     name = f"_{key}-maps"
     last, kept = st.session_state.get(name) or (None, {})
-    if last is None or last() is not cap:
+    if last is None or last() is not cap.layers[0]:  # a capture with other spans has the same layers
         kept = {}
-        st.session_state[name] = (weakref.ref(cap), kept)
+        st.session_state[name] = (weakref.ref(cap.layers[0]), kept)
     maps = kept.pop((layer, head), None)
     kept[layer, head] = attention_view.whole_maps(cap, layer, head) if maps is None else maps
     while len(kept) > KEPT_MAPS:

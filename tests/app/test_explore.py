@@ -170,6 +170,17 @@ def spans(test):
     return {span["name"]: span["ranges"] for span in maps(test)["spans"]}
 
 
+def test_naming_spans_captures_nothing_again(app, monkeypatch):
+    from diffscope.scope import Scope
+
+    runs = []
+    original = Scope.capture
+    monkeypatch.setattr(Scope, "capture", lambda self, *given, **more: runs.append(given) or original(self, *given, **more))
+    test = fine(app(example=OWN, prompt=f"{PROMPT} It is"))
+    fine(test.text_input(key="answer").set_value("7421").run())
+    assert "answer" in spans(test) and maps(test)["sentence"] and len(runs) == 1
+
+
 def test_tokens_are_marked_as_spans(app):
     test = fine(app(example=OWN, prompt=PROMPT, spans=["answer:2-4", "odd one:7"]))
     assert spans(test)["answer"] == [[2, 5]] and spans(test)["odd one"] == [[7, 8]] and not test.warning

@@ -213,7 +213,7 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     assert re.search(r"\((29|30|31)\) → key", point(page, view, 30, 30, 60))
     page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window)")
     events = page.evaluate("events")
-    assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 2}]
+    assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 3}]
     assert [0, "locked", {"rows": [40], "columns": [7]}] in events
     last = events[-1][2]
     assert last["locked"] == {"rows": [40], "columns": [7]} and 20 < last["window"]["size"] < 40
