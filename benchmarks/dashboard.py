@@ -63,7 +63,17 @@ REST = 4000  # milliseconds in which a browser has drawn the charts of a long pr
 READ = 15_000  # milliseconds in which a reader looks at Explore, and what other pages need is prepared
 
 # Frame by frame, since what waits for a selector looks ever less often, and leaves a handle in the page's memory.
-CHANGED = "async (node, before) => { while (node.textContent === before) await new Promise(requestAnimationFrame); }"
+NEXT = """
+async (view, key) => {
+  const title = view.querySelector("strong");
+  const before = title.textContent;
+  const start = performance.now();
+  view.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  while (title.textContent === before && performance.now() - start < 60000) await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+  return performance.now() - start;
+}
+"""
 POINTER = """
 async ([selector, count]) => {
   const canvas = document.querySelector(selector) || [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
@@ -108,14 +118,11 @@ def first_maps(new_page, address: str) -> float:
 
 
 def next_head(page, count: int, rest: int = 0) -> list[float]:
-    """Press an arrow key in the view and wait for the title of the next head's maps; `rest` milliseconds later the next one."""
+    """Press an arrow key in the view and wait until the next head's maps are drawn; `rest` milliseconds later the next one."""
     view = page.locator(f"{VIEW} [role=application]")
-    title = page.locator(f"{VIEW} strong").first
     times = []
     for number in range(count):
-        before = title.inner_text()
-        key = "ArrowRight" if number % 2 == 0 else "ArrowLeft"
-        times.append(milliseconds(partial(view.press, key), partial(title.evaluate, CHANGED, before)))
+        times.append(view.evaluate(NEXT, "ArrowRight" if number % 2 == 0 else "ArrowLeft"))
         settle(page)
         page.wait_for_timeout(rest)
     return times

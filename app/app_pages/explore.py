@@ -48,7 +48,8 @@ def show_maps(subject, cap) -> None:
 @st.fragment
 def show_heads_and_maps(subject, cap) -> None:
     """Show all heads, the maps of one and the row of one token; a click on a head or a token draws only these again."""
-    spans = state.get("spans")
+    if state.pop("_marked", False):
+        st.rerun()  # the capture has other spans
     with show_errors():
         layer, head, query, statistic = choose(subject, cap)
         with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
@@ -71,8 +72,6 @@ def show_heads_and_maps(subject, cap) -> None:
             blocks.hold_heads(all_heads(cap, subject.key, query))
         elif cap.n_tokens <= AHEAD:
             blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query}")
-    if state.get("spans") != spans or state.pop("_marked", False):
-        st.rerun()  # the capture has other spans
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:
