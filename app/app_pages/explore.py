@@ -23,6 +23,8 @@ from diffscope.stats import STATISTICS
 from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
+#: on a narrow page the head that is looked at stands above all heads
+MAPS_FIRST = "<style>@media (max-width: 1150px){div:has(> .st-key-part-maps){order:-1}}</style>"
 AHEAD = 4096  # tokens up to which the heads beside the one that is shown are fetched ahead
 state = st.session_state
 
@@ -52,6 +54,7 @@ def show_heads_and_maps(subject, cap) -> None:
         st.rerun()  # the capture has other spans
     with show_errors():
         layer, head, query, statistic = choose(subject, cap)
+        st.html(MAPS_FIRST)
         with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
             with left:
                 show_grid(subject, cap, layer, head, statistic)

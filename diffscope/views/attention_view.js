@@ -121,7 +121,7 @@ class View {
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
-    this.sentence.replaceChildren(...data.sentence.map(explained));
+    this.sentence.replaceChildren(...data.sentence.flatMap(explained));
     if (this.alone) this.writePrompt();
     this.show();
     this.settle(true);

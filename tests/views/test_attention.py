@@ -252,7 +252,7 @@ def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
 @pytest.mark.browser
 def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, tmp_path):
     path = tmp_path / "page.html"
-    said = lambda layer, head: (Part(f"L{layer}H{head} says <b>"), Part(".30", "What <i>it</i> is."), Part("."))  # noqa: E731
+    said = lambda layer, head: (Part(f"L{layer}H{head} says `<b>` "), Part(".30", "What <i>it</i> is."), Part("."))  # noqa: E731
     path.write_text(attention_view.page(capture, 1, 2, sentences=said), encoding="utf-8")
     assert len(path.read_bytes()) < 1_500_000
     page.goto(path.as_uri())
@@ -269,7 +269,8 @@ def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, t
     ]:
         root.press(key)
         assert f"layer {layer} · head {head}" in view.locator("strong").first.text_content()
-        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says <b>.30."
+        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says <b> .30."
+    assert view.locator(".sentence code").text_content() == "<b>"
     number = view.locator(".sentence .number")
     number.focus()
     assert number.evaluate("node => getComputedStyle(node, '::after').content") == '"What <i>it</i> is."'
