@@ -135,6 +135,13 @@ def test_an_address_restores_the_view(app, folders):
     assert any("token 3" in caption.value for caption in test.caption)
 
 
+def test_the_address_of_the_first_view_does_not_depend_on_what_is_chosen_at_first(app, folders):
+    test = fine(app())
+    asked = {name: test.query_params[name] for name in ("model", "example", "layer", "head", "query")}
+    shown = {name: [str(test.number_input(key=name).value)] for name in ("layer", "head", "query")}
+    assert asked == {"model": [str(folders["small-diff"])], "example": ["Two cities"]} | shown
+
+
 def test_an_address_that_names_nothing_real_is_the_first_page(app):
     test = fine(app(model="gone", layer="99", head="-3", statistic="nothing", query="100000"))
     assert "layer" in heading(test)
