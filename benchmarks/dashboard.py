@@ -34,8 +34,8 @@ PLACES = {
     "Training": ("header a", ".st-key-training-view canvas[data-map]"),
     "Tests": ("header a", "[data-testid=stExpander]"),
     "Explore": ("header a", MAPS),
-    "Numbers": (".st-key-part button", ".js-plotly-plot"),
-    "Logits": (".st-key-part button", ".js-plotly-plot"),
+    "Numbers": (".st-key-part button", ".st-key-amplifier-anatomy .js-plotly-plot"),  # the last of its charts
+    "Logits": (".st-key-part button", ".st-key-amplifier-branches .js-plotly-plot"),
     "Maps": (".st-key-part button", MAPS),
 }
 #: the most of each, in milliseconds; bytes; or the share by which memory may change
