@@ -25,6 +25,8 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.folders import tokenizer_folder
+from diffscope.prompts.encoded import with_spans
+from diffscope.readings.reading import Part
 from diffscope.scope import Scope
 
 LONGEST_NAME = 100  # of a file that is kept for a moment
@@ -105,9 +107,16 @@ def opener(names: Iterable[str]) -> Callable[[str], Scope]:
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
+def unmarked(name: str, written: float, prompt):
+    """Return what every layer of a model attended with on a prompt, without spans."""
+    return _captured(scope(name, written), prompt, {})
+
+
+@st.cache_resource(show_spinner=False, max_entries=32)
 def capture(name: str, written: float, prompt, spans: dict):
-    """What every layer of a model attended with on a prompt."""
-    return _captured(scope(name, written), prompt, spans)
+    """Return the same with spans, which need no other run of the model."""
+    cap = unmarked(name, written, prompt)
+    return replace(cap, prompts=[with_spans(cap.prompts[0], spans)])
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
@@ -159,22 +168,17 @@ def thumbnails(_cap, key: tuple, name: str):
     return _cap.thumbnails(name=name)
 
 
-def sentence_of(cap, query: int, layer: int, head: int) -> str:
-    """Return what is said of a head at a query."""
-    return readings.of_head(cap, layer, head, query).sentence
+def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
+    """Return what is said of a head at a query, in parts."""
+    return readings.of_head(cap, layer, head, query).parts
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
-def all_heads(_cap, key: tuple, query: int, hint: str) -> bytes | None:
-    """Return the views of all heads of a small capture, with what is said of each at a query; None of a large one.
-
-    `key` says of which capture.
-    """
+def all_heads(_cap, key: tuple, query: int) -> bytes:
+    """Return the views of all heads of a small capture, with what is said of each at a query; `key` says of which capture."""
     from diffscope.views import attention as attention_view
 
-    if not attention_view.is_small(_cap):
-        return None
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query), hint=hint)
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query))
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

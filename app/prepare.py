@@ -10,10 +10,13 @@ from contextlib import contextmanager, suppress
 
 import streamlit as st
 from amplifier.anatomy import anatomy_of
+from amplifier.logits import branches_of
 from amplifier.numbers import gains_of
 from amplifier.ranks import ranks_of
+from amplifier.signal import signal_of
 from background import KEPT, PREPARE, Cancelled, Job, Measurement, Results, jobs, results
 from cache import capture, modified_at
+from question import distractors_in, question_of
 
 from diffscope.errors import DiffscopeError
 
@@ -63,18 +66,34 @@ def activity() -> Activity:
 
 
 def prepare(subject) -> None:
-    """Begin to measure what Numbers shows of a subject, once a session; what another subject needs is no longer prepared."""
+    """Begin to measure what Numbers and Logits show of a subject, once a session; what others need is no longer prepared."""
     key = (PREPARE, subject.key)
     if subject.saved or jobs().get(key) is not None:
         return
     jobs().stop(PREPARE)
     with suppress(DiffscopeError):  # the page has said it
         cap = capture(subject.model, modified_at(subject.model), subject.prompt, subject.spans)
-        asked = [ranks_of(subject, cap), anatomy_of(subject, cap)]
-        asked += [gains_of(subject, cap, cap.n_tokens - 1)] if cap.differential else []
-        steps = [(results(each.what, KEPT), each) for each in asked if each.seconds <= LONGEST]
+        steps = [(results(each.what, KEPT), each) for each in _asked(subject, cap) if each.seconds <= LONGEST]
         of_all = activity()
         jobs().start(key, lambda job: measure(job, steps, of_all))
+
+
+def _asked(subject, cap) -> list[Measurement]:
+    """Return what Numbers and Logits measure, in the order in which they show it; nothing of what they cannot ask."""
+    last = cap.n_tokens - 1
+    distractors = distractors_in(st.session_state.get("distractors") or "", subject)
+    asks = [
+        lambda: gains_of(subject, cap, last),
+        lambda: signal_of(subject, cap, last, distractors),
+        lambda: ranks_of(subject, cap),
+        lambda: anatomy_of(subject, cap),
+        lambda: branches_of(subject, cap, question_of(subject, cap, distractors)),
+    ]
+    asked = []
+    for ask in asks if cap.differential else asks[1:]:
+        with suppress(DiffscopeError):  # the page says why
+            asked.append(ask())
+    return asked
 
 
 def measure(job: Job, steps: list[Step], of_all: Activity) -> None:

@@ -12,24 +12,33 @@ from diffscope.readings import Question, question
 
 
 def choose_distractors(subject) -> tuple[str, ...]:
-    """The reader's distractors, with commas between them; by default those that the prompt is known to state."""
+    """Return the distractors that the reader gives."""
     text = st.text_input(
         "Distractors",
         **bound("distractors"),
         placeholder=", ".join(subject.distractors) or "other answers, with commas between them",
         help="The answer's odds are against these; without any, against all else that the model may say.",
     )
+    return distractors_in(text, subject)
+
+
+def distractors_in(text: str, subject) -> tuple[str, ...]:
+    """Return distractors with commas between them; without any, those that the prompt is known to state."""
     own = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     return own or tuple(subject.distractors)
 
 
-def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
-    """The answer and its distractors as tokens, and a line that says which they are."""
-    scope = subject.scope()
+def question_of(subject, cap, distractors: tuple[str, ...]) -> Question:
+    """Return the answer and its distractors as tokens."""
     answer = answer_of(subject, cap)
     if not answer:
         raise PromptError("log-odds are of an answer, and none is known; give it, or mark it in the prompt")
-    chosen = question(scope, cap, answer, distractors)
+    return question(subject.scope(), cap, answer, distractors)
+
+
+def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
+    """Return the same, and show a line that says which they are."""
+    chosen = question_of(subject, cap, distractors)
     words = f"Distractors: {', '.join(chosen.distractors)}."
     if chosen.left_out:
         words += f" Left out, since they begin like another: {', '.join(chosen.left_out)}."

@@ -63,11 +63,11 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
     words = ("Second layer", "Second head") if prefix else ("Layer", "Head")
-    layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **bound(f"{prefix}layer"), width=110)
+    layer = st.number_input(words[0], numbers[0], numbers[-1], None, step=step, **bound(f"{prefix}layer", named=True), width=110)
     last = heads_of(cap, numbers[-1] if layer is None else layer) - 1
     if state.get(f"{prefix}head") is not None and state[f"{prefix}head"] > last:  # of a layer with more heads
         state[f"{prefix}head"] = last
-    head = st.number_input(words[1], 0, last, None, step=1, **bound(f"{prefix}head"), width=110)
+    head = st.number_input(words[1], 0, last, None, step=1, **bound(f"{prefix}head", named=True), width=110)
     if layer is None or head is None:
         layer, head = state[f"_{prefix}best"]
     return layer, head
@@ -76,7 +76,7 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
 def choose_query(cap, label: str = "Token") -> int:
     """The token whose row is read."""
     last = cap.n_tokens - 1
-    query = st.number_input(label, 0, last, None, step=1, **bound("query"), width=160)
+    query = st.number_input(label, 0, last, None, step=1, **bound("query", named=True), width=160)
     return last if query is None else query
 
 

@@ -149,7 +149,7 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             st.info(
                 "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
             )
-        name = st.selectbox(label, options, **bound(key), on_change=_keep_model if first else None)
+        name = st.selectbox(label, options, **bound(key, options=options), on_change=_keep_model if first else None)
         if name == OPEN or state.pop("_open", False):
             st.switch_page("app_pages/your_model.py", query_params={})
         state["_model-before"] = name
@@ -204,7 +204,8 @@ def choose_prompt() -> Given:
     """The prompt, its spans by name, the answer's text, and other answers that it is known to state."""
     known = {example.name: example for example in examples()}
     with st.sidebar:
-        chosen = st.selectbox("Prompt", [*known, OWN, FILE, CHAT], **bound("example"))
+        options = [*known, OWN, FILE, CHAT]
+        chosen = st.selectbox("Prompt", options, **bound("example", options=options))
         if chosen == FILE:
             return _of_file()
         if chosen == CHAT:

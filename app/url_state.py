@@ -20,7 +20,7 @@ LONGEST = 8000  # characters of a value in an address
 state = st.session_state
 
 
-def bound(key: str, *, default: Any = None, options: Sequence | None = None, several: bool = False) -> dict:
+def bound(key: str, *, default: Any = None, options: Sequence | None = None, several: bool = False, named: bool = False) -> dict:
     """Return the arguments that bind a widget to the URL.
 
     Parameters
@@ -34,6 +34,8 @@ def bound(key: str, *, default: Any = None, options: Sequence | None = None, sev
         the default.
     several : bool
         Whether several options can be chosen. Unknown ones are dropped.
+    named : bool
+        Whether the address has the value before the user changes it, so that it does not depend on what is chosen at first.
     """
     _keys_of_pages().setdefault(state.get("_page", ""), set()).add(key)
     if options is None:
@@ -44,7 +46,12 @@ def bound(key: str, *, default: Any = None, options: Sequence | None = None, sev
         state[key] = [option for option in options if option in chosen]
     else:
         return _bound_option(key, options, options[0] if default is None else default)
-    return {"key": key, "bind": "query-params"} if fits_address(state.get(key)) else {"key": key}
+    value = state.get(key)
+    if not fits_address(value):
+        return {"key": key}
+    if named and value is not None and key not in st.query_params:
+        st.query_params[key] = in_address(value)
+    return {"key": key, "bind": "query-params"}
 
 
 def _bound_option(key: str, options: Sequence, default: Any) -> dict:

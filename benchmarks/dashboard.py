@@ -1,11 +1,14 @@
 """Measure how fast the dashboard is in a headless Chromium, and whether it keeps its memory: ``python -m benchmarks.dashboard``.
 
 Bundled model and first example, a server of its own. Times are from the moment of a click, a key or a movement to the moment at
-which the page shows what it asks for; medians of several. The long prompt is of a random DIFF model with as many positions.
+which the page shows what it asks for; medians of several. The prompt of 2,000 tokens is read by a copy of the bundled model that
+has more positions; that of 16,384 tokens is a capture of random queries and keys.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import statistics
 import tempfile
 import time
@@ -16,18 +19,36 @@ from urllib.parse import quote
 from benchmarks import results
 from benchmarks.meter import memory
 from benchmarks.results import LOAD, Section, table
+from diffscope.cards import BUNDLED
 from diffscope.views import attention as attention_view
 from tests.tiny import random_capture
 from tools.browser import chromium, concurrent_views, dashboard, faults, settle
 
 VIEW = ".st-key-view"
 MAPS = f"{VIEW} canvas[data-map]"
+STRIP = ".st-key-strip"
+#: pages, and parts of Explore, in the order in which they are visited: what leads there, and what is there then
+PLACES = {
+    "Compare": ("header a", ".st-key-compare-bars .js-plotly-plot"),
+    "Change": ("header a", ".st-key-change-next table"),
+    "Training": ("header a", ".st-key-training-view canvas[data-map]"),
+    "Tests": ("header a", "[data-testid=stExpander]"),
+    "Explore": ("header a", MAPS),
+    "Numbers": (".st-key-part button", ".st-key-amplifier-anatomy .js-plotly-plot"),  # the last of its charts
+    "Logits": (".st-key-part button", ".st-key-amplifier-branches .js-plotly-plot"),
+    "Maps": (".st-key-part button", MAPS),
+}
 #: the most of each, in milliseconds; bytes; or the share by which memory may change
 LIMITS = {
-    "first maps": 3000,
-    "next head": 300,
+    "first maps": 2000,
+    "next head, held": 50,
+    "next head, 2,000 tokens": 300,
     "pointer to readout": 32,
     "λ slider to next tokens": 500,
+    **{f"{name}: first visit": 3000 for name in PLACES},
+    **{f"{name}: later visit": 1000 for name in PLACES},
+    "2,000 tokens: coarse maps": 3000,
+    "2,000 tokens: new span": 300,
     "16,384 tokens: overview": 2000,
     "16,384 tokens: zoom step": 300,
     "16,384 tokens: payload": 2_000_000,
@@ -38,10 +59,21 @@ LIMITS = {
 #: edits in the addresses of ten readers
 STACKS = ("none", "zero_a2", "none", "none", "set_lambda:0.9:layers=1", "none", "ablate_heads:layers=0", "none", "none", "none")
 
-REST = 4000  # milliseconds in which a browser has drawn the charts of a long prompt, too
+REST = 4000  # milliseconds in which a browser has drawn the charts of a long prompt, and heads beside are fetched
+READ = 15_000  # milliseconds in which a reader looks at Explore, and what other pages need is prepared
 
 # Frame by frame, since what waits for a selector looks ever less often, and leaves a handle in the page's memory.
-CHANGED = "async (node, before) => { while (node.textContent === before) await new Promise(requestAnimationFrame); }"
+NEXT = """
+async (view, key) => {
+  const title = view.querySelector("strong");
+  const before = title.textContent;
+  const start = performance.now();
+  view.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  while (title.textContent === before && performance.now() - start < 60000) await new Promise(requestAnimationFrame);
+  await new Promise(requestAnimationFrame);
+  return performance.now() - start;
+}
+"""
 POINTER = """
 async ([selector, count]) => {
   const canvas = document.querySelector(selector) || [...document.querySelectorAll("*")].map((e) => e.shadowRoot).filter(Boolean)
@@ -86,21 +118,18 @@ def first_maps(new_page, address: str) -> float:
 
 
 def next_head(page, count: int, rest: int = 0) -> list[float]:
-    """Press an arrow key in the view and wait for the title of the next head's maps; `rest` milliseconds later the next one."""
+    """Press an arrow key in the view and wait until the next head's maps are drawn; `rest` milliseconds later the next one."""
     view = page.locator(f"{VIEW} [role=application]")
-    title = page.locator(f"{VIEW} strong")
     times = []
     for number in range(count):
-        before = title.inner_text()
-        key = "ArrowRight" if number % 2 == 0 else "ArrowLeft"
-        times.append(milliseconds(partial(view.press, key), partial(title.evaluate, CHANGED, before)))
+        times.append(view.evaluate(NEXT, "ArrowRight" if number % 2 == 0 else "ArrowLeft"))
         settle(page)
         page.wait_for_timeout(rest)
     return times
 
 
 def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
-    """Step the λ slider on the page Intervene, and wait for what the model says next."""
+    """Step the λ slider on the page Change, and wait for what the model says next."""
     page = new_page(1440, 1000)
     page.goto(f"{address}/change?tour=off")
     settle(page, 120)
@@ -113,6 +142,72 @@ def slider_to_tokens(new_page, address: str, count: int) -> list[float]:
         settle(page)
     page.close()
     return times
+
+
+def visits(new_page, address: str, count: int) -> dict[str, float]:
+    """Measure how long each page takes at its first visit, after a reader has looked at Explore, and later."""
+    page = new_page(1440, 900)
+    page.goto(f"{address}/?tour=off")
+    page.wait_for_selector(MAPS)
+    settle(page)
+    page.wait_for_timeout(READ)
+    times: dict[str, list[float]] = {}
+    for _ in range(1 + count):
+        for name, (way_there, there) in PLACES.items():
+            way = page.locator(way_there, has_text=name).first
+            shown = partial(page.wait_for_selector, f"{there}:visible", timeout=120_000)
+            times.setdefault(name, []).append(milliseconds(way.click, shown))
+            settle(page, 120)
+    page.close()
+    first = {f"{name}: first visit": of[0] for name, of in times.items()}
+    return first | {f"{name}: later visit": statistics.median(of[1:]) for name, of in times.items()}
+
+
+def save_wide(folder: Path, positions: int = 4096) -> Path:
+    """Save a copy of the bundled model with more positions."""
+    wide = folder / "wide"
+    shutil.copytree(BUNDLED / "mini-diff", wide, ignore=shutil.ignore_patterns("checkpoints", "SHA256SUMS"))
+    config = json.loads((wide / "config.json").read_text())
+    (wide / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    return wide
+
+
+def two_thousand(new_page, address: str, folder: Path, count: int) -> dict[str, float]:
+    """Measure a prompt of about 2,000 tokens: its maps after it was named, a span that is marked, and the next head."""
+    model = quote(str(save_wide(folder)), safe="")
+    facts = " ".join(f"The magic number of town {number} is {7 * number + 1000}." for number in range(170))
+    own = quote("own text")
+
+    def opened(text: str):
+        page = new_page(1440, 900)
+        where = f"{address}/?tour=off&model={model}&example={own}&prompt={quote(text)}"
+        taken = milliseconds(lambda: page.goto(where), lambda: page.wait_for_selector(MAPS, timeout=120_000))
+        settle(page, 120)
+        return page, taken
+
+    opened("The magic number of Oslo is 7421.")[0].close()  # which opens the model
+    page, coarse = opened(f"{facts} The magic number of town 3 is")
+    page.wait_for_timeout(REST)
+    heads = next_head(page, count, REST)
+    spans = []
+    for number, name in enumerate(("answer", "needles")):
+        tokens = [page.locator(f"{STRIP} [data-at='{40 * number + at}']") for at in (10, 12)]
+        tokens[0].scroll_into_view_if_needed()
+        boxes = [token.bounding_box() for token in tokens]
+        places = [(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2) for box in boxes]
+        page.mouse.move(*places[0])
+        page.mouse.down()
+        page.mouse.move(*places[1], steps=3)
+        page.mouse.up()
+        marked = change_of(page.locator(f"{VIEW} .bar").last, "node => node.textContent")
+        spans.append(milliseconds(page.locator(f"{STRIP} button", has_text=name).click, marked))
+        settle(page, 120)
+    page.close()
+    return {
+        "2,000 tokens: coarse maps": coarse,
+        "next head, 2,000 tokens": statistics.median(heads),
+        "2,000 tokens: new span": statistics.median(spans),
+    }
 
 
 def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
@@ -169,7 +264,7 @@ def interactions(page, server, count: int) -> dict[str, float]:
 
 
 def ten_readers(new_page, address: str) -> dict[str, float]:
-    """Open the page Intervene ten times at once, three with edits; count those that show other than they would alone."""
+    """Open the page Change ten times at once, three with edits; count those that show other than they would alone."""
     with dashboard() as (other, _):
         start = time.perf_counter()
         seen, alone = concurrent_views(new_page, address, other, "change?tour=off", STACKS)
@@ -192,12 +287,15 @@ def measure(count: int, steps: int) -> dict[str, float]:
         page.goto(f"{address}/?tour=off")
         page.wait_for_selector(MAPS)
         settle(page)
-        found["next head"] = statistics.median(next_head(page, count))
+        found["next head, held"] = statistics.median(next_head(page, count))
         found["pointer to readout"] = statistics.median(page.evaluate(POINTER, [MAPS, 100]))
         found |= interactions(page, server, steps)
         problems = faults(page)
         page.close()
         found["λ slider to next tokens"] = statistics.median(slider_to_tokens(new_page, address, count))
+        with dashboard() as (fresh, _):
+            found |= visits(new_page, fresh, max(2, count // 5))
+        found |= two_thousand(new_page, address, Path(name), max(3, count // 3))
         found["16,384 tokens: payload"] = save_long(Path(name))
         found |= long_prompt(new_page, address, Path(name))
         found |= ten_readers(new_page, address)
@@ -227,7 +325,10 @@ def main() -> None:
     ]
     caption = "Medians of several; memory is after a third as many steps of warming up."
     shown = table(caption, ("", "measured", "at most"), rows)
-    command, words = "python -m benchmarks.dashboard", "mini-diff as it is bundled; for the long prompt a random model"
+    command, words = (
+        "python -m benchmarks.dashboard",
+        "mini-diff as it is bundled, and with 4,096 positions; for the longest prompt a random model",
+    )
     text = "Headless Chromium and the server on the same machine, first example."
     section = Section("dashboard", "The dashboard in a browser", command, words, [shown], text, numbers, load=LOAD)
     results.keep("dashboard", [section], options)

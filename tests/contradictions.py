@@ -189,6 +189,8 @@ SHARE = r"(under 1|over 99|−?\d+) %"
 SIGNED = r"(?:,? \(?(?:all|under 1 %|over 99 %|\d+ %) of it (?:positive|negative)\)?,?(?: \([^)]*\))?)?"
 AMOUNT = r"(−?(?:\d*\.\d+|\d+)|infinite|minus infinity)"
 BOTH_KINDS = rf"takes {AMOUNT} ± {AMOUNT} where it is common and {AMOUNT} ± {AMOUNT} where it is opposite"
+#: weights of tokens by name, of which a name may be followed by a position
+OF_TOKENS = r"(?:[^()]|\(token \d+\))*"
 GIVES = r"(?:gives the answer most|takes weight from the answer \([^)]*\))"
 COURSE = (
     rf"{GIVES}, {SHARE} of [^,;. ]+{SIGNED} [^.]*?, and {SHARE} at step \d+; [^.]*\. (?:In between its share [^.]*\. )?It is "
@@ -208,7 +210,7 @@ def number(printed: str) -> float:
     return words[printed] if printed in words else float(printed.replace("−", "-"))
 
 
-def _overlaps(words: str, own: float, middle: float, low: float | None, high: float | None) -> bool:
+def _overlaps(own: float, words: str, middle: float, low: float | None, high: float | None) -> bool:
     low, high = (middle if end is None else end for end in (low, high))
     if words == "more than":
         return own > high
@@ -235,37 +237,44 @@ def _signed_alike(start: str, values: str) -> bool:
 #: claims of sentences: what they are, how they are written with their numbers, and when the numbers bear them out
 SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
     "the maps of a head overlap more, less or as much as their controls": (
-        rf"overlap (more than|less than|about as much as) A1 and the (?:one|\d+) other A2s? of its layer \(overlap {AMOUNT}, "
-        rf"controls? {AMOUNT}(?:, {AMOUNT} to {AMOUNT})?\)",
+        rf"overlap by {AMOUNT} on [^,]+, (more than|less than|about as much as) A1 and (?:another head's|\d+ other heads') A2 "
+        rf"\({AMOUNT}(?:, {AMOUNT} to {AMOUNT})?\)",
         _overlaps,
     ),
-    "next to nothing there to cancel": (
-        rf"(?<=overlap ){AMOUNT}, controls? [^)]*\): next to nothing there to cancel",
-        lambda own: own <= 0.1,
+    "there is next to nothing to cancel": (
+        rf"overlap by {AMOUNT} on [^:]*: there is next to nothing to cancel\. (?:\|D\| is {AMOUNT} ×|{SHARE} of A1 is left)",
+        lambda own, size, left: own <= 0.1 and (left is None or left >= 90 - HALF),
     ),
-    "λ·A2 takes away of A1's mass": (
-        rf"takes away {SHARE} of A1's mass there(?: \(control {SHARE}\))?",
-        lambda *of: all(0 <= share <= 100 for share in of),
+    "nothing is cancelled": (
+        rf"\|D\| is {AMOUNT} × A1 there[^:]*: nothing is cancelled",
+        lambda size: size >= 1,
+    ),
+    "something of A1 is left": (
+        rf"{SHARE} of A1 is left there",
+        lambda left: 0 <= left <= 100,
     ),
     "the head does not single out the answer": (
-        rf"does not single out the answer \({SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}\)",
+        rf"does not single out the answer \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
         lambda share, uniform: share <= 2 * (uniform + HALF) + HALF,
     ),
     "the head finds the answer": (
-        rf"finds the answer: {SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}",
+        rf"finds the answer: {OF_TOKENS} \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
         lambda share, uniform: share >= 50 - HALF > uniform,
     ),
-    "the head gives the answer": (
-        rf"gives the answer {SHARE} of [^,;. ]+{SIGNED},? where uniform attention would give {SHARE}",
+    "the head gives weight to the answer": (
+        rf"gives weight to the answer: {OF_TOKENS} \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
         lambda share, uniform: 2 * (uniform - HALF) - HALF <= share <= 50 + HALF,
     ),
     "a head takes weight from the answer": (
-        rf"(?:takes? weight from the answer: (?:[^.;]|\.\d)*?)?D sums to {AMOUNT} there",
+        rf"(?:takes? weight from the answer: (?:[^.;]|\.\d|; uniform attention: |\); )*?)?D sums to {AMOUNT} there",
         lambda net: net <= 0,
     ),
-    "a head rests on a sink": (rf"rests on a sink: {SHARE} of", lambda share: share >= 50 - HALF),
+    "a head rests on a sink": (
+        rf"rests on a sink: the [a-z ]+ has {SHARE} of [^,;. ]+{SIGNED} \(uniform attention: {SHARE}\)",
+        lambda share, uniform: share >= 50 - HALF and share >= 2 * (uniform - HALF),
+    ),
     "a head spreads nearly evenly": (
-        rf"nearly evenly, with {SHARE} of a uniform row's entropy",
+        rf"nearly evenly: its entropy is {SHARE} of a uniform row's",
         lambda share: share >= 90 - HALF,
     ),
     "the share of the answer first passes a level between two checkpoints": (

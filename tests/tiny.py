@@ -142,4 +142,5 @@ def random_capture(tokens, heads=1, layers=1, width=32):
     texts = tuple(f"t{i}" for i in range(tokens))
     prompt = Encoded(None, tuple(range(tokens)), texts, tuple((0, 0) for _ in texts), {"sink": (0,)})
     proofs = [Fidelity(error=0.0, tolerance=1e-5, rows=tokens, decided=True, reason="") for _ in held]
-    return Capture([prompt], held, proofs, [[]], np.zeros((layers, 1, 2)), {"model": "random", "family": "random"})
+    facts = {"model": "random", "family": "random", "attention": "eager", "dtype": "float32"}
+    return Capture([prompt], held, proofs, [[]], np.zeros((layers, 1, 6)), facts)

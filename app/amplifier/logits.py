@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from background import CancellableScope, cached_job
+from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, choose_distractors, in_python
 
@@ -13,10 +13,23 @@ from amplifier.section import heading, python
 from amplifier.section import show as show_reading
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
-from diffscope.readings import branches, effort, synthetic_prompts
+from diffscope.readings import Question, branches, effort, synthetic_prompts
 
 IMPORTS = "from diffscope.readings import branches\nfrom diffscope.readings import synthetic_prompts, question"
 OTHERS = 4  # prompts whose A2 is the control
+
+
+def branches_of(subject, cap, question: Question) -> Measurement:
+    """Return the measurement of this section: the reading, and why it has no control."""
+    scope = subject.scope()
+
+    def compute(report):
+        watched = CancellableScope(scope, partial(report, 0, 1))
+        others, why = _others(watched, len(question.ids))
+        return branches(watched, question, others), why
+
+    runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
+    return Measurement((subject.key, question.key), "what each branch adds", runs, compute)
 
 
 def show(subject, cap) -> None:
@@ -30,15 +43,7 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
     with show_errors():
         question = ask(subject, cap, distractors)
-        scope = subject.scope()
-
-        def compute(report):
-            watched = CancellableScope(scope, partial(report, 0, 1))
-            others, why = _others(watched, len(question.ids))
-            return branches(watched, question, others), why
-
-        runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
-        result = cached_job((subject.key, question.key), "what each branch adds", runs, compute)
+        result = cached_job(*branches_of(subject, cap, question))
         if result is None:
             return
         reading, why = result

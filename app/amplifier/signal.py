@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import streamlit as st
-from background import CancellableScope, cached_job
+from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 
 from amplifier.section import heading, python, show
@@ -21,26 +21,37 @@ CHARTS = {
 }
 
 
+def signal_of(subject, cap, query: int, distractors: tuple[str, ...]) -> Measurement:
+    """Return the measurement of this section."""
+    if not cap.spans.get("answer"):
+        raise PromptError("signal is what another answer changes, and none is known; mark it in the prompt")
+    scope = subject.scope()
+    named = {name: list(at) for name, at in cap.prompts[0].spans.items()}
+    others = _others(cap, distractors)
+
+    def compute(report):
+        watched = CancellableScope(scope, partial(report, 0, 1))
+        return signal_to_noise(watched, cap.ids, spans=named, answers=others, query=query, progress=report)
+
+    seconds = effort.of_signal_to_noise(scope, cap.n_tokens, DRAWS)
+    return Measurement((*subject.key, query, tuple(others or ())), "signal and noise", seconds, compute)
+
+
+def _others(cap, distractors: tuple[str, ...]) -> list[str] | None:
+    """Return other answers; None of a number, for which others are drawn."""
+    is_number = "".join(cap.tokens[at] for at in cap.spans["answer"]).strip().isdigit()
+    return None if is_number else list(distractors)
+
+
 @st.fragment
 def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
     """Gain, ratios and both sides of the gain, by head."""
     heading("signal", "Does the answer stand out more of the text around it after the subtraction than before?")
     with show_errors():
-        if not cap.spans.get("answer"):
-            raise PromptError("signal is what another answer changes, and none is known; mark it in the prompt")
-        scope = subject.scope()
-        named = {name: list(at) for name, at in cap.prompts[0].spans.items()}
-        numbers = "".join(cap.tokens[at] for at in cap.spans["answer"]).strip().isdigit()
-        others = None if numbers else list(distractors)
-
-        def compute(report):
-            watched = CancellableScope(scope, partial(report, 0, 1))
-            return signal_to_noise(watched, cap.ids, spans=named, answers=others, query=query, progress=report)
-
-        seconds = effort.of_signal_to_noise(scope, cap.n_tokens, DRAWS)
-        reading = cached_job((*subject.key, query, tuple(others or ())), "signal and noise", seconds, compute)
+        reading = cached_job(*signal_of(subject, cap, query, distractors))
         if reading is None:
             return
+        others = _others(cap, distractors)
         estimates = reading.estimates
         st.markdown(f"**{escape_markdown(reading.sentence)}**")
         st.caption(

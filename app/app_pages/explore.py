@@ -23,11 +23,9 @@ from diffscope.stats import STATISTICS
 from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
-HELP = (
-    "Irrelevant tokens: all but the answer, the question and the first token. Overlap: what two maps share there; 0 is "
-    "nothing, 1 the same, and only what they share can cancel. Control: the same with the second map of another head of the "
-    "layer. If |D| exceeds A1's mass, the subtraction adds weight there."
-)
+#: on a narrow page the head that is looked at stands above all heads
+MAPS_FIRST = "<style>@media (max-width: 1150px){div:has(> .st-key-part-maps){order:-1}}</style>"
+AHEAD = 4096  # tokens up to which the heads beside the one that is shown are fetched ahead
 state = st.session_state
 
 
@@ -52,9 +50,11 @@ def show_maps(subject, cap) -> None:
 @st.fragment
 def show_heads_and_maps(subject, cap) -> None:
     """Show all heads, the maps of one and the row of one token; a click on a head or a token draws only these again."""
-    spans = state.get("spans")
+    if state.pop("_marked", False):
+        st.rerun()  # the capture has other spans
     with show_errors():
         layer, head, query, statistic = choose(subject, cap)
+        st.html(MAPS_FIRST)
         with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
             with left:
                 show_grid(subject, cap, layer, head, statistic)
@@ -68,13 +68,13 @@ def show_heads_and_maps(subject, cap) -> None:
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
                     sentence=sentence_of(cap, query, layer, head),
-                    hint=HELP,
                 )
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
-        blocks.hold_heads(all_heads(cap, subject.key, query, HELP))
-    if state.get("spans") != spans or state.pop("_marked", False):
-        st.rerun()  # the capture has other spans
+        if attention_view.is_small(cap):
+            blocks.hold_heads(all_heads(cap, subject.key, query))
+        elif cap.n_tokens <= AHEAD:
+            blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query}")
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:
@@ -109,7 +109,7 @@ def choose(subject, cap):
 def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
     """Show every head as a small picture of D, or as a number."""
     pictures = st.toggle("Pictures of D", **bound("pictures", default=True))
-    small = thumbnails(cap, subject.key, "D") if pictures else None
+    small = thumbnails(cap, subject.key[:-1], "D") if pictures else None  # whatever the spans
     values = None if statistic is None else statistic.over_heads
     if values is None and small is None:
         return
@@ -152,7 +152,7 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), hint=HELP),
+            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query)),
             data=partial(cap.maps, layer, [head]),
             code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
         )

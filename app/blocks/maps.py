@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from functools import cache
 
 import streamlit as st
@@ -10,8 +11,11 @@ from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
+from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views import tokens as token_strip
+
+KEPT_MAPS = 8  # heads
 
 
 @cache
@@ -30,8 +34,7 @@ def show_view(
     group: str = "",
     state: dict | None = None,
     on_state=None,
-    sentence: str = "",
-    hint: str = "",
+    sentence: Sequence[Part] = (),
 ):
     """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens; or as lines.
 
@@ -72,20 +75,23 @@ def show_view(
             group=group,
             state=st.session_state.get(first),
             sentence=sentence,
-            hint=hint,
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
         _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})
 
 
 def _maps(cap, layer: int, head: int, key: str):
-    """The whole maps of a head: they stay the same while one looks at windows of them, so the session keeps the last ones."""
+    """Return the whole maps of a head. The session keeps the last ones: windows do not change them, and heads are seen again."""
     name = f"_{key}-maps"
-    last, place, maps = st.session_state.get(name) or (None, None, None)
-    if last is None or last() is not cap or place != (layer, head):
-        maps = attention_view.whole_maps(cap, layer, head)
-        st.session_state[name] = (weakref.ref(cap), (layer, head), maps)
-    return maps
+    last, kept = st.session_state.get(name) or (None, {})
+    if last is None or last() is not cap.layers[0]:  # a capture with other spans has the same layers
+        kept = {}
+        st.session_state[name] = (weakref.ref(cap.layers[0]), kept)
+    maps = kept.pop((layer, head), None)
+    kept[layer, head] = attention_view.whole_maps(cap, layer, head) if maps is None else maps
+    while len(kept) > KEPT_MAPS:
+        del kept[next(iter(kept))]
+    return kept[layer, head]
 
 
 @cache
@@ -93,10 +99,29 @@ def _held():
     return st.components.v2.component("diffscope_held", js=attention_view.HELD.streamlit)
 
 
-def hold_heads(bundle: bytes | None, key: str = "held") -> None:
-    """Let the page hold the views of other heads, so that it shows them at once; nothing without a bundle."""
-    if bundle is not None:
-        _held()(data=bundle, key=key)
+def hold_heads(bundle: bytes, key: str = "held") -> None:
+    """Let the page hold the views of all heads, so that it shows another one at once."""
+    _held()(data=bundle, key=key, on_wanted_change=_nothing)
+
+
+@st.fragment
+def hold_heads_beside(cap, layer: int, head: int, sentences, about: str, key: str = "held", view: str = "view") -> None:
+    """Let the page fetch the heads beside the one that is shown ahead, one at a time, while nobody asks for anything else.
+
+    `sentences` returns what is said of a head, of what `about` names. `view` is the key of the view that shows the head.
+    """
+    place = (st.session_state.get(key) or {}).get("wanted")
+    wanted = [(int(place["layer"]), int(place["head"]))] if place else []
+    with show_errors():
+        bundle = attention_view.bundle(
+            cap,
+            [each for each in wanted if each in attention_view.places_of(cap)],
+            sentences=sentences,
+            maps=lambda layer, head: _maps(cap, layer, head, view),
+            beside=(layer, head),
+            about=about,
+        )
+        _held()(data=bundle, key=key, on_wanted_change=_nothing)
 
 
 def _nothing() -> None:

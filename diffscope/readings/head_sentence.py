@@ -1,18 +1,20 @@
-"""What is said of a head at one query, from its estimates alone."""
+"""Say what a head does at one query, from its estimates alone: clauses whose numbers explain themselves."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.numbers import capital, decimal, percent
-from diffscope.numbers import two_figures as figures
+from diffscope.numbers import NAMED, capital, counted, decimal, minus, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words
 from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN
+from diffscope.readings.reading import Part, joined
 
 ITSELF = "the token itself"
 BEFORE = "the token before"
@@ -21,14 +23,51 @@ MOST = 0.5  # of a row: a head that gives that much to the answer finds it, to t
 CLEARLY = 2.0  # times what uniform attention would give: a preference
 EVEN = 0.9  # of the entropy of a uniform row: nearly that
 MARGIN = 0.02  # maps whose overlap is nearer to that of their controls overlap about as much as those
-DISJOINT = 0.1  # maps that overlap no more have next to nothing in common
+DISJOINT = 0.1  # maps that overlap no more, and of which no more is cancelled, have next to nothing in common
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
+LONGEST = 12  # characters of a token
+MORE, LESS, ALIKE = "more than", "less than", "about as much as"
 
 Spans = Mapping[str, Sequence[int]]
+Pieces = list[str | Part]
 
 
-def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, place: str) -> str:
-    """The estimates of :func:`diffscope.readings.of_head` in words.
+@dataclass(frozen=True)
+class Row:
+    """One head at one query.
+
+    Attributes
+    ----------
+    estimates : xarray.Dataset
+        Of :func:`diffscope.readings.of_head`.
+    layer : LayerAttention
+    spans : mapping of str to sequence of int
+    tokens : sequence of str
+        Of the prompt.
+    """
+
+    estimates: xr.Dataset
+    layer: LayerAttention
+    spans: Spans
+    tokens: Sequence[str]
+
+    def at(self, name: str, **labels: str) -> float:
+        """Return one estimate."""
+        return float(self.estimates[name].sel(labels))
+
+    @property
+    def signed(self) -> bool:
+        """Whether weights may be negative."""
+        return not self.layer.d_is_a1
+
+    @property
+    def weights(self) -> str:
+        """What shares are of."""
+        return "|D|" if self.signed else "A"
+
+
+def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens: Sequence[str], place: str) -> tuple[Part, ...]:
+    """Return the estimates of :func:`diffscope.readings.of_head` in words.
 
     Parameters
     ----------
@@ -37,134 +76,227 @@ def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, place: 
         Whose head it is.
     spans : mapping of str to sequence of int
         Of the capture.
+    tokens : sequence of str
+        Of the prompt.
     place : str
         Where the query stands, such as "at the last token".
     """
-    name = f"L{int(estimates['layer'])}H{int(estimates['head'])}"
+    row = Row(estimates, layer, spans, tokens)
+    start = f"{capital(place)} L{int(estimates['layer'])}H{int(estimates['head'])} "
     visible = estimates["keys"].attrs["visible"]
     if visible < 2:
         sees = "no token" if visible == 0 else "one token alone"
-        return f"{capital(place)} {name} sees {sees}: there is nothing to divide its attention among."
+        return joined([f"{start}sees {sees}: there is nothing to divide its attention among."])
     if estimates["top_share"].sel(map="D").isnull():
-        return f"{capital(place)} {name} gives nothing: its D is zero on every token."
-    weights = "A" if layer.d_is_a1 else "|D|"
-    parts = [f"{capital(place)} {name} {_looks(estimates, spans, weights)}."]
-    left = 1 - _at(estimates, "row_sum", map="A1")
-    if layer.sink_logit is not None and left >= SINK_LOGIT:
-        parts.append(f"Its sink logit takes {percent(left)} of {'A1' if layer.differential else 'A'}.")
+        return joined([f"{start}gives nothing: its D is zero on every token."])
+    pieces = [start, *_looks(row), ".", *_sink_logit(row)]
     if layer.differential:
-        parts.append(f"{_shared(estimates, spans)}.")
-    else:
-        parts.append("It is standard attention: one map, from which nothing is subtracted.")
-    return " ".join(parts)
+        return joined([*pieces, " ", *_shared(row), "."])
+    return joined([*pieces, " It is standard attention: one map, from which nothing is subtracted."])
 
 
-def _at(estimates: xr.Dataset, name: str, **labels: str) -> float:
-    return float(estimates[name].sel(labels))
-
-
-def _looks(estimates: xr.Dataset, spans: Spans, weights: str) -> str:
-    """Where the weights are: on the answer, or else where."""
-    largest = _largest(estimates, spans, weights)
-    if "answer" not in spans:
-        return f"{largest}; no answer is marked"
-    if not _at(estimates, "keys", place="answer"):
-        return f"cannot see the answer and {largest}"
-    uniform = _at(estimates, "uniform", place="answer")
+def _looks(row: Row) -> Pieces:
+    """Say where the weights are: on the answer, or else where."""
+    if "answer" not in row.spans:
+        return [*_largest(row), "; no answer is marked"]
+    if not row.at("keys", place="answer"):
+        return ["cannot see the answer and ", *_largest(row)]
+    uniform = row.at("uniform", place="answer")
     if uniform == 1:
-        return f"sees nothing but the answer and {largest}"
-    share, net = (_at(estimates, "mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
-    signed = _signed(estimates, "answer", weights)
-    control = f"where uniform attention would give {percent(uniform)}"
-    amount = f"{percent(share)} of {weights}{signed}, {control}"
+        return ["sees nothing but the answer and ", *_largest(row)]
+    share, net = (row.at("mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
     if share < CLEARLY * uniform:
-        return f"does not single out the answer ({amount}) and {largest}"
-    amount = f"{percent(share)} of {weights}{signed}{_on_tokens(estimates, weights)}, {control}"
+        return ["does not single out the answer (", *_compared_amount(row), ") and ", *_largest(row)]
+    amount = [*_on_answer(row), " (", *_compared_amount(row), ")"]
     if net < 0:
-        return f"takes weight from the answer: {amount}, and D sums to {decimal(net)} there"
+        total = Part(decimal(net), "The sum of D on the answer: below 0 the head subtracts more of it than it adds.")
+        return ["takes weight from the answer: ", *amount, "; D sums to ", total, " there"]
     if share < MOST:
-        return f"gives the answer {amount}, and {largest}"
-    return f"finds the answer: {amount}"
+        return ["gives weight to the answer: ", *amount, "; it ", *_largest(row)]
+    return ["finds the answer: ", *amount]
 
 
-def _largest(estimates: xr.Dataset, spans: Spans, weights: str) -> str:
-    """Whether a row rests on a sink or is nearly uniform; else where its largest weight is."""
-    sink = _at(estimates, "mass", map="D", place="sink", normalisation="share")
-    if sink >= MOST and sink >= CLEARLY * _at(estimates, "uniform", place="sink"):
-        where = "the first token" if list(spans["sink"]) == [0] else "the span marked as sink"
-        return f"rests on a sink: {percent(sink)} of {weights}{_signed(estimates, 'sink', weights, ',')} is on {where}"
-    entropy = _at(estimates, "entropy_normalised", map="D")
+def _compared_amount(row: Row) -> Pieces:
+    """Say how much of a row is on the answer, beside what uniform attention gives it."""
+    return [*_amount(row, "answer", "the answer"), "; ", *_uniform(row, "answer", "the answer")]
+
+
+def _amount(row: Row, place: str, named: str) -> Pieces:
+    """Say how much of a row is on a place, and how much of that is negative."""
+    share = row.at("mass", map="D", place=place, normalisation="share")
+    whole = f"Σ{row.weights} on {named} / Σ{row.weights} of the row"
+    words = f"{whole}: how much of this row's weight is there{', whatever its sign' if row.signed else ''}."
+    pieces: Pieces = [Part(percent(share), words), f" of {row.weights}"]
+    if not row.signed:
+        return pieces
+    negative = signs.of_it(share, row.at("negative", map="D", place=place))
+    return [
+        *pieces,
+        ", ",
+        Part(negative, f"How much of |D| on {named} is negative: negative weights subtract what stands there."),
+    ]
+
+
+def _uniform(row: Row, place: str, named: str) -> Pieces:
+    """Say what uniform attention gives a place."""
+    control = f"Control: what the same weight on every visible token gives {named}."
+    return ["uniform attention: ", Part(percent(row.at("uniform", place=place)), control)]
+
+
+def _on_answer(row: Row) -> Pieces:
+    """List the weights of D on the answer's tokens, the largest first."""
+    d = row.estimates["weight"]
+    largest = sorted(zip(d["token"].values.tolist(), d.values.tolist()), key=lambda pair: -abs(pair[1]))
+    named = largest if len(largest) <= NAMED + 1 else largest[:NAMED]
+    names = [_token(row.tokens, at) for at, _ in named]
+    pieces: Pieces = []
+    for (at, weight), name in zip(named, names):
+        text = name if names.count(name) == 1 or name == _numbered(at) else f"{name} ({_numbered(at)})"
+        pieces += [", " if pieces else "", text, " ", Part(_weight(row, weight), _of_weight(row, at))]
+    more = len(largest) - len(named)
+    return [*pieces, f" and {counted(more, 'other token')}"] if more else pieces
+
+
+def _of_weight(row: Row, at: int) -> str:
+    if row.signed:
+        return f"D at {_numbered(at)}: a positive weight adds what stands there, a negative one subtracts it."
+    return f"A at {_numbered(at)}: the weight with which the head adds what stands there."
+
+
+def _weight(row: Row, weight: float) -> str:
+    """Write a weight of D with its sign: +0.96, −0.36; one of standard attention without."""
+    return minus(f"{weight:+.2f}") if row.signed and abs(weight) >= 0.005 else f"{abs(weight):.2f}"
+
+
+def _largest(row: Row) -> Pieces:
+    """Say that a row rests on a sink or is nearly uniform, or else where its largest weight is."""
+    sink = row.at("mass", map="D", place="sink", normalisation="share")
+    if sink >= MOST and sink >= CLEARLY * row.at("uniform", place="sink"):
+        where = "the first token" if list(row.spans["sink"]) == [0] else "the span marked as sink"
+        return [f"rests on a sink: {where} has ", *_amount(row, "sink", where), " (", *_uniform(row, "sink", where), ")"]
+    entropy = row.at("entropy_normalised", map="D")
     if entropy >= EVEN:
-        of_row = "" if weights == "A" else f", {signs.of_it(1, _at(estimates, 'negative_share', map='D'))},"
-        return f"spreads {weights}{of_row} nearly evenly, with {percent(entropy)} of a uniform row's entropy"
-    share = _at(estimates, "top_share", map="D")
-    key = int(_at(estimates, "top_key", map="D"))
-    query = int(estimates["query"])
+        words = f"Entropy of {row.weights} / log(visible tokens): 100 % if all tokens have the same weight, 0 if one has all."
+        even: Pieces = ["nearly evenly: its entropy is ", Part(percent(entropy), words), " of a uniform row's"]
+        if not row.signed:
+            return ["spreads A ", *even]
+        negative = signs.of_it(1, row.at("negative_share", map="D"))
+        return ["spreads |D|, ", Part(negative, "How much of this row's Σ|D| is negative."), ", ", *even]
+    key, weight = int(row.at("top_key", map="D")), float(row.estimates["top_weight"])
+    size = Part(percent(row.at("top_share", map="D")), f"The largest {row.weights} of the row / Σ{row.weights} of the row.")
+    value = Part(_weight(row, weight), _of_weight(row, key))
+    return ["has its largest weight on ", _place(row, key), ": ", value, " (", size, f" of {row.weights})"]
+
+
+def _place(row: Row, key: int) -> str:
+    """Name a token by where it stands, or by its text and position."""
+    query = int(row.estimates["query"])
     names = {0: "the first token", query - 1: BEFORE, query: ITSELF}
-    negative = " and negative" if float(estimates["top_weight"]) < 0 else ""
-    return f"has its largest weight, {percent(share)} of {weights}{negative}, on {names.get(key, f'token {key}')}"
+    if key in names:
+        return names[key]
+    text = _token(row.tokens, key)
+    return text if text == _numbered(key) else f"{text} ({_numbered(key)})"
 
 
-def _signed(estimates: xr.Dataset, place: str, weights: str, end: str = "") -> str:
-    """How much of what a place gets is negative; nothing of standard attention."""
-    if weights == "A":
-        return ""
-    share = _at(estimates, "mass", map="D", place=place, normalisation="share")
-    return f", {signs.of_it(share, _at(estimates, 'negative', map='D', place=place))}{end}"
+def _sink_logit(row: Row) -> Pieces:
+    """Say what a sink logit takes of A1, if that is worth saying."""
+    taken = 1 - row.at("row_sum", map="A1")
+    if row.layer.sink_logit is None or taken < SINK_LOGIT:
+        return []
+    name = "A1" if row.layer.differential else "A"
+    size = Part(percent(taken), f"1 − Σ{name} of the row: what the sink logit takes of it, which goes to no token.")
+    return [" Its sink logit takes ", size, f" of {name}."]
 
 
-def _on_tokens(estimates: xr.Dataset, weights: str) -> str:
-    """The weights of D on the answer's tokens, where they differ in sign."""
-    share = _at(estimates, "mass", map="D", place="answer", normalisation="share")
-    if weights == "A" or not signs.both(share, _at(estimates, "negative", map="D", place="answer")):
-        return ""
-    d = estimates["weight"]
-    return f" ({signs.on_tokens(list(zip(d['token'].values.tolist(), d.values.tolist())))})"
-
-
-def _shared(estimates: xr.Dataset, spans: Spans) -> str:
-    """What the two maps have in common on irrelevant tokens, against the controls."""
-    where = irrelevant_in_words(spans)
-    if not _at(estimates, "keys", place="irrelevant"):
-        return "It sees nothing besides, on which its maps could be compared"
-    own = estimates.sel(control=OWN)
+def _shared(row: Row) -> Pieces:
+    """Say what the two maps have in common on irrelevant tokens, against the controls, and what is left of A1."""
+    where = irrelevant_in_words(row.spans)
+    if not row.at("keys", place="irrelevant"):
+        return ["It sees nothing besides, on which its maps could be compared"]
+    own = row.estimates.sel(control=OWN)
     if own["overlap"].isnull() or own["taken"].isnull():
-        return f"On {where} A1 has no mass that could be taken away"
-    mass = _at(estimates, "mass", map="A1", place="irrelevant", normalisation="share")
-    share = "" if math.isnan(mass) else f", which get {percent(mass)} of A1,"  # NaN where it sees nothing else
-    start = f"On {where}{share}"
-    taken = f"λ·A2 takes away {percent(float(own['taken']))} of A1's mass there"
-    negative = signs.of_it(1, float(own["negative_noise"])) if own["negative_noise"].notnull() else "zero everywhere"
-    size = f"|D| there, {negative}, is {figures(float(own['noise_gain']))} times A1's mass"
-    if not int(estimates[COUNT]):
-        shared = decimal(float(own["overlap"]))
-        return (
-            f"{start} {taken} (overlap {shared}), and {size}; its layer has no other A2 to compare with, so there is no control"
-        )
-    middle = estimates.sel(control=MIDDLE)
-    size = f"{size} (control {figures(float(middle['noise_gain']))})"
-    amount = _amount(estimates)
-    start = f"{start} its maps overlap {amount} {_pairs(estimates)}"
-    if amount != MORE and float(own["overlap"]) <= DISJOINT:
-        return f"{start}: next to nothing there to cancel, and {size}"
-    return f"{start}: {taken} (control {percent(float(middle['taken']))}), and {size}"
+        return [f"On {where} A1 has no mass that could be taken away"]
+    overlap = Part(decimal(float(own["overlap"])), _about_overlap(row, where))
+    start: Pieces = ["Its maps overlap by ", overlap, f" on {where}"]
+    if not int(row.estimates[COUNT]):
+        return [*start, ", for which there is no control: its layer has no other A2. ", *_left(row)]
+    compared = _compared(row)
+    nothing = compared != MORE and max(float(own["overlap"]), 1 - float(own["noise_gain"])) <= DISJOINT
+    little = ": there is next to nothing to cancel" if nothing else ""
+    return [*start, f", {compared} ", *_controls(row), f"{little}. ", *_left(row)]
 
 
-MORE, LESS, ALIKE = "more than", "less than", "about as much as"
+def _about_overlap(row: Row, where: str) -> str:
+    marked = "all but the answer, the question and the first token: " if "answer" in row.spans else ""
+    mass = row.at("mass", map="A1", place="irrelevant", normalisation="share")
+    part = "" if math.isnan(mass) else f" {capital(where)} ({marked}{percent(mass)} of A1)."  # NaN if it sees nothing else
+    words = "Overlap = 1 − ρ = 1 − Σ|A1 − A2| / Σ(A1 + A2): what the two maps share there, 0 to 1. Only that can cancel."
+    return f"{words}{part}"
 
 
-def _amount(estimates: xr.Dataset) -> str:
-    """Whether two maps overlap more or less than every control does."""
-    own, least, largest = (_at(estimates, "overlap", control=control) for control in (OWN, LEAST, LARGEST))
+def _compared(row: Row) -> str:
+    """Return whether two maps overlap more or less than every control does."""
+    own, least, largest = (row.at("overlap", control=control) for control in (OWN, LEAST, LARGEST))
     if own > largest + MARGIN:
         return MORE
     return LESS if own < least - MARGIN else ALIKE
 
 
-def _pairs(estimates: xr.Dataset) -> str:
-    """What is compared with, and both values."""
-    own, middle, least, largest = (decimal(_at(estimates, "overlap", control=name)) for name in (OWN, MIDDLE, LEAST, LARGEST))
-    count = int(estimates[COUNT])
+def _controls(row: Row) -> Pieces:
+    """Name what is compared with, with its overlap."""
+    middle, least, largest = (decimal(row.at("overlap", control=name)) for name in (MIDDLE, LEAST, LARGEST))
+    count = int(row.estimates[COUNT])
     if count == 1:
-        return f"A1 and the one other A2 of its layer (overlap {own}, control {middle})"
-    return f"A1 and the {count} other A2s of its layer (overlap {own}, controls {middle}, {least} to {largest})"
+        one = Part(middle, "Control: the overlap of this head's A1 and the A2 of another head of its layer.")
+        return ["A1 and another head's A2 (", one, ")"]
+    mean = Part(middle, f"Control: the overlap of this head's A1 and each of the {count} other A2s of its layer, their mean.")
+    ends: Pieces = [", ", Part(f"{least} to {largest}", f"The least and the largest of the {count} controls.")]
+    return [f"A1 and {count} other heads' A2 (", mean, *(ends if least != largest else ()), ")"]
+
+
+def _left(row: Row) -> Pieces:
+    """Say how large |D| is there, beside A1; what is left of A1 only if |D| is smaller."""
+    own = row.estimates.sel(control=OWN)
+    gain, negative = float(own["noise_gain"]), float(own["negative_noise"])
+    about = (
+        "Noise gain = Σ|D| / ΣA1 on these tokens; from 1 on |D| is as large as A1 or larger: on the whole nothing is cancelled."
+    )
+    taken = f"Token by token λ·A2 takes away {percent(float(own['taken']))} of A1"
+    control: Pieces = []
+    if int(row.estimates[COUNT]):
+        middle = row.estimates.sel(control=MIDDLE)
+        taken += f" (with other heads' A2 {percent(float(middle['taken']))})"
+        size = (two_figures if gain >= 1 else percent)(float(middle["noise_gain"]))
+        control = [" (control ", Part(size, "Control: the same with A2 of other heads of the layer, their median."), ")"]
+    words = f"{about} {taken}."
+    sign: Pieces = []
+    if not math.isnan(negative):  # D is zero there
+        sign = [", ", Part(signs.of_it(1, negative), "How much of |D| on these tokens is negative.")]
+    if gain >= 1:
+        end = ": nothing is cancelled" if gain >= _amplified(row) else ""
+        return ["|D| is ", Part(two_figures(gain), words), " × A1 there", *control, *sign, end]
+    return [Part(percent(gain), words), " of A1 is left there", *control, *sign]
+
+
+def _amplified(row: Row) -> float:
+    """Return the factor of A1 in D at the query: 1 in most families."""
+    gain = row.layer.gain[0].expand(row.layer.n_heads, row.layer.n_queries)
+    return float(gain[int(row.estimates["head"]), int(row.estimates["query"])])
+
+
+def _numbered(at: int) -> str:
+    return f"token {at}"
+
+
+def _token(tokens: Sequence[str], at: int) -> str:
+    """Quote the text of a token, short and in one line; a token without letters that can be printed is named by its position."""
+    text = tokens[at].strip()
+    if not text or not text.isprintable() or "\ufffd" in text or "`" in text:
+        return _numbered(at)
+    short = text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+    return f"\u2068`{short}`\u2069" if _from_the_right(short) else f"`{short}`"
+
+
+def _from_the_right(letters: Iterable[str]) -> bool:
+    """Return whether a text is written from right to left, so that it has to be set apart from what surrounds it."""
+    return any(unicodedata.bidirectional(letter) in ("R", "AL", "AN") for letter in letters)

@@ -15,7 +15,7 @@ from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled, visible_keys
 from diffscope.readings.head_sentence import BEFORE, CLEARLY, ITSELF, MOST, sentence
 from diffscope.readings.pairing_control import beside_controls
-from diffscope.readings.reading import Reading, described
+from diffscope.readings.reading import Reading, described, plain
 from diffscope.stats import branches
 from diffscope.stats.dataset import attributes
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -64,7 +64,7 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
         what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``overlap``, ``cosine``, ``noise_gain``,
         ``taken`` and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is
         a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
-        them, and for what standard attention lacks.
+        them, and for what standard attention lacks. ``parts`` is the sentence with what each of its numbers is.
 
     Raises
     ------
@@ -77,7 +77,8 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
     attention = of_layer.layers[0].prompt(0)
     check_index("head", head, range(attention.n_heads), f"layer {layer}")
     estimates = _estimates(of_layer, attention, head, at)
-    return Reading(sentence(estimates, attention, cap.spans, place_of(at, cap.n_tokens)), estimates)
+    parts = sentence(estimates, attention, cap.spans, cap.tokens, place_of(at, cap.n_tokens))
+    return Reading(plain(parts), estimates, parts)
 
 
 def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:

@@ -2,12 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import xarray as xr
 
 from diffscope import render as display
 from diffscope.stats.averaging import mean_over_prompts, standard_error
+
+
+class Part(NamedTuple):
+    """A piece of a sentence.
+
+    Attributes
+    ----------
+    text : str
+    help : str
+        What the text is, in plain words, if it is a number; else empty.
+    """
+
+    text: str
+    help: str = ""
+
+
+def joined(pieces: Iterable[str | Part]) -> tuple[Part, ...]:
+    """Return texts and parts as parts; texts that follow each other are one part."""
+    parts: list[Part] = []
+    for piece in pieces:
+        part = Part(piece) if isinstance(piece, str) else piece
+        if parts and not (parts[-1].help or part.help):
+            part = Part(parts.pop().text + part.text)
+        parts.append(part)
+    return tuple(parts)
+
+
+def plain(parts: Iterable[Part]) -> str:
+    """Return a sentence without the help of its numbers."""
+    return "".join(part.text for part in parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,13 +49,17 @@ class Reading:
     Attributes
     ----------
     sentence : str
-        One line of plain text. It holds no text of the prompt, only names of models that a caller gave.
+        One line of plain text. It holds names of models that a caller gave. Text of the prompt is only in what is said of a head:
+        tokens between backticks, of printable characters alone.
     estimates : xarray.Dataset
         Every number of the sentence and its controls; variables carry ``long_name``, ``units`` and ``definition``.
+    parts : tuple of Part
+        The sentence in parts, of which the numbers say what they are; empty if the reading does not explain its numbers.
     """
 
     sentence: str
     estimates: xr.Dataset
+    parts: tuple[Part, ...] = ()
 
     def __str__(self) -> str:
         return self.sentence

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
-from diffscope.numbers import counted, decimal, listed, percent, shortened
+from diffscope.numbers import counted, listed, percent, shortened
 from diffscope.readings.captures import query_positions
 from diffscope.stats.averaging import averaged, mean_over_prompts
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
@@ -31,17 +31,6 @@ def of_it(share: float, negative: float) -> str:
     if part < SAID:
         return f"{'all' if part < ROUNDING else percent(1 - part)} of it positive"
     return "all of it negative" if part > 1 - ROUNDING else f"{percent(part)} of it negative"
-
-
-def both(share: float, negative: float) -> bool:
-    """Return whether a mass has weights of both signs, each of which is worth telling."""
-    return SAID * share <= negative <= (1 - SAID) * share
-
-
-def on_tokens(weights: Sequence[tuple[int, float]]) -> str:
-    """List weights by token, the largest first: "+.96 on token 30 and −.36 on token 31"."""
-    largest = sorted(weights, key=lambda pair: -abs(pair[1]))
-    return shortened([f"{'+' if weight > 0 else ''}{decimal(weight)} on token {at}" for at, weight in largest])
 
 
 def by_head(share: xr.DataArray, negative: xr.DataArray, where: str = "the answer") -> str:

@@ -22,6 +22,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.inputs import one_prompt, runs
 from diffscope.figures.panels import heading
+from diffscope.readings.reading import Part
 from diffscope.views.component import Component
 from diffscope.views.view_state import checked_state
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from diffscope.capture.capture import Capture
     from diffscope.prompts.encoded import Encoded
 
-Sentences = Callable[[int, int], str]  # by layer and head
+Sentence = Sequence[Part]
+Sentences = Callable[[int, int], Sentence]  # by layer and head
 SIZE = 320  # bins a side: with all that comes with them, and a window, 16,384 tokens are less than 2 MB
 MOST = 1024  # tokens a side of a window of exact values
 LINES = 8  # strongest keys of each query that are drawn as lines
@@ -65,10 +67,9 @@ body {{ margin: 1.5em; background: #ffffff; color: #1f2430; font-family: system-
 {module}
 const zipped = Uint8Array.from(atob("{data}"), (letter) => letter.charCodeAt(0));
 const stream = new Blob([zipped]).stream().pipeThrough(new DecompressionStream("gzip"));
-const bundle = await new Response(stream).arrayBuffer();
-const {{ prompt, first }} = opened(bundle);
+const bundle = opened(await new Response(stream).arrayBuffer());
 hold(bundle);
-mount(document.getElementById("view"), HELD.get(`${{prompt}} ${{first}}`));
+mount(document.getElementById("view"), HELD.get(`${{bundle.prompt}} ${{bundle.first}}`));
 </script>
 </html>
 """
@@ -95,8 +96,9 @@ COMPONENT = Component(
     ),
     triggers=("head",),
 )
-#: Shows nothing itself; its data is a :func:`bundle`.
-HELD = Component(("held_heads.js", "held_host.js"), triggers=())
+#: Shows nothing itself; its data is a :func:`bundle`. Its event is ``"wanted"``, ``{layer, head}``: a head beside the one that is
+#: shown, which the page does not hold yet.
+HELD = Component(("held_heads.js", "held_host.js"), triggers=("wanted",))
 
 
 def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
@@ -133,8 +135,7 @@ def buffer(
     maps: xr.Dataset | None = None,
     group: str = "",
     state: object = None,
-    sentence: str = "",
-    hint: str = "",
+    sentence: Sentence = (),
 ) -> bytes:
     """Everything that the view of one head needs.
 
@@ -157,8 +158,8 @@ def buffer(
     state : dict, optional
         How the view is looked at when it appears, as it gave it before; what is no state is left out, and never an error. Without
         one, be it empty, the view does not say how it is looked at.
-    sentence, hint : str
-        What is said of the head above its maps, and what its words mean, which is shown to whoever points at it.
+    sentence : sequence of Part
+        What is said of the head above its maps, as the ``parts`` of a reading. Whoever points at a number is shown its help.
 
     Returns
     -------
@@ -179,7 +180,10 @@ def buffer(
     names = [name for name in theme.SCALES if name in maps]
     capture = one_prompt(capture, prompt)
     attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
-    about = _about(capture, attention, head, prompt, maps, names) | {"group": group, "sentence": sentence, "hint": hint}
+    about = _about(capture, attention, head, prompt, maps, names) | {
+        "group": group,
+        "sentence": [list(part) for part in sentence],
+    }
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
     by_token = about["bin"] == 1
@@ -207,7 +211,9 @@ def bundle(
     prompt: int = 0,
     size: int = SIZE,
     sentences: Sentences | None = None,
-    hint: str = "",
+    maps: Callable[[int, int], xr.Dataset] | None = None,
+    beside: tuple[int, int] | None = None,
+    about: str = "",
 ) -> bytes:
     """Return the views of several heads, which a page holds so that it shows another one at once.
 
@@ -215,11 +221,17 @@ def bundle(
     ----------
     capture : Capture
     places : iterable of (int, int)
-        Layers and heads; the first is the one that a page of its own shows first.
-    prompt, size, hint
+        Layers and heads; the first is the one that a page of its own shows first. May be empty if the page asks for heads.
+    prompt, size
         As of :func:`buffer`.
     sentences : callable, optional
-        Returns what is said of a head, by its layer and number.
+        Returns what is said of a head, by its layer and number, as parts.
+    maps : callable, optional
+        Returns the maps of a head as :func:`whole_maps` does, if the caller keeps them.
+    beside : (int, int), optional
+        The layer and head that is shown, if the page is to ask for the heads beside it.
+    about : str
+        What the sentences are about besides the prompt, such as a token. A page drops what it holds about anything else.
 
     Returns
     -------
@@ -228,12 +240,15 @@ def bundle(
     """
     tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
-        words = sentences(layer, head) if sentences else ""
-        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=words, hint=hint)
+        said = sentences(layer, head) if sentences else ()
+        kept = maps(layer, head) if maps else None
+        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
-    about = {"prompt": _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])}
-    about["first"] = next(iter(tensors))
-    return save(tensors, {"view": json.dumps(about)})
+    name = _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
+    words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
+    if beside is not None:
+        words["beside"] = _grid(capture) | {"layer": beside[0], "head": beside[1]}
+    return save(tensors, {"view": json.dumps(words)})
 
 
 def page(
@@ -244,7 +259,6 @@ def page(
     prompt: int = 0,
     size: int = 224,
     sentences: Sentences | None = None,
-    hint: str = "",
 ) -> str:
     """Return the view as one HTML page that needs nothing else: with all heads of a small model, else with one.
 
@@ -252,7 +266,7 @@ def page(
     """
     others = [place for place in places_of(capture) if place != (layer, head)]
     chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
-    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, hint=hint), mtime=0)
+    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences), mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = COMPONENT.inline
     return PAGE.format(title=html.escape(capture.model_name), module=script, data=base64.b64encode(data).decode())
@@ -295,7 +309,7 @@ def _about(
         "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
-        "grid": {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]},
+        "grid": _grid(capture),
         "bin": maps.attrs["bin"],
         "shape": list(maps["visible"].shape),
         "queries": attention.n_queries,
@@ -308,6 +322,11 @@ def _about(
         ],
         "look": LOOK,
     }
+
+
+def _grid(capture: Capture) -> dict[str, list[int]]:
+    """Return the numbers of the layers, and how many heads each has."""
+    return {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]}
 
 
 def _prompt_name(model: str, prompt: int, encoded: Encoded) -> str:

@@ -5,7 +5,6 @@
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
-const PATIENCE = 5000; // milliseconds in which a host shows the head that was asked for
 const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys";
 const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move, turn the wheel to zoom.
 Keys:`;
@@ -28,11 +27,11 @@ class View {
     this.options = { scale: "root", robust: true, sink: true, a2: false };
     this.mode = "maps";
     this.heads = null; // whose lines are drawn; null for that of the maps
-    this.wanted = null; // the head that is shown before the host has sent it
+    this.wanted = null; // the head that was asked for and that the host has not sent yet
     this.locked = { rows: new Set(), columns: new Set() };
     this.pointer = null;
     this.resized = new ResizeObserver(() => this.layout());
-    this.chosen = ({ detail }) => detail.from !== this && this.showHeld(detail.layer, detail.head);
+    this.chosen = ({ detail }) => detail.from !== this && (detail.awaited = this.goTo(detail));
     this.drawings = { maps: new MapPanels(this), lines: new HeadLines(this) };
     this.build();
     this.update(buffer);
@@ -46,6 +45,7 @@ class View {
     window.removeEventListener(CHOSEN, this.chosen);
     clearTimeout(this.asking);
     clearTimeout(this.waiting);
+    clearTimeout(this.fading);
     clearTimeout(this.remembering);
     this.resized.disconnect();
     this.host.replaceChildren();
@@ -115,13 +115,13 @@ class View {
   // Another head, or the same one at another resolution; the window and the locks stay as long as the prompt is the same.
   turn(data) {
     const before = this.data;
+    this.fade(false);
     this.data = data;
     const { title, panels, prompt } = this.data;
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
-    this.sentence.textContent = data.sentence;
-    this.sentence.title = data.hint;
+    this.sentence.replaceChildren(...data.sentence.flatMap(explained));
     if (this.alone) this.writePrompt();
     this.show();
     this.settle(true);
@@ -136,23 +136,31 @@ class View {
     this.prompt.replaceChildren(...this.data.tokens.map((text, at) => element("span", style(at), {}, text)));
   }
 
-  // Shows a head that the page holds; returns whether it does.
-  showHeld(layer, head) {
+  // Shows a head if the page holds it, else fades what is shown until the host sends it; returns whether it has to be awaited.
+  goTo({ layer, head }) {
     const { prompt } = this.data;
     const buffer = HELD.get(placeOfHead(prompt, layer, head));
-    if (!buffer || (layer === this.data.layer && head === this.data.head)) return false;
+    const shown = layer === this.data.layer && head === this.data.head;
     this.wanted = { prompt, layer, head, until: performance.now() + PATIENCE };
-    this.turn(parse(buffer));
-    return true;
+    if (shown) this.fade(false);
+    else if (buffer) this.turn(parse(buffer));
+    else this.fade(true);
+    return !shown && !buffer;
+  }
+
+  // What is not of the head that was asked for is faded, as long as one may expect that it comes.
+  fade(faded) {
+    clearTimeout(this.fading);
+    this.root.classList.toggle("stale", faded);
+    if (faded) this.fading = setTimeout(() => this.fade(false), PATIENCE);
   }
 
   // The head so many layers and heads further: at once if the page holds it, and the host follows.
   move(down, right) {
-    const { layer, head, grid } = this.data;
-    const row = Math.min(Math.max(grid.layers.indexOf(layer) + down, 0), grid.layers.length - 1);
-    const next = { layer: grid.layers[row], head: Math.min(Math.max(head + right, 0), grid.heads[row] - 1) };
-    if (next.layer === layer && next.head === head) return;
-    if (this.showHeld(next.layer, next.head)) announce({ ...next, from: this });
+    const from = this.wanted ?? this.data;
+    const next = neighbour(this.data.grid, from, down, right);
+    if (next.layer === from.layer && next.head === from.head) return;
+    announce({ ...next, from: this, awaited: this.goTo(next) });
     this.emit("head", next);
   }
 

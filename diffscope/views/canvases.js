@@ -154,11 +154,21 @@ class ColourBar {
 
 // Buffers of heads that the page holds, by prompt, layer and head: a view shows another of them without asking its host.
 const HELD = (window.diffscopeHeld ??= new Map());
+const HOLDERS = (window.diffscopeHolders ??= new Set()); // what holds heads for this page
 const CHOSEN = "diffscope-head"; // the event of a page that another head is looked at
+const PATIENCE = 5000; // milliseconds in which a host shows the head that was asked for
 
 const placeOfHead = (prompt, layer, head) => `${prompt} ${layer} ${head}`;
 
-// Tells all that shows heads on a page which holds several that another one is looked at.
+// Tells all that shows heads on a page which holds several that another one is looked at. Returns whether it is awaited: the page
+// does not hold it, and its host has yet to send it.
 function announce(detail) {
-  if (HELD.size) window.dispatchEvent(new CustomEvent(CHOSEN, { detail }));
+  if (HOLDERS.size) window.dispatchEvent(new CustomEvent(CHOSEN, { detail }));
+  return Boolean(detail.awaited);
+}
+
+// The head so many layers down and heads to the right, within a model's layers and how many heads each has.
+function neighbour({ layers, heads }, { layer, head }, down, right) {
+  const row = Math.min(Math.max(layers.indexOf(layer) + down, 0), layers.length - 1);
+  return { layer: layers[row], head: Math.min(Math.max(head + right, 0), heads[row] - 1) };
 }

@@ -17,6 +17,7 @@ class HeadGrid {
     this.emit = emit || (() => {});
     this.pointer = null; // the cell below the pointer
     this.cursor = null; // the cell that keys move
+    this.wanted = null; // the cell that was asked for and that the host has not named yet
     this.resized = new ResizeObserver(() => this.layout());
     this.turned = ({ detail }) => this.follow(detail);
     this.build();
@@ -26,14 +27,34 @@ class HeadGrid {
   }
 
   // Another head is looked at somewhere on the page.
-  follow({ layer, head, from }) {
+  follow({ layer, head, from, awaited }) {
     const cell = { row: layer - this.view.layers[0], column: head };
-    if (from === this || !this.has(cell)) return;
+    if (from !== this && this.has(cell)) this.want(cell, awaited);
+  }
+
+  // The reader's choice: it is framed, faintly as long as the page does not show that head. What the host sends of an earlier choice
+  // leaves it as it is.
+  want(cell, awaited) {
     this.chosen = cell;
+    clearTimeout(this.waiting);
+    if (HOLDERS.size) {
+      this.wanted = { cell, awaited };
+      this.waiting = setTimeout(() => this.settle(), PATIENCE);
+    }
+    this.mark();
+  }
+
+  // The host's choice.
+  settle() {
+    clearTimeout(this.waiting);
+    this.wanted = null;
+    const { chosen, layers } = this.view;
+    this.chosen = chosen && { row: chosen.layer - layers[0], column: chosen.head };
     this.mark();
   }
 
   leave() {
+    clearTimeout(this.waiting);
     window.removeEventListener(CHOSEN, this.turned);
     this.resized.disconnect();
     this.host.replaceChildren();
@@ -79,7 +100,12 @@ class HeadGrid {
     this.view = view;
     // layers without attention are rows, too: a row's place among those that have it, or -1
     this.rows = Array.from({ length: view.layers.at(-1) - first + 1 }, (_, row) => view.layers.indexOf(first + row));
-    this.chosen = view.chosen && { row: view.chosen.layer - first, column: view.chosen.head };
+    const chosen = view.chosen && { row: view.chosen.layer - first, column: view.chosen.head };
+    if (!this.wanted || same(chosen, this.wanted.cell) || !this.has(this.wanted.cell)) {
+      clearTimeout(this.waiting);
+      this.wanted = null;
+      this.chosen = chosen;
+    }
     this.off = new Set(view.off.map(({ layer, head }) => `${layer} ${head}`));
     this.heading.textContent = view.title;
     const keys = view.switching ? "enter chooses, x switches a head off and on" : "enter chooses";
@@ -264,7 +290,9 @@ class HeadGrid {
       colours = [this.ink, this.paper];
     context.clearRect(0, 0, this.over.width, this.over.height);
     for (const cell of this.every()) if (this.isOff(cell)) drawCross(context, this.box(cell), ...colours);
+    context.globalAlpha = this.wanted?.awaited ? 0.4 : 1;
     if (this.has(this.chosen)) drawFrame(context, this.box(this.chosen), ...colours, 2, []);
+    context.globalAlpha = 1;
     if (this.has(this.pointer)) drawFrame(context, this.box(this.pointer), ...colours, 1, []);
     if (this.cursor) drawFrame(context, this.box(this.cursor), ...colours, 2, [3, 2]);
     this.say();
@@ -351,12 +379,9 @@ class HeadGrid {
   }
 
   act(cell, off) {
-    if (!off) {
-      this.chosen = cell;
-      announce({ ...this.named(cell), from: this });
-    }
+    if (off) this.mark();
+    else this.want(cell, announce({ ...this.named(cell), from: this }));
     this.emit(off ? "off" : "chosen", this.named(cell));
-    this.mark();
   }
 
   // Where keys begin.

@@ -161,10 +161,12 @@ class MapPanels {
     const begun = data.spans.flatMap(({ colour, ranges }) => ranges.flatMap(([start, stop]) => [[start, colour, stop]]));
     const colours = new Map();
     for (const [start, colour, stop] of begun) for (let at = start; at < stop && at < start + 64; at++) colours.set(at, colour);
-    const places = [];
+    const within = (place) => Math.min(Math.max(place, LINE / 2), this.main.side - LINE / 2); // so that no name is cut off
+    const places = new Map();
     for (const at of [...begun.map(([start]) => start), ...regular]) {
       const inside = at >= from - 0.5 && at < Math.min(count, from + size);
-      if (inside && places.every((other) => other !== at && Math.abs(other - at) * pixels >= LINE)) places.push(at);
+      const place = within((at + 0.5 - from) * pixels);
+      if (inside && [...places.values()].every((other) => Math.abs(other - place) >= LINE - 1)) places.set(at, place);
     }
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
@@ -172,8 +174,7 @@ class MapPanels {
     context.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    for (const at of places) {
-      const place = (at + 0.5 - from) * pixels;
+    for (const [at, place] of places) {
       context.fillStyle = colours.has(at) ? onPage(colours.get(at), dark) : ink;
       context.save();
       if (down) context.translate(NAMES.left - 5, place);

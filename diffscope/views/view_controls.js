@@ -2,10 +2,18 @@
 
 const STYLE = `
 .diffscope-view { font-size: 13px; border-radius: 4px; outline-offset: 3px; position: relative }
-.diffscope-view .sentence { margin: 0 0 8px; font-size: 15px; line-height: 1.45; max-width: 62em }
+.diffscope-view .sentence { margin: 0 0 8px; font-size: 15px; line-height: 1.45; max-width: 62em; position: relative }
+.diffscope-view code { font: 0.9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; padding: 1px 4px; border-radius: 3px;
+  background: color-mix(in srgb, currentColor 10%, transparent) }
+.diffscope-view .number { cursor: help; text-decoration: underline dotted color-mix(in srgb, currentColor 45%, transparent);
+  text-underline-offset: 3px; font-variant-numeric: tabular-nums; white-space: nowrap }
+.diffscope-view .number:is(:hover, :focus)::after { content: attr(aria-description); position: absolute; left: 0; top: calc(100% + 3px);
+  z-index: 10; max-width: 44em; white-space: normal; padding: 6px 9px; border-radius: 4px; font-size: 13px; line-height: 1.4; background: Canvas;
+  color: CanvasText; border: 1px solid rgba(128, 128, 128, 0.6); box-shadow: 0 1px 6px rgba(0, 0, 0, 0.3) }
 .diffscope-view .prompt { margin: 0 0 8px; font: 12.5px/1.7 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; max-height: 9em;
   overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere }
 .diffscope-view .sentence:empty, .diffscope-view .prompt:empty { display: none }
+.diffscope-view.stale > :not(.prompt) { opacity: 0.35 }
 .diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 9px; align-items: center; margin-bottom: 6px }
 .diffscope-view .bar strong { flex: 1 1 auto }
 .diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }
@@ -24,6 +32,13 @@ const STYLE = `
 .diffscope-view .readout.tip { position: absolute; z-index: 10; pointer-events: none; max-width: 44em; padding: 6px 9px; border-radius: 4px;
   border: 1px solid rgba(128, 128, 128, 0.6); box-shadow: 0 1px 6px rgba(0, 0, 0, 0.3) }
 `;
+
+// A piece of a sentence, as nodes: a number says what it is to whoever points at it or comes to it by the tab key, and tokens, which
+// stand between backticks, are set apart.
+function explained([text, help]) {
+  if (help) return [element("span", {}, { class: "number", tabindex: "0", role: "note", "aria-description": help }, text)];
+  return text.split("`").map((piece, at) => element(at % 2 ? "code" : "span", {}, {}, piece));
+}
 
 // Each control has a box to put on the page, and shows a value that was set elsewhere.
 function choice(label, options, title, change) {

@@ -253,3 +253,20 @@ def test_numbers_are_measured_while_explore_is_read(app):
     while not all(len(kind) for kind in kinds):
         assert time.monotonic() < end, "they are never measured"
         time.sleep(0.1)
+
+
+def test_what_numbers_and_logits_show_is_measured_while_explore_is_read(app, monkeypatch):
+    fine(app())
+    import background  # of the app, which has been started
+
+    kinds = ("gains", "signal and noise", "effective ranks", "what the maps are made of", "what each branch adds")
+    end = time.monotonic() + 120
+    while not all(len(background.results(kind, background.KEPT)) for kind in kinds):
+        assert time.monotonic() < end, {kind: len(background.results(kind, background.KEPT)) for kind in kinds}
+        time.sleep(0.2)
+    kept = []
+    monkeypatch.setattr(background.Results, "keep", lambda self, key, result: kept.append(key) or result)
+    for part in ("Numbers", "Logits"):
+        test = fine(app(part=part))
+        assert not any("measure-" in button.key for button in test.button) and test.get("plotly_chart")
+    assert not kept

@@ -75,7 +75,7 @@ def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(
     held = load(buffer(test, "diffscope_held"))
     assert sorted(held) == [f"{layer} {head}" for layer in range(3) for head in range(2)]
     place = [int(test.number_input(key=name).value) for name in ("layer", "head")]
-    assert words(held["{} {}".format(*place)].tobytes())["sentence"] == maps(test)["sentence"] != ""
+    assert words(held["{} {}".format(*place)].tobytes())["sentence"] == maps(test)["sentence"] != []
     test.number_input(key="layer").set_value(0)
     fine(test.number_input(key="head").set_value(1).run())
     of_head = words(held["0 1"].tobytes())
@@ -83,7 +83,19 @@ def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(
         name: value for name, value in maps(test).items() if name not in ("state",)
     }
     fine(test.number_input(key="query").set_value(3).run())
-    assert "token 3" in words(load(buffer(test, "diffscope_held"))["0 1"].tobytes())["sentence"]
+    (start, _), *_ = words(load(buffer(test, "diffscope_held"))["0 1"].tobytes())["sentence"]
+    assert start.startswith("At token 3 L0H1 ")
+
+
+def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, monkeypatch):
+    from diffscope.views import attention
+
+    monkeypatch.setattr(attention, "MOST_HEADS", 1)
+    test = fine(app(layer="1", head="0", query="3"))
+    data = buffer(test, "diffscope_held")
+    about = words(data)
+    assert load(data) == {} and (about["beside"]["layer"], about["beside"]["head"]) == (1, 0) and about["about"] == "token 3"
+    assert about["prompt"] == maps(test)["prompt"]
 
 
 def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
@@ -94,7 +106,8 @@ def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, f
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     said = [text.value.replace("\\", "") for text in [*test.caption, *test.markdown]]
     assert signs.of_span(cap, "answer") in said
-    assert " of it negative" in maps(test)["sentence"] or " of it positive" in maps(test)["sentence"]
+    (negative,) = (about for _, about in maps(test)["sentence"] if about.startswith("How much of |D| on the answer"))
+    assert "negative weights subtract" in negative
 
 
 def test_another_model_shows_its_own_maps(app, folders):
@@ -120,6 +133,13 @@ def test_an_address_restores_the_view(app, folders):
     assert test.selectbox(key="example").value == "Again"
     assert test.selectbox(key="statistic").value == "gini"
     assert any("token 3" in caption.value for caption in test.caption)
+
+
+def test_the_address_of_the_first_view_does_not_depend_on_what_is_chosen_at_first(app, folders):
+    test = fine(app())
+    asked = {name: test.query_params[name] for name in ("model", "example", "layer", "head", "query")}
+    shown = {name: [str(test.number_input(key=name).value)] for name in ("layer", "head", "query")}
+    assert asked == {"model": [str(folders["small-diff"])], "example": ["Two cities"]} | shown
 
 
 def test_an_address_that_names_nothing_real_is_the_first_page(app):
@@ -155,6 +175,17 @@ def test_changing_an_example_makes_it_the_readers_own(app):
 
 def spans(test):
     return {span["name"]: span["ranges"] for span in maps(test)["spans"]}
+
+
+def test_naming_spans_captures_nothing_again(app, monkeypatch):
+    from diffscope.scope import Scope
+
+    runs = []
+    original = Scope.capture
+    monkeypatch.setattr(Scope, "capture", lambda self, *given, **more: runs.append(given) or original(self, *given, **more))
+    test = fine(app(example=OWN, prompt=f"{PROMPT} It is"))
+    fine(test.text_input(key="answer").set_value("7421").run())
+    assert "answer" in spans(test) and maps(test)["sentence"] and len(runs) == 1
 
 
 def test_tokens_are_marked_as_spans(app):

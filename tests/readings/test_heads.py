@@ -34,11 +34,17 @@ def said(scores, head=0, query=-1, spans=SPANS, **more):
     return readings.of_head(capture_of(layer_of(scores, **more), spans=spans), 0, head, query)
 
 
+def help_of(reading, text):
+    """What the first number of a sentence that is written so says of itself."""
+    return next(part.help for part in reading.parts if part.text == text)
+
+
 def test_a_copy_among_strangers_is_told_to_be_shared():
     """A2 of head 0 is its A1, the others' are not: λ of each of its weights is taken away."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(1, 8, 9)]), lam=0.6)
-    words = "overlap more than A1 and the 2 other A2s of its layer (overlap 1.00, controls"
-    assert words in reading.sentence and "λ·A2 takes away 60 % of A1's mass there" in reading.sentence
+    words = "Its maps overlap by 1.00 on irrelevant tokens, more than A1 and 2 other heads' A2 ("
+    assert words in reading.sentence and "40 % of A1 is left there (control " in reading.sentence
+    assert "λ·A2 takes away 60 % of A1 (with other heads' A2 " in help_of(reading, "40 %")
     estimates = reading.estimates
     own = estimates.sel(control="as it is")
     assert [float(own[name]) for name in ("overlap", "cosine", "taken", "noise_gain")] == pytest.approx([1, 1, 0.6, 0.4])
@@ -48,23 +54,20 @@ def test_a_copy_among_strangers_is_told_to_be_shared():
 def test_what_any_pair_of_the_layer_shares_is_not_a_heads_own():
     """All second maps are one and the same, held three times."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(7, 7, 7)]))
-    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence
+    assert "about as much as A1 and 2 other heads' A2" in reading.sentence
     assert np.ptp(reading.estimates["overlap"].values) == 0 and int(reading.estimates["controls"]) == 2
 
 
 def test_a_stranger_among_copies_overlaps_less():
     """The second maps of the others are copies of head 0's first one; its own is not."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1, 1)]))
-    assert (
-        "overlap less than A1 and the 2 other A2s of its layer (overlap" in reading.sentence
-        and "controls 1.00" in reading.sentence
-    )
+    assert "less than A1 and 2 other heads' A2 (1.00)" in reading.sentence
 
 
 def test_between_its_controls_a_pair_overlaps_as_they_do():
     """One control is a copy and the other on a key of its own: more than one of them, less than the other."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(9, 1), high(9)]))
-    assert "overlap about as much as A1 and the 2 other A2s" in reading.sentence and " to 1.00):" in reading.sentence
+    assert "about as much as A1 and 2 other heads' A2" in reading.sentence and " to 1.00)" in reading.sentence
 
 
 @pytest.mark.parametrize("lam, gain, taken", [(0.5, 2.0, 0.25), (-0.5, 1.0, 0.0), (3.0, 1.0, 1.0)])
@@ -76,8 +79,28 @@ def test_what_is_taken_away_is_of_what_there_is(lam, gain, taken):
 
 def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
     reading = said(torch.cat([high(4, 5), high(4, 5), high(9), high(9)]), lam=0.5)
-    assert "(overlap .00, control .00): next to nothing there to cancel" in reading.sentence
-    assert "finds the answer: 67 % of |D|, all of it positive, where uniform attention would give 12 %" in reading.sentence
+    words = "overlap by .00 on irrelevant tokens, about as much as A1 and another head's A2 (.00): there is next to nothing to"
+    assert words in reading.sentence and ": nothing is cancelled." in reading.sentence
+    answer = (
+        "finds the answer: `0` (token 4) +0.50, `0` (token 5) +0.50 (67 % of |D|, all of it positive; uniform attention: 12 %)"
+    )
+    assert answer in reading.sentence
+    assert "D at token 4: a positive weight adds" in help_of(reading, "+0.50")
+
+
+@pytest.mark.parametrize("lam, gain, words", [(0.5, 2.0, "|D| is 1.5 × A1 there"), (-0.5, 1.0, "|D| is 1.5 × A1 there")])
+def test_nothing_is_cancelled_only_if_no_less_comes_out_than_went_in(lam, gain, words):
+    """A2 is A1. With a gain of 2 a quarter of what goes in is cancelled; with λ below 0 there is more than A1."""
+    said_of = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double()).sentence
+    assert words in said_of and ("nothing is cancelled" in said_of) == (gain == 1)
+
+
+def test_maps_of_different_size_may_cancel_though_they_overlap_little():
+    """A2 is a twentieth of A1 on irrelevant tokens, in the same proportions, and λ makes up for it."""
+    first = torch.log(torch.tensor([1e-6] + [0.02] * 3 + [0.01] * 2 + [0.09] * 8 + [1e-6] * 2)).expand(1, N, N).double()
+    second = torch.log(torch.tensor([1e-6] + [0.001] * 3 + [0.4] * 2 + [0.0045] * 8 + [1e-6] * 2)).expand(1, N, N).double()
+    words = said(torch.cat([first, first, second, second]), lam=15.0).sentence
+    assert "there is next to nothing to cancel" not in words and re.search(r"\d+ % of A1 is left there", words), words
 
 
 @pytest.mark.parametrize("maps", [{"heads": 1}, {"heads": 3, "seconds": 1}])
@@ -86,21 +109,21 @@ def test_without_another_second_map_nothing_is_compared(maps):
     pairing = replace(Pairing.grouped(heads, maps.get("seconds", 1)), key_of_map=torch.arange(heads + 1))
     layer = replace(layer_of(drawn(*range(heads + 1)), second=False), pairing=pairing, lam=torch.full((1, 1, 1), 0.5))
     reading = readings.of_head(capture_of(replace(layer, v=layer.v[:, :1]), spans=SPANS), 0, 0)
-    assert "its layer has no other A2 to compare with, so there is no control" in reading.sentence
+    assert "there is no control: its layer has no other A2. " in reading.sentence and "(control" not in reading.sentence
     assert "more than" not in reading.sentence and int(reading.estimates["controls"]) == 0
     assert reading.estimates["overlap"].isel(control=slice(1, None)).isnull().all()
 
 
 WHERE = {
-    "a sink": (high(0), "rests on a sink: over 99 % of A is on the first token"),
-    "itself": (torch.eye(N)[None] * 20, "has its largest weight, over 99 % of A, on the token itself"),
-    "the token before": (torch.eye(N).roll(-1, 1)[None] * 20, "on the token before"),
-    "another token": (high(9), "does not single out the answer (under 1 % of A, where uniform attention would give 12 %)"),
-    "all alike": (torch.zeros(1, N, N), "spreads A nearly evenly, with 100 % of a uniform row's entropy"),
-    "the answer": (high(4), "finds the answer: over 99 % of A"),
+    "a sink": (high(0), "rests on a sink: the first token has over 99 % of A (uniform attention: 6 %)"),
+    "itself": (torch.eye(N)[None] * 20, "has its largest weight on the token itself: 1.00 (over 99 % of A)"),
+    "the token before": (torch.eye(N).roll(-1, 1)[None] * 20, "on the token before: 1.00"),
+    "another token": (high(9), "does not single out the answer (under 1 % of A; uniform attention: 12 %)"),
+    "all alike": (torch.zeros(1, N, N), "spreads A nearly evenly: its entropy is 100 % of a uniform row's"),
+    "the answer": (high(4), "finds the answer: `0` (token 4) 1.00, `0` (token 5) 0.00 (over 99 % of A; "),
     "the answer and another": (
         high(5, 9, 10),
-        "gives the answer 33 % of A, where uniform attention would give 12 %, and has its",
+        "gives weight to the answer: `0` (token 5) 0.33, `0` (token 4) 0.00 (33 % of A; uniform attention: 12 %); it has its",
     ),
 }
 
@@ -121,7 +144,8 @@ def test_a_sink_of_two_tokens_is_none():
 def test_a_head_that_subtracts_from_the_answer_does_not_find_it():
     """|D| is on the answer, but below zero there."""
     reading = said(torch.cat([high(9), high(4)]), lam=1.0)
-    assert "takes weight from the answer: 50 % of |D|" in reading.sentence and "D sums to −1.00 there" in reading.sentence
+    words = "takes weight from the answer: `0` (token 4) −1.00, `0` (token 5) 0.00 (50 % of |D|, all of it negative;"
+    assert words in reading.sentence and "D sums to −1.00 there" in reading.sentence
 
 
 def test_rows_of_which_there_is_nothing_to_say():
@@ -135,13 +159,49 @@ def test_rows_of_which_there_is_nothing_to_say():
     assert "sees nothing but the answer" in said(same, spans={"answer": list(range(N))}).sentence
     assert "sees nothing besides" in said(same, spans={"answer": list(range(1, N))}).sentence
     unmarked = said(same, spans={}).sentence
-    assert "no answer is marked" in unmarked and "On all tokens but the first, which get" in unmarked
+    assert "no answer is marked" in unmarked and "on all tokens but the first" in unmarked
 
 
 def test_what_a_sink_logit_takes_is_told():
     """A sink logit as high as the scores of sixteen keys together."""
     words = said(torch.zeros(1, N, N), second=False, sink_logit=torch.full((1,), float(np.log(N)))).sentence
     assert "Its sink logit takes 50 % of A." in words
+
+
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        (" Paris", "`Paris`"),
+        (" \n", "token 4"),
+        ("a\nb", "token 4"),
+        ("a`b", "token 4"),
+        ("\u202eevil", "token 4"),
+        ("x" * 40, "`xxxxxxxxxxx…`"),
+        ("سلام", "\u2068`سلام`\u2069"),
+        ("<b>", "`<b>`"),
+    ],
+)
+def test_tokens_are_quoted_in_one_printable_line(text, shown):
+    cap = capture_of(layer_of(high(4), second=False), spans={"answer": [4]})
+    cap.prompts[0] = replace(cap.prompts[0], tokens=("0",) * 4 + (text,) + ("0",) * 11)
+    assert f"finds the answer: {shown} 1.00 (" in readings.of_head(cap, 0, 0).sentence
+
+
+def test_of_an_answer_of_many_tokens_the_largest_are_listed():
+    words = said(high(4, 5, 6, 7, 8, 9), second=False, spans={"answer": [4, 5, 6, 7, 8, 9]}).sentence
+    assert words.count("(token ") == 4 and " and 2 other tokens (over 99 % of A" in words
+
+
+def test_every_number_says_what_it_is():
+    """All numbers but the names of heads and tokens, and the numbers in the words."""
+    for scores, more in ((torch.cat([drawn(1, 2, 3), drawn(4, 5, 6)]), {"lam": 0.6}), (drawn(1, 2), {"second": False})):
+        for query in (-1, 2, 9):
+            reading = said(scores, query=query, **more)
+            assert "".join(part.text for part in reading.parts) == reading.sentence
+            bare = " ".join(part.text for part in reading.parts if not part.help)
+            bare = re.sub(r"L0H0|[AD]\d?\b|`[^`]*`|\btoken \d+|\d other heads", "", bare)
+            assert not re.search(r"\d", bare), bare
+            assert all(part.help.endswith(".") and "\n" not in part.help for part in reading.parts if part.help)
 
 
 def by_hand(cap, layer, head, other):

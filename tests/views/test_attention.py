@@ -12,6 +12,7 @@ from safetensors.numpy import load
 
 import diffscope
 from diffscope import edits
+from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views.view_state import checked_state
 from tests import tiny
@@ -212,7 +213,7 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     assert re.search(r"\((29|30|31)\) → key", point(page, view, 30, 30, 60))
     page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window)")
     events = page.evaluate("events")
-    assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 2}]
+    assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 3}]
     assert [0, "locked", {"rows": [40], "columns": [7]}] in events
     last = events[-1][2]
     assert last["locked"] == {"rows": [40], "columns": [7]} and 20 < last["window"]["size"] < 40
@@ -251,8 +252,8 @@ def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
 @pytest.mark.browser
 def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, tmp_path):
     path = tmp_path / "page.html"
-    said = lambda layer, head: f"L{layer}H{head} says so"  # noqa: E731
-    path.write_text(attention_view.page(capture, 1, 2, sentences=said, hint="its words"), encoding="utf-8")
+    said = lambda layer, head: (Part(f"L{layer}H{head} says `<b>` "), Part(".30", "What <i>it</i> is."), Part("."))  # noqa: E731
+    path.write_text(attention_view.page(capture, 1, 2, sentences=said), encoding="utf-8")
     assert len(path.read_bytes()) < 1_500_000
     page.goto(path.as_uri())
     page.wait_for_selector("canvas[data-map=D]")
@@ -268,7 +269,11 @@ def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, t
     ]:
         root.press(key)
         assert f"layer {layer} · head {head}" in view.locator("strong").first.text_content()
-        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says so"
+        assert view.locator(".sentence").text_content() == f"L{layer}H{head} says <b> .30."
+    assert view.locator(".sentence code").text_content() == "<b>"
+    number = view.locator(".sentence .number")
+    number.focus()
+    assert number.evaluate("node => getComputedStyle(node, '::after').content") == '"What <i>it</i> is."'
     words = point(page, view, 40, 7, 60)
     exact = float(capture.map("D", 1, 3).values[40, 7])
     assert printed(words, "D")[0] == pytest.approx(exact, rel=0.06, abs=6e-5)
@@ -450,3 +455,40 @@ def test_a_head_that_the_page_holds_is_shown_at_once_and_the_host_has_the_last_w
     page.wait_for_function("document.querySelector('strong').textContent.includes('layer 0 · head 1')")
     page.evaluate("text => views[0].update(bytes(text))", sent[2])
     assert "layer 0 · head 2" in heading.text_content() and page.problems == []
+
+
+@pytest.mark.browser
+def test_heads_beside_the_one_that_is_shown_are_asked_for_one_at_a_time(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 0, 1))
+    heading, root = view.locator("strong").first, view.locator("[role=application]")
+
+    def sent(places, at, about="token 3"):
+        return base64.b64encode(attention_view.bundle(capture, places, beside=at, about=about)).decode()
+
+    module = attention_view.HELD.module
+    page.evaluate(
+        """async ([module, data]) => {
+        globalThis.bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+        globalThis.wanted = [];
+        const { mount } = await import(URL.createObjectURL(new Blob([module], { type: "text/javascript" })));
+        globalThis.holder = mount(null, bytes(data), (name, { layer, head }) => wanted.push([name, layer, head]));
+        }""",
+        [module, sent([], (0, 1))],
+    )
+    asked = [(0, 2), (0, 0), (1, 1), (0, 3)]  # on either side, below, and one further
+    for count, (layer, head) in enumerate(asked, 1):
+        page.wait_for_function("count => wanted.length === count", arg=count)
+        assert page.evaluate("wanted.at(-1)") == ["wanted", layer, head]
+        page.evaluate("data => holder.update(bytes(data))", sent([(layer, head)], (0, 1)))
+    root.press("ArrowRight")
+    assert "layer 0 · head 2" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    root.press("ArrowDown")  # which the page does not hold
+    assert "layer 0 · head 2" in heading.text_content() and root.evaluate("node => node.matches('.stale')")
+    root.press("ArrowRight")
+    assert page.evaluate("events.filter(([, name]) => name === 'head').at(-1)[2]") == {"layer": 1, "head": 3}
+    page.evaluate("data => views[0].update(bytes(data))", base64.b64encode(attention_view.buffer(capture, 1, 3)).decode())
+    assert "layer 1 · head 3" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    page.evaluate("data => holder.update(bytes(data))", sent([], (1, 3), "token 4"))  # what was said was of another token
+    assert page.evaluate("window.diffscopeHeld.size") == 0
+    page.evaluate("holder.leave()")
+    assert page.evaluate("window.diffscopeHolders.size") == 0 and page.problems == []

@@ -215,3 +215,26 @@ def test_a_large_model_fits(page, tmp_path):
         assert point(page, layer, head)[0] == f"layer {layer}, head {head}: {values[layer, head]:g}"
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     assert page.problems == []
+
+
+@pytest.mark.browser
+def test_the_frame_of_a_head_that_was_left_is_not_shown_again(page, tmp_path):
+    """On a page that holds heads the host follows the reader, and may be a head behind."""
+    shown(page, head_grid.buffer(planted(), chosen=(2, 0)), tmp_path)
+    page.evaluate("window.diffscopeHolders.add({})")
+    sent = {head: base64.b64encode(head_grid.buffer(planted(), chosen=(2, head))).decode() for head in (0, 1, 3)}
+    host = "data => grid.update(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)))"
+    now = "[grid.named(grid.chosen).head, Boolean(grid.wanted?.awaited)]"
+    announce = "detail => window.dispatchEvent(new CustomEvent('diffscope-head', { detail }))"
+    page.evaluate(announce, {"layer": 2, "head": 1, "awaited": False})
+    page.evaluate(announce, {"layer": 2, "head": 3, "awaited": True})
+    assert page.evaluate(now) == [3, True]
+    page.evaluate(host, sent[1])
+    assert page.evaluate(now) == [3, True]
+    page.evaluate(host, sent[3])
+    assert page.evaluate(now) == [3, False]
+    page.evaluate(host, sent[0])  # chosen elsewhere
+    assert page.evaluate(now) == [0, False]
+    page.evaluate(announce, {"layer": 2, "head": 1, "awaited": True})
+    page.evaluate("grid.settle()")  # the host did not follow
+    assert page.evaluate(now) == [0, False] and page.problems == []
