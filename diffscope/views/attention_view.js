@@ -38,7 +38,6 @@ class View {
     this.drawings = { maps: new MapPanels(this), lines: new HeadLines(this) };
     this.build();
     this.update(buffer);
-    VIEWS.add(this);
     window.addEventListener(CHOSEN, this.chosen);
     this.resized.observe(this.host);
   }
@@ -124,6 +123,7 @@ class View {
   turn(data) {
     const before = this.data;
     this.data = data;
+    VIEWS.add(this); // the others of its group see it from now on
     const { title, panels, prompt } = this.data;
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);

@@ -140,6 +140,7 @@ def shown(page, tmp_path, *buffers):
     path.write_text(
         f"""<!doctype html><meta charset="utf-8"><body><script type="module">{script}
         globalThis.events = [];
+        globalThis.mount = mount;
         globalThis.views = {data}.map((text, at) => {{
           const place = document.body.appendChild(document.createElement("section"));
           const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -435,6 +436,7 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
 def test_a_group_compares_maps_of_one_size_and_has_its_controls_once(page, capture, tmp_path):
     standard = diffscope.load(tiny.own("standard")).capture(tiny.ids(40, seed=3))
     buffers = [attention_view.buffer(each, 1, 1, group="compare", state={}) for each in (standard, capture)]
+    encoded = base64.b64encode(buffers[0]).decode()
     first, second = shown(page, tmp_path, *buffers)
     page.evaluate("views[0].host.style.width = '420px'")
 
@@ -447,14 +449,21 @@ def test_a_group_compares_maps_of_one_size_and_has_its_controls_once(page, captu
     assert second.get_by_label("Scale").is_hidden() and first.get_by_label("Scale").is_visible()
     assert first.get_by_label("A₂", exact=True).is_hidden()
     first.get_by_label("A₁ and λ·A₂").check()
-    assert [name for name, _ in drawn(second)] == ["A1", "lambda_A2", "D"] and dict(drawn(second))["D"] == wide
+    assert [name for name, _ in drawn(second)] == ["D", "A1", "lambda_A2"] and dict(drawn(second))["D"] == wide
     first.get_by_role("button", name="Lines").click()
     assert second.locator("canvas[data-lines]").is_visible()
     page.wait_for_function("events.filter(([, name]) => name === 'state').length >= 2")
     states = page.evaluate("views.map((view) => [view.state().parts, view.state().mode])")
     assert states == [[True, "lines"], [True, "lines"]]
     page.evaluate("views[0].leave()")
-    assert second.get_by_label("Scale").is_visible() and page.problems == []
+    assert second.get_by_label("Scale").is_visible()
+    page.evaluate(
+        """text => { const place = document.body.insertBefore(document.createElement("section"), views[1].host);
+        mount(place, Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)), () => {}); }""",
+        encoded,
+    )
+    assert page.locator("section select:visible").count() == 1 and page.locator("section").nth(2).locator("select").is_hidden()
+    assert page.problems == []
 
 
 @pytest.mark.browser
