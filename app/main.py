@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import streamlit as st
 
@@ -12,7 +13,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
 
 from access import admitted  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
-from url_state import moved_query, restore  # noqa: E402
+from url_state import OPENED, PANEL, moved_query, restore  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 if not admitted():
@@ -31,9 +32,23 @@ with st.sidebar:
 #: one page a question: file, title
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}
 #: pages that other pages lead to
-HIDDEN = {"amplifier": "Numbers and logits", "your_model": "Open a model"}
-#: addresses that pages had, and the page that has their place
-MOVED = {"intervene": "change", "hypotheses": "tests"}
+HIDDEN = {"amplifier": "Numbers and logits"}
+
+
+class Moved(NamedTuple):
+    """The page that has the place of another one, how keys begin there that began otherwise, and what its address says too."""
+
+    page: str
+    renamed: dict[str, str] = {}
+    added: dict[str, str] = {}
+
+
+#: by the address that a page had
+MOVED = {
+    "intervene": Moved("change", {"intervene-": "change-"}),
+    "hypotheses": Moved("tests", {"hypotheses-": "tests-"}),
+    "your_model": Moved("explore", added={PANEL: OPENED}),
+}
 
 pages = {
     name: st.Page(
@@ -48,18 +63,19 @@ pages = {
 }
 
 
-def go_to(name: str, moved: str) -> None:
+def go_to(moved: Moved) -> None:
     """Open the page that has the place of another one, with the values of its address."""
-    st.switch_page(pages[name], query_params=moved_query(moved, name))
+    st.switch_page(pages[moved.page], query_params=moved_query(moved.renamed, moved.added))
 
 
-moved = [
-    st.Page(partial(go_to, name, before), title=PAGES[name], url_path=before, visibility="hidden")
-    for before, name in MOVED.items()
-]
+moved = [st.Page(partial(go_to, to), title=PAGES[to.page], url_path=before, visibility="hidden") for before, to in MOVED.items()]
 page = st.navigation([*pages.values(), *moved], position="top")
 if page.url_path not in MOVED:
     restore(page.url_path)
+    if st.query_params.get(PANEL) == OPENED:
+        from model_panel import show_panel  # which loads the tests
+
+        show_panel()
 with activity().page():
     page.run()
 if page is pages["explore"] and "_subject" in st.session_state:

@@ -29,7 +29,7 @@ CALLED = "my-model"
 READ = (
     "Read are config.json, weights as .safetensors, and the tokenizer's files, as save_pretrained writes them: of any decoder of "
     "transformers, and of the published implementations of differential attention. Then each layer is checked against the "
-    "model's own output. To try it, choose “the list”, or give `gpt2` as an id of the hub."
+    "model's own output."
 )
 state = st.session_state
 
@@ -38,7 +38,6 @@ def choose() -> tuple[str, SessionModel] | None:
     """What a model is called, and the model; None while something is missing, which is said."""
     sources = [UPLOAD, *([FOLDER] if rules().paths else []), *([HUB] if rules().hub else []), LISTED]
     first = FOLDER if FOLDER in sources and "your_model-folder" in st.query_params else UPLOAD
-    st.markdown("#### Open a model")
     st.caption(READ)
     source = st.radio("Your model is in", sources, horizontal=True, **bound("your_model-source", default=first))
     if source == UPLOAD:
@@ -66,7 +65,6 @@ def choose() -> tuple[str, SessionModel] | None:
 
 def _uploaded() -> tuple[str, SessionModel] | None:
     """A model from files; those before are removed as soon as there are others, and not when another page was looked at."""
-    name = st.text_input("Name", **bound("your_model-name", default=CALLED), max_chars=40).strip() or CALLED
     files = st.file_uploader(
         "Its files: .safetensors, config.json, and those of its tokenizer",
         accept_multiple_files=True,
@@ -75,6 +73,7 @@ def _uploaded() -> tuple[str, SessionModel] | None:
         help=f"At most {rules().upload_bytes / 2**20:,.0f} MiB in all. Nothing is unpacked and no code is run. The files are "
         "removed when this session ends.",
     )
+    name = st.text_input("Name", **bound("your_model-name", default=CALLED), max_chars=40).strip() or CALLED
     label = f"{name} (uploaded)"
     if state.pop("_given", False) or (files and label != state.get("_label")):
         discard()
@@ -84,6 +83,7 @@ def _uploaded() -> tuple[str, SessionModel] | None:
         st.warning(escape_markdown(state["_refusal"]))
     upload = state.get("_upload")
     if upload is None or not upload.there:
+        st.button(f"Try it with {next(iter(cards()))}", key="your_model-try", on_click=try_example) if cards() else None
         return None
     label = state["_label"]
     if not files:  # given before another page was looked at
@@ -91,6 +91,12 @@ def _uploaded() -> tuple[str, SessionModel] | None:
             st.caption(escape_markdown(label))
             st.button("Remove", key="your_model-remove", on_click=discard)
     return label, session_models().get(label, SessionModel(str(upload.folder), upload))
+
+
+def try_example() -> None:
+    """Choose the first model of the list."""
+    state["your_model-source"] = LISTED
+    state["your_model-listed"] = next(iter(cards()))
 
 
 def discard() -> None:

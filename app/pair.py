@@ -14,6 +14,7 @@ from edit_results import captured, texts
 from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, check_length, choose_model, choose_subject
 from url_state import bound
 
+from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name
 from diffscope.figures.inputs import runs
@@ -27,6 +28,7 @@ EDIT = "with and without an edit"
 KINDS = (MODELS, PROMPTS, STEPS, EDIT)
 IMPORT = "import diffscope\n\n"
 STANDARD = "mini-standard"
+ALIKE = ("layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
 state = st.session_state
 
 
@@ -106,6 +108,10 @@ class Pair(NamedTuple):
         """Whether both look at the same tokens."""
         return self.first.cap.ids == self.second.cap.ids and self.first.cap.tokens == self.second.cap.tokens
 
+    def comparison(self) -> Comparison:
+        """Both captures, as figures take them."""
+        return Comparison(self.names, (self.first.cap, self.second.cap))
+
     def code(self) -> str:
         """Python that gives both captures as a Comparison."""
         first, second = (side.subject for side in (self.first, self.second))
@@ -168,10 +174,37 @@ def _another_model(subject: Subject, cap):
 
 
 def _as_baseline(cards_of: dict, base: str, name: str) -> tuple:
-    """Return the rank of a bundled model as a baseline: standard attention first, then the like of the first model."""
+    """Return the rank of a bundled model beside another: first the other kind of attention, then what is alike in all else."""
     card, first = cards_of[name], cards_of.get(base, {})
-    alike = all(card.get(field) == first.get(field) for field in ("layers", "positions", "sentence"))
-    return (card["attention"] != "standard", name != STANDARD, not alike, list(cards_of).index(name))
+    same_kind = _is_standard(card) == _is_standard(first)
+    return (same_kind, not _is_alike(card, first), name != STANDARD, list(cards_of).index(name))
+
+
+def _is_standard(card: dict) -> bool:
+    return card.get("attention") == "standard"
+
+
+def _is_alike(card: dict, other: dict) -> bool:
+    """Return whether two bundled models are matched: of one depth, and trained on the same data."""
+    return "matched" in card and "matched" in other and all(card.get(name) == other.get(name) for name in ALIKE)
+
+
+def about_second(pair: Pair) -> str:
+    """Return what the second of two bundled models is beside the first; nothing of other pairs."""
+    known = {card["name"]: card for card in bundled()}
+    names = [side.subject.model.partition("@")[0] for side in pair.sides]
+    if pair.kind != MODELS or not set(names) <= known.keys() or names[0] == names[1]:
+        return ""
+    first, second = (known[name] for name in names)
+    if not _is_alike(first, second):
+        return f"{pair.names[1]} was trained on other data than {pair.names[0]}: they differ in more than attention."
+    kind = "standard attention" if _is_standard(second) else "differential attention"
+    if _is_standard(first) == _is_standard(second):
+        return f"{pair.names[1]} is {kind} too, as deep and trained on the same data, with {second['heads']} heads a layer."
+    return (
+        f"{pair.names[1]} is {kind}, and matches {pair.names[0]} in all else: depth, width, data, and parameters within 1 %. "
+        "Where they differ it is by their attention, as far as one pair of trainings can tell."
+    )
 
 
 def _for_any_model(subject: Subject, cap) -> dict:

@@ -15,7 +15,7 @@ from catalog import SessionModel, add_session_model, cards, display_name, sessio
 from file_picker import choose_file
 from messages import escape_markdown
 from uploads import is_upload
-from url_state import bound, fits_address
+from url_state import OPENED, PANEL, bound, fits_address
 
 from diffscope import Chars
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
@@ -150,8 +150,9 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
                 "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
             )
         name = st.selectbox(label, options, **bound(key, options=options), on_change=_keep_model if first else None)
-        if name == OPEN or state.pop("_open", False):
-            st.switch_page("app_pages/your_model.py", query_params={})
+        if name == OPEN:  # there is no other, or a reader wrote it into the address
+            st.button("Open a model", key="model-open", on_click=open_panel)
+            return None
         state["_model-before"] = name
         if name in offered:
             if "attention" in offered[name]:  # a folder that is offered has no card
@@ -177,7 +178,12 @@ def _keep_model() -> None:
     """Leave the choice of model as it was if another one is to be opened."""
     if state["model"] == OPEN and "_model-before" in state:
         state["model"] = state["_model-before"]
-        state["_open"] = True
+        open_panel()
+
+
+def open_panel() -> None:
+    """Have the panel that opens a model lie over the page: its address says so."""
+    st.query_params[PANEL] = OPENED
 
 
 def _described(card: dict) -> str:

@@ -7,8 +7,7 @@ keeps it while the user is on another page. Streamlit by itself forgets widgets 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +15,8 @@ from urllib.parse import quote
 import streamlit as st
 from streamlit.errors import StreamlitAPIException
 
+PANEL, OPENED = "open", "model"  # what an address says while the panel that opens a model lies over the page
+OF_PANEL = "your_model-"  # begins the keys of that panel, whatever the page
 LONGEST = 8000  # characters of a value in an address
 state = st.session_state
 
@@ -103,15 +104,18 @@ def restore(page: str) -> None:
         return
     everywhere = {key for key in pages.get(before, set()) if not key.startswith(f"{before}-")}
     for key in everywhere | pages.get(page, set()):
-        if state.get(key) is not None and fits_address(state[key]):
+        if state.get(key) is not None and fits_address(state[key]) and not key.startswith(OF_PANEL):
             with suppress(StreamlitAPIException):  # a widget of this page has written it already
                 st.query_params[key] = in_address(state[key])
 
 
-def moved_query(before: str, page: str) -> dict[str, list[str]]:
-    """Return this address's values for the page that has the place of another; keys that began with its name are renamed."""
-    values = {key: st.query_params.get_all(key) for key in st.query_params}
-    return {re.sub(rf"^{before}-", f"{page}-", key): value for key, value in values.items()}
+def moved_query(renamed: Mapping[str, str], added: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return this address's values for another page: keys begin anew as `renamed` says, and `added` are put before them."""
+    values = {name: [value] for name, value in added.items()}
+    for key in st.query_params:
+        before = next((begin for begin in renamed if key.startswith(begin)), "")
+        values[renamed.get(before, "") + key.removeprefix(before)] = st.query_params.get_all(key)
+    return values
 
 
 def in_address(value) -> str | list[str]:

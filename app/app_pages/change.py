@@ -121,14 +121,16 @@ def choose_maps(cap) -> tuple[int, int]:
 
 
 def show_maps(cap, after, layer: int, head: int) -> None:
-    """The maps of one head without and with the edits, linked and on one scale."""
+    """Show D of one head without and with the edits, as large, linked and on one scale."""
     look = {"state": view_state("change-view"), "on_state": partial(save_view_state, "change-view")}
-    for words, capture, more in zip(SIDES, (cap, after), (look, {})):
-        with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
-            st.markdown(f"**{words.capitalize()}**", width="content")
-            blocks.show_fidelity(capture)
-        key = f"change-{words.partition(' ')[0]}"
-        blocks.show_view(capture, layer, head, select, key=key, group="change", **more)
+    names = [f"change-{words.partition(' ')[0]}" for words in SIDES]
+    with blocks.columns(*(f"{name}-maps" for name in names), least=480) as columns:
+        for name, words, capture, more, column in zip(names, SIDES, (cap, after), (look, {}), columns):
+            with column:
+                with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+                    st.markdown(f"**{words.capitalize()}**", width="content")
+                    blocks.show_fidelity(capture)
+                blocks.show_view(capture, layer, head, select, key=name, group="change", **more)
 
 
 def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, ...]) -> None:

@@ -6,16 +6,15 @@ from functools import partial
 
 import blocks
 import streamlit as st
-import xarray as xr
 from compare_depths import show_depths
 from messages import as_call, escape_markdown, show_errors
-from pair import Pair, Side, choose_sides
+from pair import Pair, Side, about_second, choose_sides
 from selection import choose_head, init_selection, select
-from statistic_picker import WORDS, choose_statistic, same_statistic, signs_of
+from statistic_picker import WORDS, Chosen, choose_statistic, signs_of
 from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
-from diffscope import Comparison, figures, readings
+from diffscope import figures, readings
 from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.numbers import percent
@@ -24,6 +23,8 @@ from diffscope.stats.spans import NORMALISATIONS
 
 Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head
+VIEWS = ("compare-left", "compare-right")
+LEAST = 480  # pixels of a side
 NORMALISED = {
     "share": "share: |D| / Σ|D|",
     "raw": "raw: D itself",
@@ -35,7 +36,7 @@ THESE_HEADS = "the heads above"
 
 
 def show_pair(pair: Pair) -> None:
-    """The page below the choice of both sides."""
+    """Show the page below the choice of both sides."""
     init_selection(pair.first.cap, pair.first.subject.key)
     init_selection(pair.second.cap, pair.second.subject.key, SECOND)
     with show_errors():
@@ -50,7 +51,9 @@ def show_pair(pair: Pair) -> None:
 
 
 def show_answers(pair: Pair) -> None:
-    """What each side says next, and which of its heads find the answer."""
+    """Say what the second side is beside the first, what each says next, and which of its heads find the answer."""
+    if words := about_second(pair):
+        st.markdown(escape_markdown(words))
     for side in pair.sides:
         says = ""
         if side.cap.next:
@@ -62,9 +65,9 @@ def show_answers(pair: Pair) -> None:
 
 @st.fragment
 def show_heads(pair: Pair) -> None:
-    """One head of each side, and what heads give to the parts of the prompt; a click here draws only these again."""
+    """Show one head of each side, and what heads give to the parts of the prompt; a click here draws only these again."""
     title("Maps")
-    same = None  # the head of both sides, where it is one
+    same = None  # the head of both sides, if it is one
     if pair.matched:
         with st.container(horizontal=True, vertical_alignment="bottom"):
             if st.toggle("Same layer and head on both sides", **bound("compare-same", options=[True, False])):
@@ -72,43 +75,50 @@ def show_heads(pair: Pair) -> None:
     if not pair.linked:
         counts = " and ".join(str(side.cap.n_tokens) for side in pair.sides)
         st.caption(f"The two sides have other tokens ({counts}): colours have one scale, and cursors are not linked.")
+    prefixes = ("", "" if same else SECOND)
     with show_errors():
-        with blocks.columns("first", "second", least=480) as (left, right):
-            with left:
-                first = show_side(pair.first, "compare-left", "", same)
-            with right:
-                second = show_side(pair.second, "compare-right", "" if same else SECOND, same)
-        offer_maps(pair, first, second)
+        with blocks.columns("first", "second", least=LEAST) as columns:
+            places = [choose_place(*each, same) for each in zip(pair.sides, prefixes, columns)]
+        with blocks.columns("first-map", "second-map", least=LEAST) as columns:
+            for key, side, prefix, place, column in zip(VIEWS, pair.sides, prefixes, places, columns):
+                with column:
+                    show_side(side, key, prefix, place)
+        offer_maps(pair, *places)
         with show_errors():
-            show_bars(pair, (first, second))
+            show_bars(pair, places)
 
 
-def show_side(side: Side, key: str, prefix: str, place: Place | None) -> Place:
-    """The maps of one side: of `place`, or of a head that is chosen here under keys that begin with `prefix`."""
-    blocks.show_facts(side.cap, side.name)
-    if place is None:
-        with st.container(horizontal=True):
-            place = choose_head(side.cap, prefix)
-    layer, head = place
-    check_index("layer", layer, side.cap.layer_numbers)
-    check_index("head", head, range(side.cap.n_heads))
+def choose_place(side: Side, prefix: str, column, same: Place | None) -> Place:
+    """Show what a side is, and choose its head under keys that begin with `prefix`, unless both have the same."""
+    with column:
+        blocks.show_facts(side.cap, side.name)
+        if same:
+            layer, head = same
+        else:
+            with st.container(horizontal=True):
+                layer, head = choose_head(side.cap, prefix)
+        check_index("layer", layer, side.cap.layer_numbers)
+        check_index("head", head, range(side.cap.n_heads))
+    return layer, head
+
+
+def show_side(side: Side, key: str, prefix: str, place: Place) -> None:
+    """Show the map that is compared, with the controls of both below the first."""
     blocks.show_view(
         side.cap,
-        layer,
-        head,
+        *place,
         on_head=partial(select, prefix=prefix),
         key=key,
         group="compare",
         state=view_state(key),
         on_state=partial(save_view_state, key),
     )
-    return place
 
 
 def offer_maps(pair: Pair, first: Place, second: Place) -> None:
-    """The maps of both sides in one figure where they are of the same tokens, else one of each side."""
+    """Offer the maps of both sides in one figure if they are of the same tokens, else one of each side."""
     if pair.linked:
-        comparison = Comparison(pair.names, (pair.first.cap, pair.second.cap))
+        comparison = pair.comparison()
         places = {"layer": (first[0], second[0]), "head": (first[1], second[1])}
         blocks.export_menu(
             "compare-maps",
@@ -132,9 +142,11 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
             )
 
 
-def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
-    """What the last token gives to the five parts of the prompt."""
+def show_bars(pair: Pair, places: list[Place]) -> None:
+    """Show what the last token gives to the five parts of the prompt."""
     title("What the last token gives to each part of the prompt")
+    for side in pair.sides:
+        st.markdown(f"**{escape_markdown(side.name)}.** {escape_markdown(_allocation(side.subject.key, side.cap).sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         options = [ALL_HEADS, THESE_HEADS]
         heads = st.selectbox("Heads", options, **bound("compare-heads", options=options), width=200)
@@ -145,79 +157,55 @@ def show_bars(pair: Pair, places: tuple[Place, Place]) -> None:
         options = list(NORMALISATIONS)
         usual = bound("compare-normalisation", options=options, default="share")
         how = st.selectbox("Normalisation", options, **usual, format_func=NORMALISED.__getitem__, width=200)
-    of_sides = [_allocation(side.subject.key, side.cap) for side in pair.sides]
-    choices = {"map": drawn, "normalisation": how, "heads": places if heads == THESE_HEADS else None}
-    dataset = readings.bars(*(reading.estimates for reading in of_sides), pair.names, **choices)
-    ends = {end: dataset[end] for end in ("low", "high") if end in dataset}
-    extremes = [name for name in pair.names if ends]
-    figure = figures.curves(dataset["value"], x="part", series="side", style="bars", extremes=extremes, **ends)
-    blocks.show_chart(figure, "Attention to each part of the prompt, both sides beside each other", key="compare-bars")
-    if ends:
-        st.caption("Bars are means over heads, then layers; small points are the least head and the largest.")
-    for side, reading in zip(pair.sides, of_sides):
-        st.caption(f"**{escape_markdown(side.name)}.** {escape_markdown(reading.sentence)}")
-    blocks.export_menu(
-        "compare-allocation",
+    layers, numbers = zip(*places) if heads == THESE_HEADS else (None, None)
+    figure = _bars((pair.key, pair.names), pair, map=drawn, normalisation=how, layer=layers, head=numbers)
+    blocks.show_figure(
+        figure,
+        "Attention to each part of the prompt, both sides beside each other",
+        key="compare-bars",
+        name="compare-allocation",
+        caption=figure.caption,
         label="Export the bars",
-        figure=lambda: figure,
-        data=lambda: dataset,
-        code=pair.code()
-        + BARS.format(call=as_call("dataset = diffscope.readings.bars", "*estimates, comparison.names", choices)),
+        code=f'{pair.code()}{figure.python("comparison")}.save("bars.pdf")\n',
     )
 
 
-BARS = """
-estimates = [diffscope.readings.allocation(cap).estimates for cap in comparison.captures]
-{call}diffscope.figures.curves(dataset["value"], x="part", series="side", style="bars").save("bars.pdf")
-"""
-
-
 def show_statistic(pair: Pair) -> None:
-    """One statistic of all heads, both sides beside each other."""
+    """Show one statistic of all heads, both sides beside each other."""
     title("A statistic of all heads")
     leads = pair.second if pair.second.cap.differential and not pair.first.cap.differential else pair.first
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choose_statistic(leads.cap, leads.subject.key)
-    sides = [same_statistic(chosen, side.cap, side.subject.key).over_heads for side in pair.sides]
-    dimension = xr.DataArray(list(pair.names), dims="side", name="side")
-    values = xr.concat([side[chosen.name] for side in sides], dimension, join="outer", combine_attrs="override")
-    values = values.assign_attrs(long_name=sides[0].attrs["long_name"], units=sides[0].attrs["units"])
-    figure = figures.strips(values, joined=pair.matched)
-    blocks.show_chart(figure, f"{sides[0].attrs['long_name']} of every head of both sides", key="compare-strips")
+    figure = _heads((pair.key, pair.names), pair, chosen.name, chosen.query, tuple(chosen.where.items()))
     words = STATISTICS[chosen.name]
-    lines = "Lines lead from a head to the same head." if pair.matched else "Head h of one side is not head h of the other."
-    about = f"{words.description} · {sides[0].attrs['selection']}. Each point is a head. {lines}"
+    blocks.show_chart(figure, f"{words.description} of every head of both sides", key="compare-statistic-chart")
+    about = f"{words.description} · {chosen.over_heads.attrs['selection']}."
+    about += "" if pair.matched else " Head h of one side is not head h of the other."
     st.caption(escape_markdown(about), help=escape_markdown(f"{words.formula}. {LETTERS}."))
-    for side in pair.sides:
-        if signs := signs_of(chosen, side.cap, side.subject.key):
-            st.caption(f"**{escape_markdown(side.name)}.** {escape_markdown(signs)}")
-    if lacking := [name for name, side in zip(pair.names, sides) if side[chosen.name].isnull().all()]:
+    say_signs(pair, chosen)
+    if lacking := [name for name in pair.names if figure.data["value"].sel(panel=name).isnull().all()]:
         st.caption(
             f"No head of {escape_markdown(' and '.join(lacking))} has a value. Undefined: {escape_markdown(words.undefined)}."
         )
-    choices = {"statistic": chosen.name, "query": chosen.query, "where": chosen.where}
+    measured = as_call("measured = comparison.measure", repr([chosen.name]), {"queries": _queries(chosen.query)})
     blocks.export_menu(
         "compare-statistic",
         label="Export the statistic",
         figure=lambda: figure,
-        data=lambda: values.to_dataset(name=chosen.name),
-        code=pair.code()
-        + STRIPS.format(call=as_call("diffscope.figures.heads", "cap", choices).strip(), name=chosen.name, joined=pair.matched),
+        data=lambda: figure.data,
+        code=f'{pair.code()}{measured}{figure.python("comparison")}.save("heads.pdf")\n',
     )
 
 
-STRIPS = """
-import xarray
-
-side = xarray.DataArray(list(comparison.names), dims="side", name="side")
-values = [{call}.data[{name!r}] for cap in comparison.captures]
-values = xarray.concat(values, side, join="outer", combine_attrs="override")
-diffscope.figures.strips(values, joined={joined}).save("strips.pdf")
-"""
+def say_signs(pair: Pair, chosen: Chosen) -> None:
+    """Say of each side in which heads the weights are negative that a share sums."""
+    for side in pair.sides:
+        if signs := signs_of(chosen, side.cap, side.subject.key):
+            st.caption(f"**{escape_markdown(side.name)}.** {escape_markdown(signs)}")
 
 
 def show_differences(pair: Pair, reading) -> None:
-    """What differs most, listed."""
+    """List what differs most."""
     title("What differs most")
     st.markdown(escape_markdown(reading.sentence))
     blocks.show_differences(reading.estimates, key="compare-differences")
@@ -231,17 +219,12 @@ def show_differences(pair: Pair, reading) -> None:
         "compare-differences",
         label="Export the list",
         data=lambda: reading.estimates,
-        code=pair.code() + DIFFERENCES.format(matched=pair.matched),
+        code=f"{pair.code()}print(diffscope.readings.differences(comparison, matched={pair.matched}))\n",
     )
 
 
-DIFFERENCES = """
-print(diffscope.readings.differences(comparison, matched={matched}))
-"""
-
-
 def title(words: str) -> None:
-    """The title of a view."""
+    """Show the title of a view."""
     st.markdown(f"##### {words}")
 
 
@@ -257,8 +240,24 @@ def _finders(key: tuple, _cap):
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)
 def _differences(key: tuple, _pair: Pair):
-    comparison = Comparison(_pair.names, (_pair.first.cap, _pair.second.cap))
-    return readings.differences(comparison, matched=_pair.matched)
+    return readings.differences(_pair.comparison(), matched=_pair.matched)
+
+
+@st.cache_resource(show_spinner="Measuring", max_entries=16)
+def _bars(key: tuple, _pair: Pair, **choices):
+    return figures.allocation(_pair.comparison(), **choices)
+
+
+@st.cache_resource(show_spinner="Measuring", max_entries=16)
+def _heads(key: tuple, _pair: Pair, statistic: str, query: int | str, where: tuple):
+    comparison = _pair.comparison()
+    measured = comparison.measure([statistic], queries=_queries(query))
+    return figures.heads(comparison, statistic=statistic, query=query, where=dict(where), measured=measured)
+
+
+def _queries(query: int | str) -> list[int] | None:
+    """Return the tokens to measure at; None for all."""
+    return [query] if isinstance(query, int) else None
 
 
 with show_errors():

@@ -20,7 +20,7 @@ from diffscope import figures
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
-COLOURS = {FOR: "blue", AGAINST: "orange", OPEN: "violet", SILENT: "gray"}
+COLOURS = {FOR: "green", AGAINST: "violet", OPEN: "gray", SILENT: "gray"}  # none that maps and signs have, and no red
 MARKS = {FOR: "✓ ", AGAINST: "✗ ", OPEN: "? ", SILENT: ""}
 GRID = (
     "<style>.st-key-primaries{display:grid;gap:1rem;grid-template-columns:minmax(0,1fr)}"

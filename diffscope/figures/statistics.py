@@ -14,6 +14,7 @@ from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.figure import Drawing, Printing, figure
 from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
 from diffscope.figures.values import curves, panels_beside
+from diffscope.numbers import listed
 from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 
@@ -26,8 +27,8 @@ def allocation(
     *,
     map: str | None = None,
     normalisation: Normalisation = "share",
-    layer: int | None = None,
-    head: int | None = None,
+    layer: int | tuple[int, int] | None = None,
+    head: int | tuple[int, int] | None = None,
     query: int | Literal["last"] = -1,
     **printing: Unpack[Printing],
 ) -> Drawing:
@@ -45,8 +46,9 @@ def allocation(
         By default D, which of standard attention is A.
     normalisation : {"share", "raw", "signed", "positive"}
         "share" is Σ|D| on a part over Σ|D|; the others as in docs/definitions.md.
-    layer, head : int, optional
-        As the model numbers them; a head is of a layer. By default the mean over all.
+    layer, head : int or tuple of int, optional
+        As the model numbers them; a head is of a layer; of several models one for each, where they are not the same. By default
+        the mean over all.
     query : int or "last"
         A token; negative ones count from a prompt's end.
 
@@ -81,12 +83,14 @@ def allocation(
     if head is not None and layer is None:
         raise DiffscopeError(f"head {head} is of a layer; give layer= too")
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
+    layers, numbers = _one_each(captures, "layer", layer), _one_each(captures, "head", head)
     for name, table in estimates.items():
-        for dim, label in {"map": map, "normalisation": normalisation, "layer": layer, "head": head}.items():
+        labels = {"map": map, "normalisation": normalisation, "layer": layers[name], "head": numbers[name]}
+        for dim, label in labels.items():
             if label is not None:
                 check_choice(dim, label, table["allocation"][dim].values.tolist())
-        estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layer)
-    heads = None if head is None else dict.fromkeys(estimates, (layer, head))
+        estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layers[name])
+    heads = None if head is None else {name: (layers[name], numbers[name]) for name in estimates}
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
     sides = list(estimates)
     if not bars["value"].sel(side=sides).notnull().any():
@@ -94,18 +98,18 @@ def allocation(
     uniform = [str(side) for side in bars["side"].values if side not in sides]
     values = undefined_said(bars["value"], "side").assign_attrs(bars["value"].attrs)
     ends = {end: bars[end].assign_coords(side=values["side"]) for end in ("low", "high") if end in bars}
-    over = "all heads, then layers" if layer is None else f"the heads of layer {layer}"
-    over = (
-        f"layer {layer}, head {head}"
-        if head is not None
-        else f"mean over {over}; small points are the least head and the largest"
-    )
+    of_head = {name: "" if heads is None else f", head {numbers[name]}" for name in estimates}
+    where = {name: f"layer {layers[name]}{of_head[name]}" for name in estimates}
+    alike = len(set(where.values())) == 1
+    places = next(iter(where.values())) if alike else listed([f"{place} of {name}" for name, place in where.items()])
+    over = "all heads, then layers" if layer is None else f"the heads of {places}"
+    over = places if heads is not None else f"mean over {over}; small points are the least head and the largest"
     counts = [len(cap.prompts) for cap in captures.values()]
     prompts = f", mean over {count_of_prompts(counts)}" if max(counts) > 1 else ""
     at = "last query" if query == -1 else f"query at {query}"
     caption = f"Attention of the {at} to five parts of the prompt ({amount(map, normalisation)}){prompts}, {over}."
     if (map, normalisation) == ("D", "share"):
-        caption += _of_bars({name: table for name, table in estimates.items() if captures[name].differential}, head)
+        caption += _of_bars({name: table for name, table in estimates.items() if captures[name].differential}, numbers)
     drawing = curves.drawing(
         values, x="part", series="side", style="bars", controls=uniform, extremes=values["side"].values.tolist(), **ends
     )
@@ -283,15 +287,15 @@ def _of_captures(captures: Mapping[str, Capture], span: str | None, query: int |
     return _of_models({name: of_span(cap, chosen[name], query) for name, cap in captures.items()})
 
 
-def _of_bars(estimates: Mapping[str, xr.Dataset], head: int | None) -> str:
+def _of_bars(estimates: Mapping[str, xr.Dataset], heads: Mapping[str, int | None]) -> str:
     """In which of the heads that are drawn of each model |D| on the answer is negative."""
     from diffscope.readings.signs import by_head
 
     said = {}
     for name, table in estimates.items():
-        heads = table if head is None else table.sel(head=[head])
-        share = heads["allocation"].sel(map="D", part="answer", normalisation="share", drop=True)
-        said[name] = by_head(share, heads["negative"].sel(map="D", part="answer", drop=True))
+        drawn = table if heads[name] is None else table.sel(head=[heads[name]])
+        share = drawn["allocation"].sel(map="D", part="answer", normalisation="share", drop=True)
+        said[name] = by_head(share, drawn["negative"].sel(map="D", part="answer", drop=True))
     return _of_models(said)
 
 
@@ -300,6 +304,15 @@ def _of_models(said: Mapping[str, str]) -> str:
     from diffscope.readings.signs import within
 
     return "".join(f" {within(f'In {name}', words) if len(said) > 1 else words}" for name, words in said.items() if words)
+
+
+def _one_each(captures: Mapping[str, Capture], what: str, number: int | tuple[int, ...] | None) -> dict[str, int | None]:
+    """Return a layer or a head by the name of a model, where one is given for all or one for each."""
+    if not isinstance(number, (tuple, list)):
+        return dict.fromkeys(captures, number)
+    if len(number) != len(captures):
+        raise DiffscopeError(f"{what} is one for all, or one for each of {len(captures)}, and not {number}")
+    return dict(zip(captures, number))
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:

@@ -15,6 +15,7 @@ const CELLS = { hint: "to read its neighbours", help: "arrows read the queries a
 const SCALE_HELP = `How a weight becomes a colour. root: by its square root, so that small weights show; raw: in proportion; log: four
 decades; row share: by the root of its share of the row, |x| / Σ|x|. What is read below are weights in any case.`;
 const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the strongest colour";
+const PARTS_HELP = "Show the maps that D is made of, below it";
 const A2_HELP = "Show A₂ before it is scaled by λ, too";
 const SINK_HELP = "Show the first key, which often takes most of a row; of a long prompt the first bin";
 
@@ -26,6 +27,7 @@ class View {
     this.arrows = emit || HELD.size > 1 ? HEADS : CELLS;
     this.options = { scale: "root", robust: true, sink: true, a2: false };
     this.mode = "maps";
+    this.parts = null; // whether the maps that D is made of are shown; null is the usual: not in a group, where D is compared
     this.heads = null; // whose lines are drawn; null for that of the maps
     this.wanted = null; // the head that was asked for and that the host has not sent yet
     this.locked = { rows: new Set(), columns: new Set() };
@@ -35,7 +37,6 @@ class View {
     this.drawings = { maps: new MapPanels(this), lines: new HeadLines(this) };
     this.build();
     this.update(buffer);
-    VIEWS.add(this);
     window.addEventListener(CHOSEN, this.chosen);
     this.resized.observe(this.host);
   }
@@ -49,7 +50,7 @@ class View {
     clearTimeout(this.remembering);
     this.resized.disconnect();
     this.host.replaceChildren();
-    for (const other of grouped(this)) if (other !== this) other.settle();
+    for (const other of grouped(this)) if (other !== this) other.settle(true);
   }
 
   build() {
@@ -67,15 +68,21 @@ class View {
       scale: choice("Scale", scales, SCALE_HELP, (scale) => this.choose({ scale })),
       robust: tick("Robust range", ROBUST_HELP, (robust) => this.choose({ robust })),
       sink: tick("First key", SINK_HELP, (sink) => this.choose({ sink })),
+      parts: tick("A₁ and λ·A₂", PARTS_HELP, (parts) => this.choose({ parts })),
       a2: tick("A₂", A2_HELP, (a2) => this.choose({ a2 })),
     };
-    const { mode, scale, robust, sink, a2 } = this.controls;
-    bar.append(this.heading, mode.box, scale.box, robust.box, sink.box, a2.box);
-    bar.append(
-      button("−", "Zoom out (key −)", () => this.zoom(1.5), "Zoom out"),
-      button("+", "Zoom in (key +)", () => this.zoom(1 / 1.5), "Zoom in"),
-      button("⤢", "Whole map (double click)", () => this.whole(), "Whole map"),
+    const { mode, scale, robust, sink, parts, a2 } = this.controls;
+    this.tools = element("span", {});
+    const zooms = element("span", {}, { class: "line" });
+    zooms.append(
+      button("−", "Zoom out (key −)", () => this.everyWhere((view) => view.zoom(1.5)), "Zoom out"),
+      button("+", "Zoom in (key +)", () => this.everyWhere((view) => view.zoom(1 / 1.5)), "Zoom in"),
+      button("⤢", "Whole map (double click)", () => this.everyWhere((view) => view.whole()), "Whole map"),
     );
+    this.tools.append(mode.box, scale.box, robust.box, sink.box, parts.box, a2.box, zooms);
+    this.above = bar;
+    this.above.append(this.heading);
+    this.below = element("div", { marginBottom: 0 }, { class: "bar" });
     this.place = element("div", {});
     this.legend = element("div", { marginTop: "4px", opacity: 0.85 }, { class: "bar" });
     this.foot = element("div", {}, { class: "foot" });
@@ -83,7 +90,7 @@ class View {
     this.foot.append(this.readout);
     this.prompt = element("p", {}, { class: "prompt" });
     this.sentence = element("p", {}, { class: "sentence" });
-    this.root.append(element("style", {}, {}, STYLE), this.prompt, this.sentence, bar, this.place, this.legend, this.foot);
+    this.root.append(element("style", {}, {}, STYLE), this.prompt, this.sentence, bar, this.place, this.below, this.legend, this.foot);
     this.host.replaceChildren(this.root);
     this.root.addEventListener("keydown", (event) => this.key(event));
     whenTurned(this.root, () => this.paint());
@@ -117,6 +124,7 @@ class View {
     const before = this.data;
     this.fade(false);
     this.data = data;
+    VIEWS.add(this); // the others of its group see it from now on
     const { title, panels, prompt } = this.data;
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
@@ -169,7 +177,8 @@ class View {
     const [, peer] = grouped(this);
     const [, neighbour] = linked(this);
     for (const name of Object.keys(this.options)) this.options[name] = state?.[name] ?? peer?.options[name] ?? this.options[name];
-    this.mode = state?.mode ?? this.mode;
+    this.mode = state?.mode ?? peer?.mode ?? this.mode;
+    this.parts = state?.parts ?? peer?.parts ?? this.parts;
     this.heads = state?.heads ?? this.heads;
     this.window = state?.window ?? neighbour?.window ?? { top: 0, left: 0, size: Math.max(this.data.queries, this.data.keys) };
     const { rows, columns } = state?.locked ?? neighbour?.locked ?? { rows: [], columns: [] };
@@ -189,22 +198,52 @@ class View {
   // What the controls say, and the drawing that is chosen.
   show() {
     for (const name of ["scale", "robust", "sink", "a2"]) this.controls[name].show(this.options[name]);
-    this.controls.a2.box.style.display = this.data.panels.some(({ name }) => name === "A2") ? "" : "none";
+    this.controls.parts.show(this.showsParts);
     this.controls.mode.show(this.mode);
     if (this.place.firstChild !== this.drawing.box) this.place.replaceChildren(this.drawing.box);
   }
 
-  // Scale, range and first key are those of the whole group, how it is drawn is each view's own.
-  choose({ mode = this.mode, ...options }) {
-    this.mode = mode;
+  // What is chosen is of the whole group.
+  choose({ mode = this.mode, parts = this.parts, ...options }) {
     for (const view of grouped(this)) {
+      Object.assign(view, { mode, parts });
       Object.assign(view.options, options);
-      if ("a2" in options) view.drawings.maps.rebuild();
+      view.drawings.maps.rebuild();
       view.show();
       view.remember();
+      view.ask();
     }
     this.settle(true);
-    this.ask();
+  }
+
+  get showsParts() {
+    return this.parts ?? !this.data.group;
+  }
+
+  // Does the same with all views of the group; of those that are looked at together one passes it on.
+  everyWhere(act) {
+    const done = new Set();
+    for (const view of grouped(this)) {
+      if (done.has(view)) continue;
+      for (const other of linked(view)) done.add(other);
+      act(view);
+    }
+  }
+
+  // The controls stand beside the heading; of a group once, below the maps of its first view, so that all maps begin at one height.
+  placeControls() {
+    const group = grouped(this);
+    const { group: name } = this.data;
+    const home = name ? this.below : this.above;
+    if (this.tools.parentNode !== home) home.append(this.tools);
+    this.tools.style.display = this.leads ? "contents" : "none";
+    const has = (part) => group.some(({ data }) => data.panels.some((panel) => panel.name === part));
+    this.controls.parts.box.style.display = name && has("lambda_A2") ? "" : "none";
+    this.controls.a2.box.style.display = this.showsParts && has("A2") ? "" : "none";
+  }
+
+  get leads() {
+    return leader(this) === this;
   }
 
   chooseHeads(heads) {
@@ -228,9 +267,10 @@ class View {
   }
 
   layout(anew = false) {
-    const seen = this.drawn === this.width && !anew;
+    const changed = this.drawn !== this.width;
     this.drawn = this.width; // 0 where the host is hidden
-    if (seen || !this.width) return;
+    if (!this.width || !(changed || anew)) return;
+    if (!anew) return this.settle(true); // the maps of a group are as large as the least room allows
     this.drawing.layout(this.width);
     this.paint();
   }
@@ -245,7 +285,8 @@ class View {
     const most = robust ? ", which one value in 200 exceeds" : "";
     const window = this.part ? " in this window" : "";
     const group = this.together > 1 ? `, in all ${this.together} views` : "";
-    this.range.textContent = `colours end at ${end}${most}${window}${group}`;
+    this.range.textContent = this.leads ? `colours end at ${end}${most}${window}${group}` : "";
+    this.placeControls();
     const spans = this.data.spans.filter(({ ranges }) => ranges.length);
     this.legend.replaceChildren(...spans.map((span) => this.named(span)), this.range);
     this.name();
@@ -287,7 +328,7 @@ class View {
     const parts = [];
     if (this.locked.rows.size) parts.push(`queries ${tokens(this.locked.rows)}`);
     if (this.locked.columns.size) parts.push(`keys ${tokens(this.locked.columns)}`);
-    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : `${HINT} ${this.arrows.hint}.`;
+    return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : this.leads ? `${HINT} ${this.arrows.hint}.` : "";
   }
 
   pointAt(at, event = null) {
@@ -401,6 +442,7 @@ class View {
     const { queries, keys } = this.data;
     const { rows, columns } = this.locked;
     const state = { mode: this.mode, ...this.options };
+    if (this.parts !== null) state.parts = this.parts;
     const short = Object.entries(this.window).map(([name, tokens]) => [name, Math.round(10 * tokens) / 10]);
     if (this.window.size < Math.max(queries, keys)) state.window = Object.fromEntries(short);
     if (rows.size || columns.size) state.locked = { rows: [...rows], columns: [...columns] };

@@ -20,7 +20,8 @@ class MapPanels {
 
   rebuild() {
     const { panels } = this.view.data;
-    const shown = panels.filter(({ name }) => name !== "A2" || this.view.options.a2);
+    const { options, showsParts } = this.view;
+    const shown = showsParts ? panels.filter(({ name }) => name !== "A2" || options.a2) : panels.slice(-1);
     const names = shown.map(({ name, title }) => name + title).join();
     if (names === this.names) return;
     this.names = names;
@@ -58,14 +59,15 @@ class MapPanels {
     return { name, short, title, scale, box, map, over, entropy, received, rows, columns, bar, image: null, detail: null };
   }
 
-  // The large map takes what two smaller ones beside it leave; on a narrow page they stand below it.
+  // The large map takes what two smaller ones beside it leave; on a narrow page, and in a group, they stand below it.
   layout(width) {
     const strips = EDGE + 2;
-    const alone = this.panels.length === 1;
-    const below = width < NARROW;
-    const room = width - NAMES.left - strips;
-    const side = Math.max(60, Math.min(WIDEST, Math.floor(alone || below ? room : (room - strips - 20) / 1.5)));
-    const small = below ? Math.max(60, Math.floor((width - 10) / 2) - strips - 4) : Math.floor(side / 2);
+    const { group } = this.view.data;
+    const below = group || width < NARROW;
+    const room = this.room() - NAMES.left - strips;
+    const side = Math.max(60, Math.min(WIDEST, Math.floor(below || this.panels.length === 1 ? room : (room - strips - 20) / 1.5)));
+    const half = Math.floor(((group ? side + NAMES.left + strips : width) - 10) / 2);
+    const small = below ? Math.max(60, half - strips - 4) : Math.floor(side / 2);
     const drawn = `${side} ${small} ${window.devicePixelRatio}`;
     if (drawn === this.drawn) return;
     this.drawn = drawn;
@@ -81,6 +83,11 @@ class MapPanels {
       sized(rows, main ? NAMES.left : 0, main ? side : 0);
       sized(columns, main ? side : 0, main ? NAMES.below : 0);
     }
+  }
+
+  // Pixels that the large map and its edges may take: as many in every view of a group, so that all are as large.
+  room() {
+    return Math.min(...grouped(this.view).flatMap(({ width }) => (width ? [width] : [])));
   }
 
   paint() {

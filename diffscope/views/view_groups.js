@@ -14,3 +14,10 @@ function linked(view) {
   const { text, queries, keys } = view.data;
   return grouped(view).filter(({ data }) => data.text === text && data.queries === queries && data.keys === keys);
 }
+
+// The one that stands first on the page: it has the controls that all of them share.
+function leader(view) {
+  const host = ({ root }) => root.getRootNode().host ?? root; // a host may keep each view in a tree of its own
+  const before = (first, second) => host(first).compareDocumentPosition(host(second)) & Node.DOCUMENT_POSITION_FOLLOWING;
+  return grouped(view).reduce((first, other) => (before(other, first) ? other : first));
+}

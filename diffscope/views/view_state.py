@@ -23,9 +23,9 @@ def checked_state(state: object, queries: int, keys: int, heads: int) -> dict[st
     Returns
     -------
     dict
-        As far as they are given and can be: ``mode`` and ``scale``, names; ``robust``, ``sink`` and ``a2``, bools; ``window``,
-        its ``top``, ``left`` and ``size`` in tokens; ``locked``, its ``rows`` and ``columns``, token positions; ``heads``, those
-        whose lines are drawn.
+        As far as they are given and can be: ``mode`` and ``scale``, names; ``robust``, ``sink``, ``parts`` and ``a2``, bools;
+        ``window``, its ``top``, ``left`` and ``size`` in tokens; ``locked``, its ``rows`` and ``columns``, token positions;
+        ``heads``, those whose lines are drawn.
     """
     if not isinstance(state, Mapping):
         return {}
@@ -34,6 +34,7 @@ def checked_state(state: object, queries: int, keys: int, heads: int) -> dict[st
         "scale": _name(state.get("scale"), SCALES),
         "robust": _flag(state.get("robust")),
         "sink": _flag(state.get("sink")),
+        "parts": _flag(state.get("parts")),
         "a2": _flag(state.get("a2")),
         "window": _window(state.get("window"), max(queries, keys)),
         "locked": _locked(state.get("locked"), queries, keys),

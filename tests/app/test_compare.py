@@ -43,10 +43,9 @@ def titles(test):
     return [view["title"] for view in views(test)]
 
 
-def chart(test, kind):
-    """The drawing of the one chart of this kind."""
-    (drawing,) = [c for c in map(json.loads, (e.proto.spec for e in test.get("plotly_chart"))) if c["data"][0]["type"] == kind]
-    return drawing
+def chart(test, kind, at=0):
+    """The drawing of a chart of this kind."""
+    return [c for c in map(json.loads, (e.proto.spec for e in test.get("plotly_chart"))) if c["data"][0]["type"] == kind][at]
 
 
 def bars(test):
@@ -120,9 +119,9 @@ def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare)
         for statistic in QUESTIONS[question]:
             fine(test.selectbox(key="statistic").set_value(statistic).run())
             assert not said(test), statistic
-            sides = [trace["name"] for trace in chart(test, "scatter")["data"] if values(trace["y"])]
+            cells = [np.array(values(trace["z"]), dtype=float) for trace in chart(test, "heatmap")["data"]]
             lacking = any("No head of small" in caption.value for caption in test.caption)
-            assert sides == (["small-diff"] if lacking else ["small-diff", "small-standard"]), statistic
+            assert [np.isfinite(each).any() for each in cells] == [True, not lacking], statistic
             assert lacking == (STATISTICS[statistic].kind in ("branch", "layer")), statistic
 
 
@@ -209,7 +208,7 @@ def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_
 def test_an_answer_that_cannot_be_marked_is_one_line_and_the_rest_is_shown(compare):
     test = compare(example=OWN, prompt=PROMPT, answer="7422", compare_by=EDIT)
     assert len(said(test)) == 2 and "is not in the prompt" in said(test)[0] and "none is marked" in said(test)[1]
-    assert len(views(test)) == 2 and chart(test, "scatter")
+    assert len(views(test)) == 2 and chart(test, "heatmap")
 
 
 @pytest.mark.parametrize("kind", ["two models", "two prompts", EDIT])
@@ -223,7 +222,7 @@ def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_pat
         exec(code, names)
         cap = names["comparison"].captures[1]
         assert cap.differential == (kind != "two models") and ("edits" in cap.facts) == (kind == EDIT)
-    assert {path.name for path in tmp_path.iterdir()} == {"maps.pdf", "bars.pdf", "strips.pdf"}
+    assert {path.name for path in tmp_path.iterdir()} == {"maps.pdf", "bars.pdf", "heads.pdf"}
 
 
 def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
@@ -236,7 +235,7 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
         time.sleep(0.2)
         fine(test.run())
     expected = readings.depths(diffscope.load(str(folders["small-diff"])), (256,), prompts=2, distractors=1).estimates
-    cells = chart(test, "heatmap")["data"]
+    cells = chart(test, "heatmap", -1)["data"]
     shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
     uniform = expected["uniform"].sel(length=256, span="answer")

@@ -1,4 +1,4 @@
-"""The page Your model: opened, checked and listed, or refused in a line; and what tests it is ready for."""
+"""The panel that opens a model: checked and listed, or refused in a line; and what tests it is ready for."""
 
 import json
 import tempfile
@@ -18,7 +18,7 @@ FILES = "your_model-files"
 
 
 def page(app, **query):
-    return fine(app("your_model", **{f"your_model-{name}": value for name, value in query.items()}))
+    return fine(app(open="model", **{f"your_model-{name}": value for name, value in query.items()}))
 
 
 def press(test, key):
@@ -154,7 +154,7 @@ def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, fold
     press(test, "look")
     assert test.selectbox(key="model").value == "my-model (uploaded)"
     assert not any(str(tmp_path) in code.value for code in test.code) and any("'my-model'" in code.value for code in test.code)
-    fine(test.switch_page("app_pages/your_model.py").run())
+    fine(test.selectbox(key="model").set_value("open a model…").run())
     assert "all 3 layers" in lines(test) and list(tmp_path.iterdir())  # another page takes nothing away
     fine(test.file_uploader(key=FILES).set_value([("evil.pkl", b"\x80\x04.", "")]).run())
     assert "is a pickle" in test.warning[0].value.replace("\\", "")
@@ -181,7 +181,7 @@ def test_own_prompts_are_tried_at_once(app, folders):
 def test_the_example_file_is_right(app, folders, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(APP))
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
-    from app_pages.your_model import OWN_PROMPTS
+    from model_panel import OWN_PROMPTS
 
     file = tmp_path / "my.jsonl"
     file.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in OWN_PROMPTS))

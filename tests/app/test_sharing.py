@@ -60,7 +60,7 @@ def test_who_has_the_token_is_let_in_and_stays_in(shared):
     test = shared(token=TOKEN)
     assert not test.exception and test.get("bidi_component") and TOKEN in test.query_params["token"]
     del test.query_params["token"]  # as when another page is opened
-    test.switch_page("app_pages/your_model.py").run()
+    test.selectbox(key="model").set_value("open a model…").run()
     assert not test.exception and TOKEN in test.query_params["token"]
 
 
@@ -89,7 +89,7 @@ def test_an_address_opens_no_path(shared, query):
     for _ in range(2):
         assert not test.exception and "etc" not in words(test)
         assert not any(field.key in ("path", "your_model-folder", "your_model-id") for field in test.text_input)
-        test.switch_page("app_pages/your_model.py").run()
+        test.selectbox(key="model").set_value("open a model…").run()
 
 
 @pytest.mark.parametrize(

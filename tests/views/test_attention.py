@@ -104,7 +104,7 @@ NONSENSE = st.recursive(
     ),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["mode", "scale", "robust", "sink", "a2", "window", "locked", "heads"])
+FIELDS = st.sampled_from(["mode", "scale", "robust", "sink", "parts", "a2", "window", "locked", "heads"])
 
 
 @settings(max_examples=300, deadline=None)
@@ -141,6 +141,7 @@ def shown(page, tmp_path, *buffers):
     path.write_text(
         f"""<!doctype html><meta charset="utf-8"><body><script type="module">{script}
         globalThis.events = [];
+        globalThis.mount = mount;
         globalThis.views = {data}.map((text, at) => {{
           const place = document.body.appendChild(document.createElement("section"));
           const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -422,18 +423,51 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
     assert limits[0][0] != limits[1][0]
     point(page, first, 40, 7, 60)
     assert printed(read(second), "D")[0] == pytest.approx(edited.map("D", 1, 2).values[40, 7], abs=1e-4)
-    assert all(read(other).startswith("Point at a cell") for other in (third, single))
+    assert read(third) == "" and read(single).startswith("Point at a cell")
     page.mouse.click(*place_of(page, second, 30, 30, 60))
     page.mouse.wheel(0, -200)
     first.get_by_label("Scale").select_option("log")
     windows = page.evaluate("views.map((view) => [view.window.size, [...view.locked.rows], view.options.scale])")
     assert windows == [[48, [30], "log"], [48, [30], "log"], [40, [], "log"], [60, [], "root"]]
-    assert second.get_by_label("Scale").input_value() == "log"
     page.wait_for_function("events.filter(([, name]) => name === 'state').length >= 3")
     assert page.evaluate("events.filter(([, name]) => name === 'locked').map(([at]) => at)") == [1]  # one says it
     page.evaluate("views[1].leave()")
     assert page.evaluate("views[0].limit") == max(limits[0][0], limits[2][0])
     assert page.evaluate("window.diffscopeViews.size") == 3
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_a_group_compares_maps_of_one_size_and_has_its_controls_once(page, capture, tmp_path):
+    standard = diffscope.load(tiny.own("standard")).capture(tiny.ids(40, seed=3))
+    buffers = [attention_view.buffer(each, 1, 1, group="compare", state={}) for each in (standard, capture)]
+    encoded = base64.b64encode(buffers[0]).decode()
+    first, second = shown(page, tmp_path, *buffers)
+    page.evaluate("views[0].host.style.width = '420px'")
+
+    def drawn(view):
+        return view.locator("canvas[data-map]").evaluate_all("all => all.map((map) => [map.dataset.map, map.clientWidth])")
+
+    page.wait_for_function("new Set([...document.querySelectorAll('canvas[data-map]')].map((map) => map.clientWidth)).size === 1")
+    (a, wide), (d, same) = *drawn(first), *drawn(second)
+    assert (a, d) == ("A1", "D") and wide == same and 200 < wide < 420
+    assert second.get_by_label("Scale").is_hidden() and first.get_by_label("Scale").is_visible()
+    assert first.get_by_label("A₂", exact=True).is_hidden()
+    first.get_by_label("A₁ and λ·A₂").check()
+    assert [name for name, _ in drawn(second)] == ["D", "A1", "lambda_A2"] and dict(drawn(second))["D"] == wide
+    first.get_by_role("button", name="Lines").click()
+    assert second.locator("canvas[data-lines]").is_visible()
+    page.wait_for_function("events.filter(([, name]) => name === 'state').length >= 2")
+    states = page.evaluate("views.map((view) => [view.state().parts, view.state().mode])")
+    assert states == [[True, "lines"], [True, "lines"]]
+    page.evaluate("views[0].leave()")
+    assert second.get_by_label("Scale").is_visible()
+    page.evaluate(
+        """text => { const place = document.body.insertBefore(document.createElement("section"), views[1].host);
+        mount(place, Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0)), () => {}); }""",
+        encoded,
+    )
+    assert page.locator("section select:visible").count() == 1 and page.locator("section").nth(2).locator("select").is_hidden()
     assert page.problems == []
 
 

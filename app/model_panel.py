@@ -1,4 +1,7 @@
-"""Your model: opened from a folder, the hub or an upload, checked before anything else, and what can be done with it."""
+"""A panel that opens a model from a folder, the hub or an upload, checks it first, and says what can be done with it.
+
+It lies over whatever page is looked at, as long as the page's address says so.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from file_picker import choose_file
 from messages import escape_markdown, show_errors
 from model_picker import choose
 from readiness import readiness
-from url_state import bound
+from url_state import PANEL, bound
 
 from app import forecast
 from app.outline import check_memory
@@ -133,9 +136,8 @@ def show_checked(label: str, model: SessionModel, checked: Checked) -> None:
     loaded = opened(model.name, modified_at(model.name), model.trusted)
     blocks.show_check(checked.report)
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Open in Explore", key="your_model-look", type="primary"):
-            state["model"] = label
-            st.switch_page("app_pages/explore.py", query_params={"model": label})
+        if st.button("Open in Explore", key="your_model-look", type="primary", on_click=partial(choose_model, label)):
+            st.switch_page("app_pages/explore.py", query_params={})
         st.caption("It is in the list of models on every page, as long as this session lasts.")
     differential = any(row["λ"] is not None for row in checked.report.layers)
     show_forecast(loaded, checked.speed)
@@ -218,7 +220,21 @@ def show_own_prompts(loaded) -> None:
             st.success(f"All {len(prompts)} are right. Give the same file on the page Tests to test the model on them.")
 
 
-with show_errors():
-    chosen = choose()
-    if chosen is not None:
-        show_model(*chosen)
+def choose_model(label: str) -> None:
+    """Look at a model on every page, and close the panel."""
+    state["model"] = label
+    close_panel()
+
+
+def close_panel() -> None:
+    """Take the panel away."""
+    st.query_params.pop(PANEL, None)
+
+
+@st.dialog("Open a model", width="large", on_dismiss=close_panel)
+def show_panel() -> None:
+    """Show the choice of a model, and once it is chosen what its files and its check say."""
+    with show_errors():
+        chosen = choose()
+        if chosen is not None:
+            show_model(*chosen)
