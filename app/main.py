@@ -3,7 +3,6 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import streamlit as st
 
@@ -13,7 +12,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
 
 from access import admitted  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
-from url_state import OPENED, PANEL, moved_query, restore  # noqa: E402
+from url_state import MOVED, OPENED, PANEL, Moved, moved_query, restore  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
 if not admitted():
@@ -31,41 +30,21 @@ with st.sidebar:
 
 #: one page a question: file, title
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}
-#: pages that other pages lead to
-HIDDEN = {"amplifier": "Numbers and logits"}
-
-
-class Moved(NamedTuple):
-    """The page that has the place of another one, how keys begin there that began otherwise, and what its address says too."""
-
-    page: str
-    renamed: dict[str, str] = {}
-    added: dict[str, str] = {}
-
-
-#: by the address that a page had
-MOVED = {
-    "intervene": Moved("change", {"intervene-": "change-"}),
-    "hypotheses": Moved("tests", {"hypotheses-": "tests-"}),
-    "your_model": Moved("explore", added={PANEL: OPENED}),
-}
-
 pages = {
     name: st.Page(
         HERE / "app_pages" / f"{name}.py",
         title=title,
         url_path=name,
         default=name == "explore",
-        visibility="visible" if name in PAGES else "hidden",
     )
-    for name, title in (PAGES | HIDDEN).items()
+    for name, title in PAGES.items()
     if (HERE / "app_pages" / f"{name}.py").is_file()
 }
 
 
 def go_to(moved: Moved) -> None:
     """Open the page that has the place of another one, with the values of its address."""
-    st.switch_page(pages[moved.page], query_params=moved_query(moved.renamed, moved.added))
+    st.switch_page(pages[moved.page], query_params=moved_query(moved))
 
 
 moved = [st.Page(partial(go_to, to), title=PAGES[to.page], url_path=before, visibility="hidden") for before, to in MOVED.items()]

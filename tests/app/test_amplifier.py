@@ -16,12 +16,12 @@ SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 @pytest.fixture
 def amplifier(app):
     """The page as a function of a query string's values."""
-    return lambda **query: fine(app("amplifier", **query))
+    return lambda **query: fine(app(**{"part": "Numbers"} | query))
 
 
 @pytest.fixture
 def logits(amplifier):
-    return lambda **query: amplifier(**query, **{"amplifier-part": "Logits"})
+    return lambda **query: amplifier(**query, part="Logits")
 
 
 @pytest.fixture

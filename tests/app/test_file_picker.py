@@ -21,7 +21,7 @@ def test_a_file_stays_until_it_is_removed(app):
     lines = "".join(json.dumps({"prompt": f"{word} {PROMPT}", "answer": " 7421"}) + "\n" for word in ("First.", "Second."))
     test = given(app, "mine.jsonl", lines.encode())
     test.number_input(key="prompt-number").set_value(1).run()
-    test.switch_page("app_pages/amplifier.py").run()
+    test.switch_page("app_pages/change.py").run()
     assert not test.exception and "mine.jsonl" in shown(test.caption) and test.number_input(key="prompt-number").value == 1
     test.switch_page("app_pages/explore.py").run()
     assert test.get("bidi_component") and any("Second." in code.value for code in test.code)
