@@ -11,7 +11,7 @@ from catalog import cards
 from edit_catalog import Written
 from edit_controls import choose_edits
 from edit_results import captured, texts
-from sidebar import LAST_STEP, OWN, Subject, as_code, as_loaded, check_length, choose_model, choose_subject
+from sidebar import LAST_STEP, OWN, Subject, answer_span, as_code, as_loaded, check_length, choose_model, choose_subject
 from url_state import bound
 
 from diffscope.capture.comparison import Comparison
@@ -154,7 +154,7 @@ def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
     base = subject.model.partition("@")[0]
     cards_of = {card["name"]: card for card in bundled()}
-    others = sorted(cards_of.keys() - {base}, key=lambda name: _as_baseline(cards_of, base, name))
+    others = sorted(cards_of.keys() - {base}, key=lambda name: rank_beside(cards_of, base, name))
     if others:
         bound("compare-model", default=others[0])
         if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
@@ -173,11 +173,11 @@ def _another_model(subject: Subject, cap):
     return second, (short_name(subject.model), short_name(name))
 
 
-def _as_baseline(cards_of: dict, base: str, name: str) -> tuple:
-    """Return the rank of a bundled model beside another: first the other kind of attention, then what is alike in all else."""
+def rank_beside(cards_of: dict, base: str, name: str) -> tuple:
+    """Return the rank of a bundled model beside another: first what is matched with it, and has the other kind of attention."""
     card, first = cards_of[name], cards_of.get(base, {})
     same_kind = _is_standard(card) == _is_standard(first)
-    return (same_kind, not _is_alike(card, first), name != STANDARD, list(cards_of).index(name))
+    return (not _is_alike(card, first), same_kind, name != STANDARD, list(cards_of).index(name))
 
 
 def _is_standard(card: dict) -> bool:
@@ -242,11 +242,11 @@ def _another_prompt(subject: Subject, cap):
             return second, ("first prompt", "second prompt")
         text = st.text_area("Second text", **bound("compare-prompt"), height=190, placeholder="a prompt of your own")
         answer = st.text_input("Its answer", **bound("compare-answer"), placeholder="the answer as it stands in the text")
+        spans = answer_span(text, answer, "compare-answer-at")
     check_length(text)
     if not text.strip():
         st.info("Write a second prompt to look at.")
         return None
-    spans = {"answer": answer} if answer.strip() else {}
     return replace(subject, prompt=text, spans=spans, answer=answer), ("first prompt", "second prompt")
 
 

@@ -242,10 +242,10 @@ def _text(chosen: str, example) -> Given:
         st.caption(TOO_LONG)
     if example:
         return text, dict(example.spans), answer, example.distractors
-    return text, _where(text, answer), answer, ()
+    return text, answer_span(text, answer), answer, ()
 
 
-def _where(text: str, answer: str) -> dict:
+def answer_span(text: str, answer: str, key: str = "answer-at") -> dict:
     """Return where an answer stands in a text; one that stands there several times is marked by choosing a place."""
     starts = [at for at in range(len(text)) if text.startswith(answer, at)] if answer.strip() else []
     if len(starts) < SEVERAL:
@@ -254,7 +254,7 @@ def _where(text: str, answer: str) -> dict:
     chosen = st.radio(
         f"The answer stands {len(starts)} times: which one is it?",
         list(places),
-        **bound("answer-at", options=list(places)),
+        **bound(key, options=list(places)),
         format_func=places.__getitem__,
     )
     return {} if chosen == UNMARKED else {"answer": Chars(int(chosen), int(chosen) + len(answer))}

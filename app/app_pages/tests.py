@@ -14,6 +14,7 @@ from catalog import resolve, trusts_code
 from cohort_curves import show_cohort
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
+from pair import rank_beside
 from sidebar import choose_model
 from url_state import bound
 
@@ -121,6 +122,7 @@ def choose_beside(model: str) -> str:
     base = model.partition("@")[0]
     others = [name for name in cards if name != base]
     standard = [name for name in others if base in cards and _comparable(cards[name], cards[base])]
+    standard.sort(key=partial(rank_beside, cards, base))
     first = standard[0] if standard else NONE
     options = [*others, NONE]
     with st.sidebar:
@@ -203,7 +205,7 @@ def show_arms(name: str, board: str) -> None:
         figure = figures.study(study(name), quantity=chosen)
         caption = figure.caption if board == ALL else f"All seeds, not only those of this board. {figure.caption}"
         code = f"import diffscope\nfrom diffscope.hypotheses.study import open_study\n\nstudy = open_study({name!r})\n"
-        code += f'diffscope.figures.study(study, quantity={chosen!r}).save("study.pdf")\n'
+        code += blocks.saved(figure, "study", "study")
         blocks.show_figure(
             figure, figure.caption, key="tests-arms-chart", name="study", label="Export the figure", caption=caption, code=code
         )

@@ -48,6 +48,11 @@ def chart(test, kind, at=0):
     return [c for c in map(json.loads, (e.proto.spec for e in test.get("plotly_chart"))) if c["data"][0]["type"] == kind][at]
 
 
+def answered(test):
+    """The spans of the second side."""
+    return {span["name"] for span in views(test)[1]["spans"] if span["ranges"]}
+
+
 def bars(test):
     """The bars of each side, by its name."""
     return {trace["name"]: values(trace["y"]) for trace in chart(test, "bar")["data"] if trace["type"] == "bar"}
@@ -169,6 +174,10 @@ def test_two_prompts_are_linked_only_where_their_tokens_are_the_same(compare):
         f"uniform attention, {which} prompt" for which in ("first", "second")
     ]
     assert any("needs two models or an edit" in caption.value for caption in test.caption)
+    fine(test.text_area(key="compare-prompt").set_value(f"{PROMPT} {PROMPT}").run())
+    assert "answer" not in answered(test) and "stands 2 times" in test.radio(key="compare-answer-at").label
+    fine(test.radio(key="compare-answer-at").set_value(str(PROMPT.index("7421"))).run())
+    assert "answer" in answered(test)
     fine(test.text_area(key="compare-prompt").set_value(" ").run())
     assert said(test) == ["Write a second prompt to look at."]
 
