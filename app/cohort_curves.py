@@ -15,6 +15,6 @@ def show_cohort(folder: str) -> None:
     """Show exact answers of every arm in training, and in the end by length and distractors."""
     figure = figures.cohort(open_dataset(Path(os.path.expanduser(folder))))
     code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
-    code += f'diffscope.figures.cohort(open_dataset(Path({folder!r}))).save("cohort.pdf")\n'
+    code += blocks.saved(figure, f"open_dataset(Path({folder!r}))", "cohort")
     alt = "Exact answers of every arm in training, and in the end by length and distractors"
     blocks.show_figure(figure, alt, key="cohort-curves", name="cohort", label="Export the curves", code=code)

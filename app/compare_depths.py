@@ -138,11 +138,11 @@ def _show(pair: Pair, settings: dict, of_sides: list) -> None:
     title = f"{IN_CELLS[kind]}: {SPANS[span]}" if kind == MASS else IN_CELLS[kind]
     cells = figures.depth_by_length(named, quantity=quantity, title=title)
     blocks.show_chart(cells, f"{title}, by depth and length", key="compare-depth-cells")
-    _offer(pair, settings, sides, cells, quantity)
+    _offer(pair, settings, sides, cells)
 
 
-def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
-    """What can be taken away of it."""
+def _offer(pair: Pair, settings: dict, sides, cells) -> None:
+    """Offer the cells and their numbers for export."""
     calls = []
     templates = [template_of(side.subject.scope().model) for side in pair.sides]
     for name, side in zip(("first", "second"), pair.sides):
@@ -157,7 +157,7 @@ def _offer(pair: Pair, settings: dict, sides, cells, quantity: str) -> None:
         label="Export the table",
         figure=lambda: cells,
         data=lambda: sides,
-        code=CODE.format(calls="".join(calls), names=pair.names, quantity=quantity),
+        code=CODE.format(calls="".join(calls), names=pair.names) + blocks.saved(cells, "named", "depths"),
     )
 
 
@@ -166,5 +166,4 @@ CODE = """import diffscope
 {calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
 named = dict(zip({names!r}, (first, second)))
-diffscope.figures.depth_by_length(named, quantity={quantity!r}).save("depths.pdf")
 """

@@ -8,6 +8,8 @@ import streamlit as st
 from cache import measured
 from url_state import bound
 
+from diffscope.errors import check_index
+
 state = st.session_state
 
 
@@ -59,7 +61,13 @@ def _follow_token(cap) -> None:
 
 
 def choose_head(cap, prefix: str = "") -> tuple[int, int]:
-    """Layer and head of the maps; without default values, so that the address always names the head."""
+    """Return layer and head of the maps; without default values, so that the address always names the head.
+
+    Raises
+    ------
+    DiffscopeError
+        An address names a layer or a head that is not there.
+    """
     numbers = cap.layer_numbers
     step = math.gcd(*(number - numbers[0] for number in numbers)) or 1  # over layers without attention
     words = ("Second layer", "Second head") if prefix else ("Layer", "Head")
@@ -70,6 +78,8 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
     head = st.number_input(words[1], 0, last, None, step=1, **bound(f"{prefix}head", named=True), width=110)
     if layer is None or head is None:
         layer, head = state[f"_{prefix}best"]
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
     return layer, head
 
 

@@ -18,7 +18,6 @@ from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import check_index
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
 from diffscope.numbers import percent
@@ -114,10 +113,7 @@ def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
 def choose_maps(cap) -> tuple[int, int]:
     """Whose maps are shown."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        layer, head = choose_head(cap)
-    check_index("layer", layer, cap.layer_numbers)
-    check_index("head", head, range(cap.n_heads))
-    return layer, head
+        return choose_head(cap)
 
 
 def show_maps(cap, after, layer: int, head: int) -> None:

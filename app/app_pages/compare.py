@@ -15,7 +15,6 @@ from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
 from diffscope import figures, readings
-from diffscope.errors import check_index
 from diffscope.figures.escaping import visible
 from diffscope.numbers import percent
 from diffscope.stats import STATISTICS
@@ -92,14 +91,10 @@ def choose_place(side: Side, prefix: str, column, same: Place | None) -> Place:
     """Show what a side is, and choose its head under keys that begin with `prefix`, unless both have the same."""
     with column:
         blocks.show_facts(side.cap, side.name)
-        if same:
-            layer, head = same
-        else:
+        if same is None:
             with st.container(horizontal=True):
-                layer, head = choose_head(side.cap, prefix)
-        check_index("layer", layer, side.cap.layer_numbers)
-        check_index("head", head, range(side.cap.n_heads))
-    return layer, head
+                return choose_head(side.cap, prefix)
+    return same
 
 
 def show_side(side: Side, key: str, prefix: str, place: Place) -> None:
@@ -166,7 +161,7 @@ def show_bars(pair: Pair, places: list[Place]) -> None:
         name="compare-allocation",
         caption=figure.caption,
         label="Export the bars",
-        code=f'{pair.code()}{figure.python("comparison")}.save("bars.pdf")\n',
+        code=pair.code() + blocks.saved(figure, "comparison", "bars"),
     )
 
 
@@ -193,7 +188,7 @@ def show_statistic(pair: Pair) -> None:
         label="Export the statistic",
         figure=lambda: figure,
         data=lambda: figure.data,
-        code=f'{pair.code()}{measured}{figure.python("comparison")}.save("heads.pdf")\n',
+        code=pair.code() + measured + blocks.saved(figure, "comparison", "heads"),
     )
 
 

@@ -12,14 +12,14 @@ from background import CancellableScope, Job, background
 from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
 from catalog import display_name
 from cohort_curves import show_cohort
-from messages import escape_markdown, show_errors
+from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection, select
 from sidebar import LAST_STEP, Subject, as_code, choose_subject
 from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError, SpanError, check_index
+from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import Checkpoints
@@ -46,8 +46,6 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
-    check_index("layer", layer, last.layer_numbers)
-    check_index("head", head, range(last.n_heads))
     reading = along_training(captures, (subject.key, tuple(captures)), query)
     st.markdown(escape_markdown(reading.sentence))
     code = python(subject, kept_steps)
@@ -111,7 +109,7 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
             label="Export the pictures",
             on_select=picked,
             selection_mode="points",
-            code=code + f'diffscope.figures.checkpoints(captures, layer={layer}, head={head}).save("checkpoints.pdf")\n',
+            code=code + blocks.saved(figure, "captures", "checkpoints"),
         )
 
 
@@ -207,10 +205,7 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
                     caption=" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]])),
                     label=escape_markdown(f"Export: {title}"),
                     data=lambda: reading.estimates,
-                    code=code
-                    + f"reading = readings.along_training(captures, {query})\n"
-                    + f"diffscope.figures.training(reading.estimates, statistic={name!r}, layer={layer}, head={head})"
-                    + f'.save("{name}.pdf")\n',
+                    code=code + blocks.saved(figure, f"readings.along_training(captures, {query})", name),
                 )
 
 
@@ -243,19 +238,15 @@ def _ask(job: Job, names: Mapping[int, str], asked: Mapping, open_one: Callable[
 def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
     st.markdown(escape_markdown(answers.attrs["sentence"]))
     even = answers.assign_coords(step=("step", [str(step) for step in answers["step"].values], {"long_name": EVENLY}))
-    given = ", ".join(f"{name}={value!r}" for name, value in asked.items())
-    code = (
-        "import diffscope\nfrom diffscope.lab.accuracy import accuracy_over_training\n\n"
-        f"answers = accuracy_over_training({kept_steps.names!r}, {given})\n"
-        'ends = {"low": answers["exact_low"], "high": answers["exact_high"]}\n'
-        'diffscope.figures.curves(answers["exact"], x="step", **ends).save("exact.pdf")\n'
-    )
+    code = "import diffscope\nfrom diffscope.lab.accuracy import accuracy_over_training\n\n"
+    code += as_call("answers = accuracy_over_training", repr(dict(kept_steps.names)), asked)
     chances = {"exact": {"copying any number": answers.attrs["chance"]}, "log_odds": {"no preference": answers.attrs["blind"]}}
     with blocks.columns(*(f"training-asked-{name}" for name in chances), least=380) as places:
         for (name, references), place in zip(chances.items(), places):
             with place, show_errors():
                 ends = {end: even[f"{name}_{end}"] for end in ("low", "high")}
                 figure = figures.curves(even[name], x="step", **ends, references=references)
+                known = "".join(f'{end} = answers["{name}_{end}"]\n' for end in ends)
                 title = answers[name].attrs["long_name"]
                 blocks.show_figure(
                     figure,
@@ -264,7 +255,7 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
                     name=f"training-{name}",
                     label=escape_markdown(f"Export: {title}"),
                     data=lambda: answers,
-                    code=code,
+                    code=code + known + blocks.saved(figure, f"answers[{name!r}]", name),
                 )
 
 

@@ -7,7 +7,7 @@
 
 from blocks.conformance import show_check
 from blocks.differences import show_differences
-from blocks.exports import export_menu, show_figure
+from blocks.exports import export_menu, saved, show_figure
 from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
 from blocks.layout import columns
 from blocks.maps import hold_heads, hold_heads_beside, show_row, show_text, show_view
@@ -20,6 +20,7 @@ __all__ = [
     "export_menu",
     "hold_heads",
     "hold_heads_beside",
+    "saved",
     "show_both",
     "show_chart",
     "show_check",

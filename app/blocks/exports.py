@@ -88,6 +88,11 @@ def show_figure(
     export_menu(name, figure=lambda: figure, data=data or (lambda: figure.data), code=code, label=label)
 
 
+def saved(figure: Figure, subject: str, name: str) -> str:
+    """Return Python that saves a figure as PDF; `subject` is the Python of what it is of."""
+    return f'{figure.python(subject)}.save("{name}.pdf")\n'
+
+
 def _button(name: str, word: str, suffix: str, mime: str, content: Callable[[], bytes]):
     st.download_button(word, content, f"{name}{suffix}", mime, key=f"{name}-{word}", **LATER)
 
