@@ -206,8 +206,7 @@ def on_screen(
             middle = {"x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
             font = {"size": 11, "color": theme.MUTED}
             layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
-        last = places[-1] if numbers else len(places) - 1
-        layout["annotations"] += _names_at_ends(dataset.isel(panel=column), highlight, last, axis)
+        layout["annotations"] += _names_at_ends(dataset.isel(panel=column), highlight, axis, numbers)
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column, series=number)
             traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
@@ -356,10 +355,14 @@ def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
     return {"line": {"color": colour, "width": 3 if first else 2, "dash": "solid" if first else "dash"}}
 
 
-def _names_at_ends(part: xr.Dataset, highlight: Sequence[str], last: float, axis: str) -> list[dict]:
+def _names_at_ends(part: xr.Dataset, highlight: Sequence[str], axis: str, numbers: bool) -> list[dict]:
     """Return the names of faint lines, (series, x), at their last values; lines that end close together share a label."""
-    ends = part["value"].isel(x=-1).sel(series=[name for name in part["series"].values if highlight and name not in highlight])
-    ends = ends.dropna("series").sortby(ends)
+    if not highlight:
+        return []
+    last = places_of(part)[0][-1] if numbers else part.sizes["x"] - 1
+    ends = part["value"].isel(x=-1).sel(series=[name for name in part["series"].values if name not in highlight])
+    ends = ends.dropna("series")
+    ends = ends.sortby(ends)
     near = NEAR * float(part["value"].max() - part["value"].min())
     groups: list[list[int]] = []
     for at in range(ends.size):
