@@ -35,6 +35,8 @@ STATISTICS = {
     "sink": "How much of |D| goes to the first token, whatever the sign of a weight.",
     "entropy": "How widely |D| is spread.",
 }
+FIRST = ("answer", "lambda", "overlap")  # shown at once
+OTHERS = "Cosine of the maps, attention on the first token, entropy"
 state = st.session_state
 
 
@@ -189,24 +191,46 @@ def play_on(options: list[str]) -> None:
 
 
 def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
-    """Statistics of all heads over the steps, the chosen one set apart."""
+    """Show statistics of all heads over the steps, the chosen one set apart: some at once, the others in a row that opens."""
     st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
     names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
-    with blocks.columns(*(f"training-{name}" for name in names), least=380) as places:
+    draw = partial(show_curve, reading, layer=layer, head=head, query=query, code=code)
+    side_by_side([name for name in names if name in FIRST], draw)
+
+    @st.fragment
+    def others() -> None:
+        row = st.expander(
+            "Likeness of the maps, the first token, and how widely |D| is spread", key="training-others", on_change="rerun"
+        )
+        if row.open:
+            with row:
+                side_by_side([name for name in names if name not in FIRST], draw)
+
+    others()
+
+
+def side_by_side(names: list[str], draw: Callable[[str], None]) -> None:
+    """Draw statistics beside each other, as far as there is room."""
+    with blocks.columns(*(f"training-{name}" for name in names), least=320) as places:
         for name, place in zip(names, places):
             with place, show_errors():
-                figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
-                title = reading.estimates[name].attrs["long_name"]
-                blocks.show_figure(
-                    figure,
-                    f"{title} of every head by step of training",
-                    key=f"training-{name}",
-                    name=f"training-{name}",
-                    caption=" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]])),
-                    label=escape_markdown(f"Export: {title}"),
-                    data=lambda: reading.estimates,
-                    code=code + blocks.saved(figure, f"readings.along_training(captures, {query})", name),
-                )
+                draw(name)
+
+
+def show_curve(reading, name: str, layer: int, head: int, query: int, code: str) -> None:
+    """Show one statistic of all heads over the steps."""
+    figure = figures.training(reading.estimates, statistic=name, layer=layer, head=head)
+    title = reading.estimates[name].attrs["long_name"]
+    blocks.show_figure(
+        figure,
+        f"{title} of every head by step of training",
+        key=f"training-{name}",
+        name=f"training-{name}",
+        caption=" ".join(filter(None, [STATISTICS[name], figure.data.attrs["signs"]])),
+        label=escape_markdown(f"Export: {title}"),
+        data=lambda: reading.estimates,
+        code=code + blocks.saved(figure, f"readings.along_training(captures, {query})", name),
+    )
 
 
 def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:

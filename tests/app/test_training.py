@@ -65,6 +65,9 @@ def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, r
     curve = charts(test)["answer"]["data"]
     chosen = next(trace for trace in curve if trace["name"] == "L2H1")
     assert chosen["showlegend"] and sum(trace["showlegend"] for trace in curve) == 1 and len(curve) == 6
+    assert not {"cosine", "sink", "entropy"} & charts(test).keys()
+    test.session_state["training-others"] = True  # what a click on the row does
+    assert {"cosine", "sink", "entropy"} <= charts(fine(test.run())).keys()
 
 
 def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
