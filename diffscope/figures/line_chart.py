@@ -28,7 +28,6 @@ CHARACTER = 0.055  # inches of a label below a printed figure
 TICK = 0.3  # inches from one numbered tick to the next
 SLANTED = 0.3  # inches that turned labels take below a panel
 MARKERS = ("o", "s", "^", "D", "v", "P")  # of one series after the other, so that they are told apart in grey print too
-NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close share a label, which has so many names
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 Looks = Mapping[str, tuple[str, str]]
 
@@ -176,9 +175,7 @@ def on_screen(
     colours = colours_of(dataset)
     titled = any(panels)
     top = (24 if any(colours) else 8) + (22 if title else 0) + (20 if titled else 0)
-    layout = theme.screen_layout(
-        height=height, margin={"l": 8, "r": 64 if highlight else 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15
-    )
+    layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
     layout["barmode"] = "relative" if style == "stacked" else "group"
     grouped = style == "points" and not numbers
     if grouped:
@@ -206,7 +203,6 @@ def on_screen(
             middle = {"x": sum(domain) / 2, "y": 1, "xref": "paper", "yref": "paper", "xanchor": "center", "yanchor": "bottom"}
             font = {"size": 11, "color": theme.MUTED}
             layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
-        layout["annotations"] += _names_at_ends(dataset.isel(panel=column), highlight, axis, numbers)
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column, series=number)
             traces = [*_single(part, places, name, colours[name]), *_traces(part, places, name, colours[name], style)]
@@ -353,31 +349,6 @@ def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
         return look | {"opacity": 0.5, "showlegend": False}
     first = highlight[0] == name
     return {"line": {"color": colour, "width": 3 if first else 2, "dash": "solid" if first else "dash"}}
-
-
-def _names_at_ends(part: xr.Dataset, highlight: Sequence[str], axis: str, numbers: bool) -> list[dict]:
-    """Return the names of faint lines, (series, x), at their last values; lines that end close together share a label."""
-    if not highlight:
-        return []
-    last = places_of(part)[0][-1] if numbers else part.sizes["x"] - 1
-    ends = part["value"].isel(x=-1).sel(series=[name for name in part["series"].values if name not in highlight])
-    ends = ends.dropna("series")
-    ends = ends.sortby(ends)
-    near = NEAR * float(part["value"].max() - part["value"].min())
-    groups: list[list[int]] = []
-    for at in range(ends.size):
-        if groups and float(ends[at] - ends[groups[-1][0]]) <= near:
-            groups[-1].append(at)
-        else:
-            groups.append([at])
-    look = {"showarrow": False, "xanchor": "left", "xshift": 6, "font": {"size": 10, "color": theme.MUTED}}
-    labels = []
-    for group in groups:
-        names = [str(name) for name in ends["series"].values[group]]
-        text = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} others"
-        place = {"x": last, "y": float(ends[group].mean()), "xref": f"x{axis}", "yref": f"y{axis}"}
-        labels.append({"text": for_html(text), "hovertext": for_html(", ".join(names))} | place | look)
-    return labels
 
 
 def _marks(part: xr.Dataset, common: dict, colour: str) -> list[dict]:

@@ -7,12 +7,15 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import line_chart, theme
+from diffscope.figures.escaping import for_html
 from diffscope.figures.figure import Chart
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
 INKS = (theme.SERIES[0], theme.SERIES[1])  # of the head that is set apart, and of its control
 TITLE = "step of training (evenly spaced)"
+NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close share a label, which has so many names
+ROOM = 64  # pixels of the labels
 
 
 def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
@@ -73,7 +76,34 @@ def _with_looks(data: xr.Dataset) -> xr.Dataset:
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
     """Draw for the screen."""
-    return line_chart.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
+    figure = line_chart.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
+    figure.layout.annotations = _names_at_ends(data)
+    figure.layout.margin.r = ROOM
+    return figure
+
+
+def _names_at_ends(data: xr.Dataset) -> list[dict]:
+    """Return labels with the names of faint lines at their last values; lines that end close together share one."""
+    values = data["value"].isel(panel=0)
+    ends = values.isel(x=-1).sel(series=[name for name in values["series"].values if name not in data.attrs["apart"]])
+    ends = ends.dropna("series")
+    ends = ends.sortby(ends)
+    near = NEAR * float(values.max() - values.min())
+    groups: list[list[int]] = []
+    for at in range(ends.size):
+        if groups and float(ends[at] - ends[groups[-1][0]]) <= near:
+            groups[-1].append(at)
+        else:
+            groups.append([at])
+    look = {"showarrow": False, "xanchor": "left", "xshift": 6, "font": {"size": 10, "color": theme.MUTED}}
+    labels = []
+    for group in groups:
+        names = [for_html(str(name)) for name in ends["series"].values[group]]
+        text = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} others"
+        labels.append(
+            {"text": text, "hovertext": ", ".join(names), "x": data.sizes["x"] - 1, "y": float(ends[group].mean())} | look
+        )
+    return labels
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
