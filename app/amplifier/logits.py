@@ -39,7 +39,7 @@ def show(subject, cap) -> None:
 
 @st.fragment
 def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
-    """Bars by head, and all parts of the model that add up to the logits."""
+    """Show bars by head, and all parts of the model that add up to the logits."""
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
     with show_errors():
         question = ask(subject, cap, distractors)
@@ -76,7 +76,7 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
 
 
 def _others(scope, length: int) -> tuple[list[list[int]], str]:
-    """Other prompts of as many tokens; where none can be made, none, and why."""
+    """Return other prompts of as many tokens; if none can be made, none, and why."""
     try:
         return synthetic_prompts(scope, length, OTHERS), ""
     except PromptError as error:

@@ -48,7 +48,7 @@ def gains_of(subject, cap, query: int) -> Measurement:
 
 @st.fragment
 def show_gains(subject, cap, query: int) -> None:
-    """λ and λ*, and what comes of the subtraction."""
+    """Show λ and λ*, and what comes of the subtraction."""
     heading("lambda", "How much of the second map is subtracted, and how much should be, to leave least of the first?")
     with show_errors():
         reading = cached_job(*gains_of(subject, cap, query))
@@ -82,7 +82,7 @@ def show_gains(subject, cap, query: int) -> None:
 
 
 def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
-    """One variable: its chart, how to read it and what it says."""
+    """Show one variable: its chart, how to read it and what it says."""
     about = data[name].attrs
     arguments = f"reading.estimates, {choice!r}" if choice else "reading.estimates"
     code = python(

@@ -12,7 +12,7 @@ from diffscope.figures.escaping import short_name
 
 
 def python(subject, imports: str, *lines: str) -> str:
-    """Python that reads the subject, as a section's chart does."""
+    """Return Python that reads the subject, as a section's chart does."""
     return "\n".join([subject.code(), f"from diffscope.figures import amplifier_charts as charts\n{imports}\n", *lines, ""])
 
 
@@ -29,7 +29,7 @@ SECTIONS = {
 
 
 def heading(name: str, question: str) -> None:
-    """The title of a section, and what it asks."""
+    """Show the title of a section, and what it asks."""
     st.subheader(escape_markdown(SECTIONS[name]), anchor=name)
     st.caption(escape_markdown(question))
 

@@ -45,7 +45,7 @@ def _others(cap, distractors: tuple[str, ...]) -> list[str] | None:
 
 @st.fragment
 def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
-    """Gain, ratios and both sides of the gain, by head."""
+    """Show gain, ratios and both sides of the gain, by head."""
     heading("signal", "Does the answer stand out more of the text around it after the subtraction than before?")
     with show_errors():
         reading = cached_job(*signal_of(subject, cap, query, distractors))
@@ -69,7 +69,7 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
 
 
 def _show(subject, query: int, others: list[str] | None, estimates, name: str) -> None:
-    """One chart with how to read it."""
+    """Show one chart with how to read it."""
     chart, function, alt = CHARTS[name]
     variables = {
         "snr_gain": ["snr_gain", "snr_gain_error"],
