@@ -9,7 +9,7 @@ from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, choose_distractors, in_python
 
-from amplifier.section import heading, python
+from amplifier.section import folded, heading, python
 from amplifier.section import show as show_reading
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
@@ -64,15 +64,16 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
             estimates["contribution"].attrs["reads"],
             reading.sentence,
         )
-        with st.expander("All parts of the model"):
-            show_reading(
-                "account",
-                charts.account(estimates),
-                "What all parts of the model add to the logits of the answer and of distractors, by layer",
-                estimates[["account", "logit", "unexplained"]],
-                python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
-                "All bars of a panel together, those up minus those down, are the logit.",
-            )
+        with folded("logits", "All parts of the model") as is_open:
+            if is_open:
+                show_reading(
+                    "account",
+                    charts.account(estimates),
+                    "What all parts of the model add to the logits of the answer and of distractors, by layer",
+                    estimates[["account", "logit", "unexplained"]],
+                    python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
+                    "All bars of a panel together, those up minus those down, are the logit.",
+                )
 
 
 def _others(scope, length: int) -> tuple[list[list[int]], str]:

@@ -8,7 +8,7 @@ import streamlit as st
 from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 
-from amplifier.section import heading, python, show
+from amplifier.section import folded, heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.snr import DRAWS
@@ -63,8 +63,8 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
         first, *others_drawn = list(CHARTS) if cap.differential else ["snr"]
         _show(subject, query, others, estimates, first)
         if others_drawn:
-            with st.expander("Ratios of A₁·V, λA₂·V and D·V, and what changes them"):
-                for name in others_drawn:
+            with folded("signal", "Ratios of A₁·V, λA₂·V and D·V, and what changes them") as is_open:
+                for name in others_drawn if is_open else ():
                     _show(subject, query, others, estimates, name)
 
 
