@@ -118,18 +118,27 @@ class Job:
 
 
 class CancellableScope(Scope):
-    """A model that asks whether it may go on before it is run, perhaps under another name."""
+    """A model that asks whether it may go on before it is run, perhaps under another name.
+
+    It does not ask while it holds the model: the answer may take until others, which wait for the model, are through.
+    """
 
     def __init__(self, opened: Scope, check_cancelled: Callable[[], None], name: str = ""):
         super().__init__(opened.model, opened.tokenizer, name or opened.name, opened.family)
         self._check_cancelled = check_cancelled
+        self._held = 0  # how many times over, by the one thread that has this scope
 
     @contextmanager
     def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
         """As of Scope."""
-        self._check_cancelled()
+        if not self._held:
+            self._check_cancelled()
         with super().exclusively(lengths, packed):
-            yield
+            self._held += 1
+            try:
+                yield
+            finally:
+                self._held -= 1
 
 
 class Jobs:

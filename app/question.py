@@ -47,5 +47,5 @@ def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
 
 
 def in_python(subject, cap, chosen: Question) -> str:
-    """The question as Python writes it."""
+    """Return the question as Python writes it."""
     return f"question(scope, cap, {answer_of(subject, cap)!r}, {list(chosen.distractors)!r})"

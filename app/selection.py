@@ -14,7 +14,7 @@ state = st.session_state
 
 
 def default_head(cap, key: tuple) -> tuple[int, int]:
-    """Where to begin: the head with the most of the answer at the last token."""
+    """Return where to begin: the head with the most of the answer at the last token."""
     if "answer" not in cap.spans:
         return cap.layer_numbers[cap.n_layers // 2], 0
     mass = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
@@ -24,7 +24,7 @@ def default_head(cap, key: tuple) -> tuple[int, int]:
 
 
 def init_selection(cap, key: tuple, prefix: str = "") -> None:
-    """Layer, head and token begin where the answer is attended to most, and stay where the reader puts them.
+    """Begin with the head that attends to the answer most, and leave layer, head and token where the reader puts them.
 
     `prefix` begins the keys of a page's second capture, which has a layer and a head of its own.
     """
@@ -49,7 +49,7 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
 
 
 def _follow_token(cap) -> None:
-    """The token whose row is read begins as the last one, and stays where the reader puts it."""
+    """Begin with the row of the last token, and leave the token where the reader puts it."""
     last = cap.n_tokens - 1
     if "_last" not in state:
         begin = "query" not in st.query_params
@@ -61,7 +61,7 @@ def _follow_token(cap) -> None:
 
 
 def choose_head(cap, prefix: str = "") -> tuple[int, int]:
-    """Return layer and head of the maps; without default values, so that the address always names the head.
+    """Return layer and head of the maps; their widgets have no default, so that the address always names the head.
 
     Raises
     ------
@@ -84,18 +84,18 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
 
 
 def choose_query(cap, label: str = "Token") -> int:
-    """The token whose row is read."""
+    """Return the token whose row is read."""
     last = cap.n_tokens - 1
     query = st.number_input(label, 0, last, None, step=1, **bound("query", named=True), width=160)
     return last if query is None else query
 
 
 def select(layer: int, head: int, prefix: str = "") -> None:
-    """A click on a head chooses it."""
+    """Choose a head."""
     state[f"{prefix}layer"] = layer
     state[f"{prefix}head"] = head
 
 
 def heads_of(cap, layer: int) -> int:
-    """How many heads a layer has, or the layer with most where there is no such layer."""
+    """Return how many heads a layer has; if there is no such layer, how many the layer with most has."""
     return cap.layers[cap.layer_numbers.index(layer)].n_heads if layer in cap.layer_numbers else cap.n_heads

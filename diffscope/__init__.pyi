@@ -18,6 +18,7 @@ from diffscope import stats as stats
 from diffscope import storage as storage
 from diffscope import tables as tables
 from diffscope import tasks as tasks
+from diffscope import views as views
 from diffscope.capture import Capture as Capture
 from diffscope.capture.comparison import Comparison as Comparison
 from diffscope.capture.comparison import compare as compare

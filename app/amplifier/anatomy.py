@@ -30,7 +30,7 @@ def anatomy_of(subject, cap) -> Measurement:
 
 @st.fragment
 def show_anatomy(subject, cap) -> None:
-    """The parts of A2, and of A1 beside it, as stacked bars."""
+    """Show the parts of A2, and of A1 beside it, as stacked bars."""
     heading("anatomy", "Is the second map a pedestal, a comb of positions, a sink, a copy of the first, or content?")
     with show_errors():
         reading = cached_job(*anatomy_of(subject, cap))

@@ -9,7 +9,7 @@ from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, choose_distractors, in_python
 
-from amplifier.section import heading, python
+from amplifier.section import folded, heading, python
 from amplifier.section import show as show_reading
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
@@ -39,7 +39,7 @@ def show(subject, cap) -> None:
 
 @st.fragment
 def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
-    """Bars by head, and all parts of the model that add up to the logits."""
+    """Show bars by head, and all parts of the model that add up to the logits."""
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
     with show_errors():
         question = ask(subject, cap, distractors)
@@ -64,19 +64,20 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
             estimates["contribution"].attrs["reads"],
             reading.sentence,
         )
-        with st.expander("All parts of the model"):
-            show_reading(
-                "account",
-                charts.account(estimates),
-                "What all parts of the model add to the logits of the answer and of distractors, by layer",
-                estimates[["account", "logit", "unexplained"]],
-                python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
-                "All bars of a panel together, those up minus those down, are the logit.",
-            )
+        with folded("logits", "All parts of the model") as is_open:
+            if is_open:
+                show_reading(
+                    "account",
+                    charts.account(estimates),
+                    "What all parts of the model add to the logits of the answer and of distractors, by layer",
+                    estimates[["account", "logit", "unexplained"]],
+                    python(subject, IMPORTS, *lines, "charts.account(reading.estimates).save('account.pdf')"),
+                    "All bars of a panel together, those up minus those down, are the logit.",
+                )
 
 
 def _others(scope, length: int) -> tuple[list[list[int]], str]:
-    """Other prompts of as many tokens; where none can be made, none, and why."""
+    """Return other prompts of as many tokens; if none can be made, none, and why."""
     try:
         return synthetic_prompts(scope, length, OTHERS), ""
     except PromptError as error:

@@ -36,7 +36,7 @@ class Noise(NamedTuple):
 
 @st.fragment
 def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tuple[str, ...]) -> None:
-    """Rejection by head, and what it costs the answer."""
+    """Show rejection by head, and what noise costs the answer."""
     if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
         st.rerun()  # an arrow key chose another head: what lies above names it
     st.caption("The same noise is added to both maps. Does the subtraction remove it?")
@@ -51,7 +51,7 @@ def show_noise(subject, cap, layer: int, head: int, query: int, distractors: tup
 
 
 def choose_noise(cap, layer: int, head: int) -> Noise:
-    """The controls of the section."""
+    """Show the controls of the section, and return what they choose."""
     spans = sorted((name for name, keys in cap.key_sets.items() if keys), key=lambda name: name != "irrelevant")
     strengths = [f"{sigma:g}" for sigma in SIGMAS]
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -114,7 +114,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
 
 
 def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> None:
-    """What one draw, and many over all strengths, cost the answer's log-odds."""
+    """Show what one draw, and many over all strengths, cost the answer's log-odds."""
     question = ask(subject, cap, distractors)
     scope = subject.scope()
     common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}

@@ -11,7 +11,7 @@ from selection import choose_query
 
 from amplifier.anatomy import show_anatomy
 from amplifier.ranks import show_ranks
-from amplifier.section import heading, python
+from amplifier.section import folded, heading, python
 from amplifier.section import show as show_reading
 from amplifier.signal import show_signal
 from diffscope import readings
@@ -48,7 +48,7 @@ def gains_of(subject, cap, query: int) -> Measurement:
 
 @st.fragment
 def show_gains(subject, cap, query: int) -> None:
-    """λ and λ*, and what comes of the subtraction."""
+    """Show λ and λ*, and what comes of the subtraction."""
     heading("lambda", "How much of the second map is subtracted, and how much should be, to leave least of the first?")
     with show_errors():
         reading = cached_job(*gains_of(subject, cap, query))
@@ -65,24 +65,26 @@ def show_gains(subject, cap, query: int) -> None:
             charts.best_lambda(estimates),
             f"λ* against {per_unit(estimates)} of every head, and the diagonal",
         )
-        with st.expander("λ by layer, and what it could reject"):
-            shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
-            figure = charts.rejection_by_lambda(estimates)
-            shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
+        with folded("lambda", "λ by layer, and what it could reject") as is_open:
+            if is_open:
+                shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
+                figure = charts.rejection_by_lambda(estimates)
+                shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
         heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
 
         def against_control(name: str, chart: str, figure: Figure) -> None:
             shown(name, chart, figure, f"{estimates[name].long_name}, by head, beside controls", name)
 
         against_control("noise_gain", "gain", charts.gain(estimates, "noise_gain"))
-        with st.expander("What is left, against the least possible; gain of the answer"):
-            for name in ("residual_over_floor", "residual_floor"):
-                against_control(name, "residual", charts.residual(estimates, name))
-            against_control("signal_gain", "gain", charts.gain(estimates, "signal_gain"))
+        with folded("gains", "What is left, against the least possible; gain of the answer") as is_open:
+            if is_open:
+                for name in ("residual_over_floor", "residual_floor"):
+                    against_control(name, "residual", charts.residual(estimates, name))
+                against_control("signal_gain", "gain", charts.gain(estimates, "signal_gain"))
 
 
 def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
-    """One variable: its chart, how to read it and what it says."""
+    """Show one variable: its chart, how to read it and what it says."""
     about = data[name].attrs
     arguments = f"reading.estimates, {choice!r}" if choice else "reading.estimates"
     code = python(

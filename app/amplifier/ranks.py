@@ -19,7 +19,7 @@ def ranks_of(subject, cap) -> Measurement:
 
 @st.fragment
 def show_ranks(subject, cap) -> None:
-    """Ranks beside their controls."""
+    """Show ranks beside their controls."""
     heading("ranks", "Are the maps simpler than maps that attend to nothing, or to the same weights elsewhere?")
     with show_errors():
         reading = cached_job(*ranks_of(subject, cap))

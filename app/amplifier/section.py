@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import blocks
 import streamlit as st
 import xarray as xr
@@ -12,7 +15,7 @@ from diffscope.figures.escaping import short_name
 
 
 def python(subject, imports: str, *lines: str) -> str:
-    """Python that reads the subject, as a section's chart does."""
+    """Return Python that reads the subject, as a section's chart does."""
     return "\n".join([subject.code(), f"from diffscope.figures import amplifier_charts as charts\n{imports}\n", *lines, ""])
 
 
@@ -29,9 +32,17 @@ SECTIONS = {
 
 
 def heading(name: str, question: str) -> None:
-    """The title of a section, and what it asks."""
+    """Show the title of a section, and what it asks."""
     st.subheader(escape_markdown(SECTIONS[name]), anchor=name)
     st.caption(escape_markdown(question))
+
+
+@contextmanager
+def folded(name: str, label: str) -> Iterator[bool]:
+    """Put what is shown into a row that opens; yield whether it is open, since what is closed is not drawn."""
+    row = st.expander(label, key=f"amplifier-more-{name}", on_change="rerun")
+    with row:
+        yield bool(row.open)
 
 
 def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:

@@ -8,7 +8,7 @@ import streamlit as st
 from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 
-from amplifier.section import heading, python, show
+from amplifier.section import folded, heading, python, show
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.snr import DRAWS
@@ -45,7 +45,7 @@ def _others(cap, distractors: tuple[str, ...]) -> list[str] | None:
 
 @st.fragment
 def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
-    """Gain, ratios and both sides of the gain, by head."""
+    """Show gain, ratios and both sides of the gain, by head."""
     heading("signal", "Does the answer stand out more of the text around it after the subtraction than before?")
     with show_errors():
         reading = cached_job(*signal_of(subject, cap, query, distractors))
@@ -63,13 +63,13 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
         first, *others_drawn = list(CHARTS) if cap.differential else ["snr"]
         _show(subject, query, others, estimates, first)
         if others_drawn:
-            with st.expander("Ratios of A₁·V, λA₂·V and D·V, and what changes them"):
-                for name in others_drawn:
+            with folded("signal", "Ratios of A₁·V, λA₂·V and D·V, and what changes them") as is_open:
+                for name in others_drawn if is_open else ():
                     _show(subject, query, others, estimates, name)
 
 
 def _show(subject, query: int, others: list[str] | None, estimates, name: str) -> None:
-    """One chart with how to read it."""
+    """Show one chart with how to read it."""
     chart, function, alt = CHARTS[name]
     variables = {
         "snr_gain": ["snr_gain", "snr_gain_error"],

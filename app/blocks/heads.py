@@ -21,7 +21,7 @@ def _grid():
 def show_heads(
     data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads", *, thumbnails=None, off=(), on_switch=None
 ):
-    """A statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
+    """Show a statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
 
     Before the next run `on_pick(layer, head)` is called when a head is clicked, and `on_switch(layer, head)` when one is to be
     switched off or on (a click with shift, or the key x). Heads in `off` are crossed out.
@@ -43,7 +43,7 @@ def show_heads(
 
 
 def show_lambda(cap, layer: int | None = None):
-    """λ by layer, beside the value it was initialised at."""
+    """Show λ by layer, beside the value it was initialised at."""
     if not cap.differential:
         st.caption("Standard attention: one map a head, no λ.")
         return
@@ -52,7 +52,7 @@ def show_lambda(cap, layer: int | None = None):
 
 
 def show_facts(cap, name: str = ""):
-    """One line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
+    """Show one line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
     counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens"
     family = "" if name else f"{cap.family} · "
     with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
@@ -63,7 +63,7 @@ def show_facts(cap, name: str = ""):
 
 
 def show_fidelity(cap):
-    """Whether the maps shown are the ones that the model used, and by how much at worst."""
+    """Show whether the maps are the ones that the model used, and how far they are off at worst."""
     table = figures.fidelity(cap).data.to_dataframe()[["error", "tolerance"]]
     faithful = bool((table["error"] <= table["tolerance"]).all())
     worst = f"{table['error'].max():.1e}"

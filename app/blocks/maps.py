@@ -36,7 +36,7 @@ def show_view(
     on_state=None,
     sentence: Sequence[Part] = (),
 ):
-    """A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locked tokens; or as lines.
+    """Show A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locks; or as lines.
 
     Before the next run `on_head(layer, head)` is called when an arrow key asks for another head, `on_lock(rows, columns)` when
     tokens are locked or unlocked, and `on_state(state)` when it is looked at in another way, where it was given a `state`, be it
@@ -125,11 +125,11 @@ def hold_heads_beside(cap, layer: int, head: int, sentences, about: str, key: st
 
 
 def _nothing() -> None:
-    """What has changed is read from the session."""
+    """Do nothing: what has changed is read from the session."""
 
 
 def show_row(cap, layer: int, head: int, query: int, keys=None):
-    """One query's row as signed bars over the keys, and as the prompt on the colours of D."""
+    """Show one query's row as signed bars over the keys."""
     with show_errors():
         figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
         alt = f"Row of query {query} in layer {layer}, head {head}"
@@ -144,7 +144,7 @@ def _strip():
 
 
 def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, key: str = "strip"):
-    """The prompt with each token on the colour of what a query gives it.
+    """Show the prompt with each token on the colour of what a query gives it.
 
     Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(name, first, last)` when tokens are
     selected and named.

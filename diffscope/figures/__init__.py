@@ -8,10 +8,8 @@
 
 One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
-``figures.view(capture)`` is none of them: it shows the maps of one head in a notebook, to move in.
 """
 
-import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -58,7 +56,6 @@ __all__ = [
     "study",
     "sweep",
     "training",
-    "view",
 ]
 
 RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
@@ -98,10 +95,3 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     if name not in FIGURES:
         raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
     check_keywords(name, inspect.signature(FIGURES[name]), choices)
-
-
-def __getattr__(name: str) -> Any:
-    """Return ``view``. It is imported when it is asked for, since ``diffscope.views`` imports the colours of this room."""
-    if name == "view":
-        return importlib.import_module("diffscope.views.notebook").view
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -137,7 +137,7 @@ def buffer(
     state: object = None,
     sentence: Sentence = (),
 ) -> bytes:
-    """Everything that the view of one head needs.
+    """Return everything that the view of one head needs.
 
     Parameters
     ----------
@@ -340,7 +340,7 @@ def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:
 
 
 def _in_bins(maps: xr.Dataset, names: Sequence[str], exact: bool) -> tuple[dict, dict]:
-    """Values in bins, and what comes with them; shares of rows only where their sums do not give them."""
+    """Return values in bins and what comes with them; shares of rows only if their sums do not give them."""
     seen = maps["visible"].values
     values = {name: maps[name].values[seen] for name in names}
     tensors = {"visible": np.packbits(seen)}
@@ -364,7 +364,7 @@ def _window(
     window: tuple[slice, slice],
     names: Sequence[str],
 ) -> tuple[dict[str, np.ndarray], np.ndarray, dict]:
-    """Exact values of a window, the bits of its visible cells, and where it is."""
+    """Return exact values of a window, the bits of its visible cells, and where it is."""
     maps = capture.maps(attention.layer, [head], names, queries=window[0], keys=window[1]).isel(head=0)
     rows, columns = maps["query"].values, maps["key"].values
     seen = attention.visible(rows.tolist()).cpu().numpy()[:, columns]

@@ -122,31 +122,35 @@ function colourAt({ table, diverging }, place) {
   return table[Math.round(diverging ? ZERO + ZERO * place : (STEPS - 1) * place)];
 }
 
-// A whole ramp with words at its start, middle and end, and with arrows where values go on beyond.
+// A bar of colours with words along it, pointed where values go on beyond its ends.
 class ColourBar {
   constructor() {
     this.box = element("div", { fontSize: "11px", lineHeight: "1.3" });
     this.canvas = element("canvas", { display: "block" }, { role: "img" });
-    this.labels = element("div", { display: "flex", justifyContent: "space-between", opacity: 0.85 }, { "aria-hidden": "true" });
+    this.labels = element("div", { position: "relative", height: "1.3em", opacity: 0.85 }, { "aria-hidden": "true" });
     this.box.append(this.canvas, this.labels);
   }
 
-  draw(ramp, { texts, label, width, clipped = false }) {
+  // `marks` are shares of the bar with their words; `place` says where on the ramp a share of the bar is, by default all along it.
+  draw(ramp, { marks, label, width, below = false, above = false, place = (share) => (ramp.diverging ? 2 * share - 1 : share) }) {
     sized(this.canvas, width, 9);
     const context = this.canvas.getContext("2d");
     const { width: long, height: high } = this.canvas;
-    const left = clipped && ramp.diverging ? high : 0;
-    const right = long - (clipped ? high : 0);
+    const left = below ? high : 0;
+    const right = long - (above ? high : 0);
     const image = context.createImageData(right - left, high);
+    const row = Uint32Array.from({ length: right - left }, (_, i) => colourAt(ramp, place((i + 0.5) / (right - left))));
     const pixels = new Uint32Array(image.data.buffer);
-    for (let i = 0; i < pixels.length; i++)
-      pixels[i] = ramp.table[Math.round((((i % (right - left)) + 0.5) / (right - left)) * (STEPS - 1))];
+    for (let i = 0; i < high; i++) pixels.set(row, i * row.length);
     context.putImageData(image, left, 0);
-    context.fillStyle = css(ramp.table[STEPS - 1]);
-    if (clipped) polygon(context, [right, 0], [long, high / 2], [right, high]);
-    context.fillStyle = css(ramp.table[0]);
-    if (left) polygon(context, [left, 0], [0, high / 2], [left, high]);
-    this.labels.replaceChildren(...texts.map((text) => element("span", {}, {}, text)));
+    context.fillStyle = css(colourAt(ramp, place(1)));
+    if (above) polygon(context, [right, 0], [long, high / 2], [right, high]);
+    context.fillStyle = css(colourAt(ramp, place(0)));
+    if (below) polygon(context, [left, 0], [0, high / 2], [left, high]);
+    const ratio = window.devicePixelRatio || 1;
+    const at = (share) => (left + share * (right - left)) / ratio;
+    const style = (share) => ({ position: "absolute", left: `${at(share)}px`, transform: `translateX(-${100 * share}%)` });
+    this.labels.replaceChildren(...marks.map(([share, text]) => element("span", style(share), {}, text)));
     this.canvas.setAttribute("aria-label", label);
     this.canvas.title = label;
   }

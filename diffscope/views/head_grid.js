@@ -63,7 +63,7 @@ class HeadGrid {
   build() {
     this.root = element("div", { ...TURNING, fontSize: "13px", lineHeight: 1.35, position: "relative" });
     whenTurned(this.root, () => this.paint());
-    const line = { display: "flex", flexWrap: "wrap", gap: "2px 14px", alignItems: "center" };
+    const line = { display: "flex", flexWrap: "wrap", gap: "5px 14px", alignItems: "center" };
     const bar = element("div", { ...line, marginBottom: "4px" });
     this.heading = element("strong");
     this.scales = element("span", line);
@@ -264,9 +264,9 @@ class HeadGrid {
   }
 
   scale(ramp, title, bar) {
-    const line = element("span", { display: "inline-flex", gap: "2px", alignItems: "center" });
+    const line = element("span", { display: "inline-flex", gap: "8px", alignItems: "center" });
     const label = `colours ${title} from ${digits(bar.low, 4)} to ${digits(bar.high, 4)}`;
-    line.append(rangeBar({ ...bar, ramp, ink: this.ink, label }), title);
+    line.append(rangeBar(ramp, { ...bar, label }), title);
     this.scales.append(line);
   }
 

@@ -1,5 +1,7 @@
 // The scale of a statistic in a grid of heads: its numbers in few digits, the range of its colours, and a bar that shows them.
 
+const WIDE = 140; // pixels of a bar
+
 // A number of at most so many digits.
 function digits(value, most) {
   const text = Number.isFinite(value) ? String(Number(value.toPrecision(most))) : `${value < 0 ? "-" : ""}∞`;
@@ -29,30 +31,12 @@ function rangeOf(values, limit) {
   return { ...range, below, above, count: defined.length, missing: values.length - defined.length };
 }
 
-// A bar of colours with its ends and zero, pointed where values lie beyond; `place` says where on its scale a value is.
-function rangeBar({ ramp, low, high, place, below, above, ink, label }) {
-  const canvas = element("canvas", { display: "block" }, { role: "img", "aria-label": label }),
-    ratio = window.devicePixelRatio || 1,
-    [wide, thick, edge] = [120, 10, 24];
-  sized(canvas, wide + 2 * edge, thick + 14);
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  const x = (value) => edge + ((value - low) / (high - low)) * wide;
-  const fill = (value) => (context.fillStyle = css(colourAt(ramp, place(value))));
-  for (let step = 0; step < wide * ratio; step++) {
-    fill(low + ((step + 0.5) / (wide * ratio)) * (high - low));
-    context.fillRect(edge + step / ratio, 0, 1 / ratio, thick);
-  }
-  if (below && fill(low)) polygon(context, [edge, 0], [edge - 8, thick / 2], [edge, thick]);
-  if (above && fill(high)) polygon(context, [edge + wide, 0], [edge + wide + 8, thick / 2], [edge + wide, thick]);
-  context.fillStyle = ink;
-  context.font = "10px system-ui, sans-serif";
-  context.textAlign = "center";
-  const ends = [low, high].filter((value) => value !== 0);
-  if (ends.every((end) => Math.abs(x(end) - x(0)) > 24)) ends.push(0);
-  for (const value of ends) {
-    context.fillRect(Math.min(x(value), edge + wide - 1), thick, 1, 3);
-    context.fillText(digits(value, 2), x(value), thick + 12);
-  }
-  return canvas;
+// A bar of the colours from one value to another, with both and zero; `place` says where on its ramp a value is.
+function rangeBar(ramp, { low, high, place, below, above, label }) {
+  const bar = new ColourBar();
+  const share = (value) => (value - low) / (high - low);
+  const marks = [low, high].map((value) => [share(value), digits(value, 2)]);
+  if (Math.min(share(0), 1 - share(0)) * WIDE > 24) marks.push([share(0), "0"]); // pixels of a number
+  bar.draw(ramp, { marks, label, width: WIDE, below, above, place: (at) => place(low + at * (high - low)) });
+  return bar.box;
 }

@@ -131,7 +131,7 @@ def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
 
 
 def _reasons(attrs: Mapping) -> list[str]:
-    """Where a statistic is undefined, and what could not be estimated."""
+    """Say where a statistic is undefined, and what could not be estimated."""
     return [str(attrs[name]) for name in ("undefined", "unknown") if attrs.get(name, "nowhere") != "nowhere"]
 
 

@@ -56,7 +56,7 @@ def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, p
 
 
 def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int = 0) -> AttentionWidget | AttentionPage:
-    """A1, A2, λ·A2 and D of one head to explore in a notebook, linked: zoom, crosshair, locked tokens.
+    """Show A1, A2, λ·A2 and D of one head in a notebook, linked: zoom, crosshair, locked tokens.
 
     Parameters
     ----------

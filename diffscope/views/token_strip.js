@@ -130,7 +130,8 @@ class Strip {
   explain(ramp, dark) {
     const { signed, of, spans } = this.data;
     const texts = signed ? ["−100 %", "0", "100 %"] : ["0", "25 %", "100 %"];
-    this.legend.draw(ramp, { texts, width: 160, label: `colours from ${texts[0]} to ${texts[2]} of ${of}` });
+    const marks = texts.map((text, i) => [i / 2, text]);
+    this.legend.draw(ramp, { marks, width: 160, label: `colours from ${texts[0]} to ${texts[2]} of ${of}` });
     this.words.textContent = `of ${of}`;
     const line = (colour) => ({ borderBottom: `2px solid ${onPage(colour, dark)}` });
     this.spans.replaceChildren(...spans.map(({ name, colour }) => element("span", line(colour), {}, name)));

@@ -17,7 +17,7 @@ COMPONENT = Component(("token_strip.js",), triggers=("query", "marked"))
 
 
 def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False) -> dict:
-    """Everything that the strip needs, as plain data.
+    """Return everything that the strip needs, as plain data.
 
     Parameters
     ----------

@@ -22,5 +22,6 @@ function legend({ diverging }, { scale, limit, clipped, title }) {
   const middle = SCALES[scale].value(0.5) * limit;
   const texts = (diverging ? [-limit, 0, limit] : [0, middle, limit]).map(show);
   const beyond = clipped ? "; larger values have the colour of the end" : "";
-  return { texts, clipped, label: `colours of ${title} from ${texts[0]} to ${texts[2]}${beyond}` };
+  const marks = texts.map((text, i) => [i / 2, text]);
+  return { marks, below: clipped && diverging, above: clipped, label: `colours of ${title} from ${texts[0]} to ${texts[2]}${beyond}` };
 }

@@ -51,7 +51,7 @@ class AttentionWidget(anywidget.AnyWidget):
         self.on_msg(self._receive)
 
     def _heads(self, layer: int) -> int:
-        """How many heads a layer has."""
+        """Return how many heads a layer has."""
         return self._capture.layers[self._capture.layer_numbers.index(layer)].n_heads
 
     @traitlets.validate("layer")

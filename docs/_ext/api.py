@@ -27,6 +27,7 @@ top_k_mass uniform_map""".split()
 MODULES: dict[str, Sequence[str] | None] = {
     "diffscope": None,
     "diffscope.figures": None,
+    "diffscope.views": None,
     "diffscope.tables": None,
     "diffscope.edits": None,
     "diffscope.readings": None,

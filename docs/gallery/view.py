@@ -10,4 +10,4 @@ import diffscope
 scope = diffscope.load("mini-diff")
 prompt = "Magic numbers. Paris 7421. Rome 2174. Paris"
 cap = scope.capture(prompt, spans={"answer": "7421"})
-figure = diffscope.figures.view(cap, layer=2, head=1)
+figure = diffscope.views.view(cap, layer=2, head=1)

@@ -15,8 +15,15 @@ SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 
 @pytest.fixture
 def amplifier(app):
-    """The page as a function of a query string's values."""
-    return lambda **query: fine(app(**{"part": "Numbers"} | query))
+    """The page with all its rows open, as a function of a query string's values."""
+
+    def page(**query):
+        test = fine(app(**{"part": "Numbers"} | query))
+        for name in ("lambda", "gains", "signal", "logits"):
+            test.session_state[f"amplifier-more-{name}"] = True
+        return fine(test.run())
+
+    return page
 
 
 @pytest.fixture

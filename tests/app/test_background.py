@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 from small_models import APP
 
+import diffscope
 from diffscope.errors import DiffscopeError
+from tests import tiny
 from tools.browser import dashboard
 
 PAGE = Path(__file__).with_name("background_page.py")
@@ -144,3 +146,13 @@ def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_
         end = time.monotonic() + 30
         while goes_on("two"):
             assert time.monotonic() < end, "a job whose session is gone goes on"
+
+
+def test_a_model_that_is_held_does_not_ask_whether_it_may_go_on(background):
+    """The answer may take until a page is through that waits for this model."""
+    asked = []
+    watched = background.CancellableScope(diffscope.load(tiny.own("v1")), lambda: asked.append(watched.lock._is_owned()))
+    with watched.exclusively(), watched.exclusively():
+        pass
+    watched.capture(tiny.ids(8))
+    assert asked and not any(asked)

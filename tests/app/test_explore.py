@@ -138,8 +138,8 @@ def test_an_address_restores_the_view(app, folders):
 def test_the_address_of_the_first_view_does_not_depend_on_what_is_chosen_at_first(app, folders):
     test = fine(app())
     asked = {name: test.query_params[name] for name in ("model", "example", "layer", "head", "query")}
-    shown = {name: [str(test.number_input(key=name).value)] for name in ("layer", "head", "query")}
-    assert asked == {"model": [str(folders["small-diff"])], "example": ["Two cities"]} | shown
+    shown = {name: str(test.number_input(key=name).value) for name in ("layer", "head", "query")}
+    assert asked == {"model": str(folders["small-diff"]), "example": "Two cities"} | shown
 
 
 def test_an_address_that_names_nothing_real_is_the_first_page(app):

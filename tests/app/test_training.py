@@ -132,6 +132,7 @@ def test_the_step_is_the_same_on_other_pages(app, run, monkeypatch):
 
     st.cache_resource.clear()
     fine(test.run())
+    fine(test.selectbox(key="model").set_value(str(run)).run())
     fine(test.switch_page("app_pages/training.py").run())
     fine(test.select_slider(key="step").set_value("4").run())
     fine(test.switch_page("app_pages/explore.py").run())

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from diffscope import figures
+from diffscope import views
 from diffscope.errors import DiffscopeError, MissingExtra
+from diffscope.views import AttentionPage, attention_widget
 from diffscope.views import attention as attention_view
 from diffscope.views.attention import framed
-from diffscope.views.notebook import AttentionPage, attention_widget
 from tests.buffers import unpacked
 from tests.tiny import random_capture
 
@@ -80,7 +80,7 @@ def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):
     monkeypatch.delitem(sys.modules, "diffscope.views.widget", raising=False)
     with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
         attention_widget(tiny_capture)
-    shown = figures.view(tiny_capture, layer=1)
+    shown = views.view(tiny_capture, layer=1)
     assert isinstance(shown, AttentionPage) and shown._repr_html_() == framed(tiny_capture, 1, 0)
 
 
@@ -101,7 +101,7 @@ def test_a_saved_notebook_shows_the_maps_without_a_kernel(tmp_path, monkeypatch,
         "import diffscope",
         "from tests import tiny",
         "cap = diffscope.load(tiny.own('v1')).capture(tiny.ids(60))",
-        "diffscope.figures.view(cap, layer=1, head=2)",
+        "diffscope.views.view(cap, layer=1, head=2)",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
     NotebookClient(notebook, timeout=600, kernel_name="python3", store_widget_state=False).execute()
