@@ -24,7 +24,9 @@ Span = Annotated[
         help="A named part of the prompt: its text, or a range of tokens; NAME:=… of other spans: rest:=~answer. Repeatable.",
     ),
 ]
-Stats = Annotated[str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")]
+Statistics = Annotated[
+    str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")
+]
 Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
 Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -72,11 +74,11 @@ def check_model(model):
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
 
 
-def read_stats(stats):
-    """The names in --stats."""
-    names = [name.strip() for name in stats.split(",") if name.strip()]
+def read_statistics(statistics):
+    """The names in --statistics."""
+    names = [name.strip() for name in statistics.split(",") if name.strip()]
     if not names:
-        raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
+        raise DiffscopeError("--statistics names no statistic; for example --statistics entropy,gini")
     return names
 
 

@@ -46,7 +46,10 @@ Status = Annotated[
     bool, typer.Option("--status", help="Train nothing; say which runs are done, under way and left, and how long they take.")
 ]
 Anew = Annotated[
-    bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs that have none, or one of another format.")
+    bool,
+    typer.Option(
+        "--recompute-evidence", help="Train nothing; take the evidence of runs that have none, or one of another format."
+    ),
 ]
 Report = Annotated[
     bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")

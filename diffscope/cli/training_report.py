@@ -37,7 +37,7 @@ def tell_outdated(cohort):
 
     if names := outdated(cohort.out):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        note(f"evidence of {shown} is missing or of another format; take it with --evidence")
+        note(f"evidence of {shown} is missing or of another format; take it with --recompute-evidence")
 
 
 def tell_versions(cohort):
