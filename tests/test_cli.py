@@ -377,7 +377,7 @@ def test_figure(run, saved, tmp_path, suffix):
 
 def test_a_figure_of_a_statistic_says_where_it_is(run, saved, tmp_path):
     out_file = tmp_path / "heads.json"
-    status, out, _ = run("figure", saved, "--kind", "heads", "--statistics", "gini", "--out", out_file, "--json")
+    status, out, _ = run("figure", saved, "--kind", "heads", "--statistic", "gini", "--out", out_file, "--json")
     assert status == 0 and json.loads(out) == {"figure": "heads", "saved": str(out_file)}
     assert list(json.loads(out_file.read_text())["data_vars"]) == ["gini"]
 
@@ -459,7 +459,7 @@ def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch)
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.pdf", "--venue", "nowhere"], "nowhere"),
         (["figure", "--kind", "portrait", "--out", "maps.pdf"], "portrait"),
         (["figure", "--kind", "overview", "--out", "maps.pdf"], "'heads'"),
-        (["figure", "--kind", "maps", "--statistics", "gini", "--out", "maps.pdf"], "does not take 'statistic'"),
+        (["figure", "--kind", "maps", "--statistic", "gini", "--out", "maps.pdf"], "does not take 'statistic'"),
     ],
     ids=name,
 )

@@ -262,7 +262,7 @@ def _show_scores(facts, scores, losses, prompts, accuracy):
 
 
 def _evidence(scope, task, prompts, facts):
-    """Mean log-odds of "unknown" by evidence, of those sensitivity and bias, with standard errors; or why there are none."""
+    """Return mean log-odds of "unknown" by evidence, with sensitivity, bias and standard errors; or why there are none."""
     from diffscope.lab.training.grid import Grid, unknown_by_evidence
 
     grid = Grid((facts["length"],), (facts["needles"] - 1,), prompts, facts["template"])

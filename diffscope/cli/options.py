@@ -62,7 +62,7 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
 
 
 def read_scope(model, device, dtype):
-    """The model that --model names."""
+    """Load the model that --model names."""
     check_model(model)
     placed = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
     return diffscope.load(model, **placed)
@@ -75,7 +75,7 @@ def check_model(model):
 
 
 def read_statistics(statistics):
-    """The names in --statistics."""
+    """Return the names in --statistics."""
     names = [name.strip() for name in statistics.split(",") if name.strip()]
     if not names:
         raise DiffscopeError("--statistics names no statistic; for example --statistics entropy,gini")
@@ -90,7 +90,7 @@ def print_warnings(facts):
 
 
 def read_prompt(prompt, prompt_file):
-    """The text of --prompt, or what stands in the file of --prompt-file: its text, and of .json what that says."""
+    """Return the text of --prompt or of the file of --prompt-file; of a .json file what it holds."""
     if (prompt is None) == (prompt_file is None):
         raise PromptError("the prompt has to come from one place; give either --prompt TEXT or --prompt-file FILE")
     if prompt is not None:
@@ -137,7 +137,7 @@ def check_out(out):
 
 
 def read_prompts_option(prompts, least):
-    """What --prompts says: how many, or a file of a person's own prompts; the number, and the prompts if there is a file."""
+    """Return how many prompts --prompts asks for, and the prompts themselves if it names a file of them."""
     from diffscope.tasks import read_prompts
 
     if not prompts.isdecimal():

@@ -114,7 +114,7 @@ def command(
 
 
 def _chosen(recipe, preset, learning_rate, text, any_text):
-    """The recipe that was named, on its corpus; with one learning rate for all arms if one is given."""
+    """Return the recipe of this name, on its corpus, with one learning rate for all arms if one is given."""
     from dataclasses import replace
 
     from diffscope.lab.training.initialisation import with_text
