@@ -276,7 +276,7 @@ STAGE_WORDS = {
 
 def plain(name: str, declared: Declared) -> tuple[str, str, tuple]:
     """The words and controls of an edit by its declaration alone: numbers and flags as its example has them, else by default."""
-    first = {name: declared.example.get(name, parameter.default) for name, parameter in declared.takes.items()}
+    first = {name: declared.example.get(name, parameter.default) for name, parameter in declared.parameters.items()}
     takes = [COUNT] if declared.of_captures else []
     for key, value in first.items():
         if isinstance(value, bool):

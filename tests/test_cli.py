@@ -116,7 +116,7 @@ def test_without_a_model_no_model_code_is_loaded(saved, tmp_path):
     """Of commands one after the other, each of which says what had been loaded by its end."""
     commands = [
         ["models"],
-        ["measure", str(saved), "--stats", "entropy"],
+        ["measure", str(saved), "--statistics", "entropy"],
         ["figure", str(saved), "--layer", "0", "--head", "0", "--out", "x.html"],
     ]
     script = (
@@ -159,7 +159,7 @@ def test_a_span_by_token_range_is_the_span_by_text(run, tiny_diff_folder):
 
 
 def test_measure_json_averages_over_queries(run, saved):
-    status, out, err = run("measure", saved, "--stats", "entropy,gini", "--json")
+    status, out, err = run("measure", saved, "--statistics", "entropy,gini", "--json")
     assert (status, err) == (0, "")
     printed = json.loads(out)
     expected = diffscope.open(saved).measure(["entropy"])["entropy"].mean("query")
@@ -172,17 +172,17 @@ def test_measure_json_averages_over_queries(run, saved):
 
 def test_measure_table_says_what_it_averages_over(run, saved):
     capture = diffscope.open(saved)
-    _, out, _ = run("measure", saved, "--stats", "entropy")
+    _, out, _ = run("measure", saved, "--statistics", "entropy")
     assert f"mean over {capture.n_tokens} queries" in out
     assert f"then {capture.n_heads} heads" in out
-    _, by_head, _ = run("measure", saved, "--stats", "entropy", "--per-head")
+    _, by_head, _ = run("measure", saved, "--statistics", "entropy", "--per-head")
     assert "heads" not in by_head
     assert len(by_head.splitlines()) - len(out.splitlines()) == capture.n_layers * (capture.n_heads - 1)
 
 
 def test_measure_on_a_model_is_measure_on_its_capture(run, saved, tiny_diff_folder):
     of_model = ("--model", tiny_diff_folder, "--prompt", PROMPT, "--span", "answer=7421")
-    options = ("--stats", "entropy,span_mass,column_sink", "--json")
+    options = ("--statistics", "entropy,span_mass,column_sink", "--json")
     (status, out, err), printed = run("measure", *of_model, *options), json.loads(run("measure", saved, *options)[1])
     assert (status, err) == (0, "")
     assert json.loads(out) == printed | {"model": str(tiny_diff_folder)}
@@ -201,18 +201,18 @@ def test_the_list_of_statistics_is_that_of_their_declarations(run):
 def test_some_queries_by_span_range_and_sample(run, saved):
     capture = diffscope.open(saved)
     for choice, queries in (("answer", "answer"), ("3:-2", slice(3, -2))):
-        printed = json.loads(run("measure", saved, "--stats", "gini", "--queries", choice, "--json")[1])
+        printed = json.loads(run("measure", saved, "--statistics", "gini", "--queries", choice, "--json")[1])
         expected = capture.measure("gini", queries=queries)["gini"]
         assert printed["averaged_over"] == {"query": expected.sizes["query"]}
         np.testing.assert_allclose(printed["statistics"]["gini"]["values"], expected.mean("query"), rtol=1e-6)
-    printed = json.loads(run("measure", saved, "--stats", "gini", "--queries", "sample:8", "--json")[1])
+    printed = json.loads(run("measure", saved, "--statistics", "gini", "--queries", "sample:8", "--json")[1])
     averaged = diffscope.average(capture.measure("gini", queries=diffscope.QuerySample(8)))
     np.testing.assert_allclose(printed["statistics"]["gini"]["standard_error"], averaged["gini_se"], rtol=1e-6)
     assert "stratified" in printed["averaged_over"]["sampled"]
-    status, out, err = run("measure", saved, "--stats", "gini", "--queries", "sample:8")
+    status, out, err = run("measure", saved, "--statistics", "gini", "--queries", "sample:8")
     assert (status, err) == (0, "") and "mean over a sample of 8 queries" in out and "D ±" in out
     for wrong in (("--queries", "nowhere"), ("--queries", "sample:1"), ("--queries", "answer", "--query", "1")):
-        status, out, err = run("measure", saved, "--stats", "gini", *wrong)
+        status, out, err = run("measure", saved, "--statistics", "gini", *wrong)
         assert (status, out) == (2, "") and is_one_line(err)
 
 
@@ -244,7 +244,7 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
 
     monkeypatch.setattr("diffscope.stats.measure.MAX_JOINT_BYTES", 0)
     monkeypatch.setattr(MeasurementRun, "add", stop)
-    requested = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--stats", "entropy", "--out", copy, "--json")
+    requested = ("measure", "--model", tiny_diff_folder, "--prompt", PROMPT, "--statistics", "entropy", "--out", copy, "--json")
     status, out, err = run(*requested)
     assert status == 130 and f"stopped after 1 of 2 layers; these are kept in {copy}" in err
     assert json.loads(out)["stopped"].startswith("after 1 of")
@@ -252,17 +252,17 @@ def test_an_interrupted_measure_shows_and_keeps_what_was_finished(run, tiny_diff
 
 
 def test_positions_and_decibels_are_not_averaged(run, saved):
-    _, out, _ = run("measure", saved, "--stats", "argmax,cmrr,column_sink_position,gini")
+    _, out, _ = run("measure", saved, "--statistics", "argmax,cmrr,column_sink_position,gini")
     lines = out.splitlines()
     assert sum("is not averaged" in line and "--query" in line for line in lines) == 2
     assert "gini, mean over" in out
     capture = diffscope.open(saved)
     position = lines.index("column_sink_position [position]")
     assert lines[position + 1].split()[:3] == ["layer", "head", "normalisation"]
-    _, out, _ = run("measure", saved, "--stats", "argmax", "--json")
+    _, out, _ = run("measure", saved, "--statistics", "argmax", "--json")
     argmax = json.loads(out)["statistics"]["argmax"]
     assert "query" in argmax["dims"] and argmax["averaged_over"] == []
-    _, out, _ = run("measure", saved, "--stats", "argmax", "--query", "-1")
+    _, out, _ = run("measure", saved, "--statistics", "argmax", "--query", "-1")
     expected = capture.measure(["argmax"], queries=[-1])["argmax"].isel(query=0)
     shown = [line.split() for line in out.splitlines()[-expected.sizes["layer"] * expected.sizes["head"] :]]
     assert [list(map(float, row[2:])) for row in shown] == expected.values.reshape(-1, 3).tolist()
@@ -271,7 +271,7 @@ def test_positions_and_decibels_are_not_averaged(run, saved):
 def test_a_head_is_not_compared_with_itself(run, saved):
     capture = diffscope.open(saved)
     cka = capture.measure(["head_cka"])["head_cka"].values
-    _, out, _ = run("measure", saved, "--stats", "head_cka")
+    _, out, _ = run("measure", saved, "--statistics", "head_cka")
     assert f"mean over other heads ({capture.n_heads - 1})" in out
     shown = [float(line.split()[2]) for line in out.splitlines()[-cka.shape[0] * cka.shape[1] :]]
     expected = [np.delete(cka[layer, :, head], head).mean() for layer in range(cka.shape[0]) for head in range(cka.shape[1])]
@@ -289,9 +289,9 @@ def test_infinite_divergences_are_left_out_and_counted(run, saved, monkeypatch):
     monkeypatch.setattr(diffscope.capture.capture.Capture, "measure", with_infinity)
     measured = diffscope.open(saved).measure(["kl_12"])["kl_12"]
     infinite = int(np.isinf(measured).sum())
-    _, out, _ = run("measure", saved, "--stats", "kl_12")
+    _, out, _ = run("measure", saved, "--statistics", "kl_12")
     assert f"{infinite} infinite values left out" in out and "inf" not in out.split("left out)", 1)[1]
-    entry = json.loads(run("measure", saved, "--stats", "kl_12", "--json")[1])["statistics"]["kl_12"]
+    entry = json.loads(run("measure", saved, "--statistics", "kl_12", "--json")[1])["statistics"]["kl_12"]
     copy = measured.where(np.isfinite(measured)).mean("query").sel(layer=0, head=0)
     answer = copy["span"].values.tolist().index("answer")
     assert entry["values"][0][0][answer] == pytest.approx(float(copy[answer]), rel=1e-6)
@@ -309,7 +309,7 @@ def hybrid(saved, tmp_path):
 
 
 def test_layers_go_by_their_number_in_the_model(run, hybrid, tmp_path):
-    status, out, _ = run("measure", hybrid, "--layer", 3, "--stats", "gini", "--json")
+    status, out, _ = run("measure", hybrid, "--layer", 3, "--statistics", "gini", "--json")
     assert status == 0
     gini = json.loads(out)["statistics"]["gini"]
     assert gini["coords"]["layer"] == [3]
@@ -323,22 +323,22 @@ def test_layers_go_by_their_number_in_the_model(run, hybrid, tmp_path):
 
 
 def test_measure_of_one_layer_and_head(run, saved):
-    _, out, _ = run("measure", saved, "--stats", "entropy", "--layer", 1, "--head", 0, "--json")
+    _, out, _ = run("measure", saved, "--statistics", "entropy", "--layer", 1, "--head", 0, "--json")
     assert json.loads(out)["statistics"]["entropy"]["coords"] | {"map": None} == {"layer": [1], "head": [0], "map": None}
 
 
 def test_measure_keeps_every_value(run, saved, tmp_path):
-    status, _, err = run("measure", saved, "--stats", "entropy", "--out", tmp_path / "s.parquet")
+    status, _, err = run("measure", saved, "--statistics", "entropy", "--out", tmp_path / "s.parquet")
     assert (status, err.startswith("saved")) == (0, True)
     assert open_statistics(tmp_path / "s.parquet")["entropy"].sizes["query"] == diffscope.open(saved).n_tokens
 
 
 def test_a_table_says_of_what_part_it_is_and_has_no_single_heads(run, saved, tmp_path):
     part = ("--layer", 1, "--head", 0, "--query", -1)
-    assert run("measure", saved, "--stats", "entropy", *part, "--out", tmp_path / "s.md")[0] == 0
+    assert run("measure", saved, "--statistics", "entropy", *part, "--out", tmp_path / "s.md")[0] == 0
     last = diffscope.open(saved).n_tokens - 1
     assert f", layer 1, head 0, query {last}." in (tmp_path / "s.md").read_text(encoding="utf-8")
-    status, _, err = run("measure", saved, "--stats", "entropy", "--per-head", "--out", tmp_path / "t.tex")
+    status, _, err = run("measure", saved, "--statistics", "entropy", "--per-head", "--out", tmp_path / "t.tex")
     assert status != 0 and "leave --per-head out, or keep every value" in err and not (tmp_path / "t.tex").exists()
 
 
@@ -377,7 +377,7 @@ def test_figure(run, saved, tmp_path, suffix):
 
 def test_a_figure_of_a_statistic_says_where_it_is(run, saved, tmp_path):
     out_file = tmp_path / "heads.json"
-    status, out, _ = run("figure", saved, "--kind", "heads", "--stats", "gini", "--out", out_file, "--json")
+    status, out, _ = run("figure", saved, "--kind", "heads", "--statistic", "gini", "--out", out_file, "--json")
     assert status == 0 and json.loads(out) == {"figure": "heads", "saved": str(out_file)}
     assert list(json.loads(out_file.read_text())["data_vars"]) == ["gini"]
 
@@ -427,7 +427,7 @@ def test_models_lists_what_is_bundled(run):
         (["train", "laptop", "--seed", "-1", "--out", "runs"], "--seed"),
         (["train", "laptop", "--report", "--out", "runs"], "no folder runs"),
         (["evaluate", "--model", "mini-diff", "--template", " The {number} of {city}."], "no other braces"),
-        (["evaluate", "--model", "mini-diff", "--questions", "2", "--near"], "leave out --near"),
+        (["evaluate", "--model", "mini-diff", "--questions", "2", "--near-duplicates"], "leave out --near-duplicates"),
         (["evaluate", "--model", "mini-diff", "--questions", "9"], "9 questions about 4 needles"),
         (["evaluate", "--model", "mini-diff", "--prompts", "12"], "do not spread"),
         (["app", "--port", "99999"], "--port"),
@@ -450,8 +450,8 @@ def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["measure", "--stats", "entorpy"], "entorpy"),
-        (["measure", "--stats", ","], "--stats"),
+        (["measure", "--statistics", "entorpy"], "entorpy"),
+        (["measure", "--statistics", ","], "--statistics"),
         (["measure", "--layer", "99"], "99"),
         (["measure", "--head", "99"], "99"),
         (["figure", "--layer", "99", "--head", "0", "--out", "maps.pdf"], "99"),
@@ -459,7 +459,7 @@ def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch)
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.pdf", "--venue", "nowhere"], "nowhere"),
         (["figure", "--kind", "portrait", "--out", "maps.pdf"], "portrait"),
         (["figure", "--kind", "overview", "--out", "maps.pdf"], "'heads'"),
-        (["figure", "--kind", "maps", "--stats", "gini", "--out", "maps.pdf"], "does not take 'statistic'"),
+        (["figure", "--kind", "maps", "--statistic", "gini", "--out", "maps.pdf"], "does not take 'statistic'"),
     ],
     ids=name,
 )
@@ -607,20 +607,21 @@ def test_the_dashboard_is_started_with_what_its_readers_may_do(run, port, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_dashboard_answers_and_stops(port, tmp_path):
+@pytest.mark.parametrize("asked, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_the_dashboard_answers_and_stops(port, tmp_path, asked, status):
     assert find_app().is_file()
     command = [sys.executable, "-m", "diffscope", "app", "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         address = f"http://localhost:{port}"
         assert address in server.stdout.readline()
-        with urlopen(address, timeout=10) as page:
+        with urlopen(address, timeout=60) as page:
             assert page.status == 200
-        server.send_signal(signal.SIGINT)
+        server.send_signal(asked)
         _, err = server.communicate(timeout=60)
     finally:
         server.kill()
-    assert server.returncode == 130
+    assert server.returncode == status
     assert "Traceback" not in err
 
 
@@ -651,7 +652,7 @@ def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_pat
     file.write_text(json.dumps({"prompt": text}))
     status, out, _ = run("evaluate", "--model", "mini-diff", "--prompts", file)
     assert status == 1 and '"answer": "…"' in out and '"spans": {"answer": "…"}' in out
-    status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near")
+    status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near-duplicates")
     assert status == 2 and "taken as they are" in err
 
 
@@ -664,7 +665,7 @@ def test_evaluate_weighs_unknown_by_evidence(run):
     assert evidence["sensitivity"]["nothing"]["mean"] == pytest.approx(unknown["nothing"] - unknown["stated"])
     status, out, _ = run(*asked)
     assert status == 0 and "sensitivity" in out and f"{unknown['stated 4']:+.2f}" in out
-    status, out, _ = run(*asked, "--length", 64, "--needles", 10)
+    status, out, _ = run(*asked, "--length", 64, "--sentences", 10)
     assert status == 0 and "exact answers" in out and "not weighed by evidence: 13 needles do not fit 64 tokens" in out
 
 
@@ -680,11 +681,19 @@ def test_evaluate_gives_a_model_of_bigram_backcopy_its_task(run, tmp_path):
     assert shown["first_token"]["dims"] == ["queries", "layer", "head", "map"]
     status, out, _ = run(*asked)
     assert status == 0 and f"{shown['copied']:.4f}" in out and "A2, dormant" in " ".join(out.split())
-    for options in (["--near"], ["--template", " {city} {number}."], ["--questions", "2"]):
+    for options in (["--near-duplicates"], ["--template", " {city} {number}."], ["--questions", "2"]):
         status, _, err = run(*asked, *options)
-        assert status == 2 and "is asked nothing; leave out --near" in err
+        assert status == 2 and "is asked nothing; leave out --near-duplicates" in err
     status, _, err = run(
-        "sweep", "--model", "mini-diff", "--stats", "gini", "--prompts", "backcopy:count=2,length=48", "--out", tmp_path / "out"
+        "sweep",
+        "--model",
+        "mini-diff",
+        "--statistics",
+        "gini",
+        "--prompts",
+        "backcopy:count=2,length=48",
+        "--out",
+        tmp_path / "out",
     )
     assert status == 2 and "other tokens than the Bigram-Backcopy task" in err
     status, out, _ = run("test", "--model", tmp_path)
@@ -712,8 +721,8 @@ def test_no_word_is_cut_on_a_screen(monkeypatch, width):
 
 
 def test_tables_are_kept_by_the_name_of_the_file(run, saved, tmp_path):
-    assert run("measure", saved, "--stats", "gini,span_mass", "--queries", "last", "--out", tmp_path / "s.tex")[0] == 0
-    assert run("measure", saved, "--stats", "gini", "--out", tmp_path / "s.md")[0] == 0
+    assert run("measure", saved, "--statistics", "gini,span_mass", "--queries", "last", "--out", tmp_path / "s.tex")[0] == 0
+    assert run("measure", saved, "--statistics", "gini", "--out", tmp_path / "s.md")[0] == 0
     latex, markdown = ((tmp_path / name).read_text(encoding="utf-8") for name in ("s.tex", "s.md"))
     assert r"\toprule" in latex and "answer, share" in latex and "| gini | D |" in markdown
     status, _, err = run("check", "--model", "mini-diff", "--out", tmp_path / "c.tex")

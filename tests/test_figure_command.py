@@ -80,7 +80,7 @@ def test_signal_and_noise_are_asked_with_an_answer_and_others(run, tmp_path):
 
 def test_width_title_and_what_lies_beside_it(run, tmp_path):
     out = tmp_path / "row.pdf"
-    status, _, err = run(*GIVEN, "--kind", "row", "--width", 4, "--title", "mine", "--out", out, "--also", "latex,provenance")
+    status, _, err = run(*GIVEN, "--kind", "row", "--width", 4, "--title", "mine", "--out", out, "--sidecars", "latex,provenance")
     assert status == 0, err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["row.figure.tex", "row.pdf", "row.provenance.json"]
     record = json.loads((tmp_path / "row.provenance.json").read_text())
@@ -103,7 +103,7 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
         (["--kind", "anatomy", "--baseline", "mini-standard"], "does not read --baseline"),
         (["--layer", "two"], "two is no number"),
         (["--kind", "sweep", "--where", "map"], "not DIMENSION=LABEL"),
-        (["--also", "pictures"], "there are data, latex, provenance"),
+        (["--sidecars", "pictures"], "there are data, latex, provenance"),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(run, tmp_path, arguments, words):

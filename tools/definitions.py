@@ -69,7 +69,7 @@ def edits_page() -> str:
     rows = ["| edit | what is computed instead |", "|---|---|"]
     for name, edit in sorted(EDITS.items(), key=lambda item: item[1].stage):
         computed = edit.computes.replace("|", "\\|")
-        rows.append(f"| `{name}({', '.join(edit.takes)})` | {computed} |")
+        rows.append(f"| `{name}({', '.join(edit.parameters)})` | {computed} |")
     lines = EDITS_FILE.read_text(encoding="utf-8").splitlines()
     table = [number for number, line in enumerate(lines) if line.startswith("|")]
     return "\n".join([*lines[: table[0]], *rows, *lines[table[-1] + 1 :], ""])

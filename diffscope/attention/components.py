@@ -123,8 +123,7 @@ class Pairing:
             How many key and value heads serve them, neighbouring heads the same one; by default one each.
         device : torch.device or str, optional
         """
-        head = torch.arange(heads, device=device)
-        group = head * _divides(groups, heads) // heads
+        head, group, _ = _in_groups(heads, groups, device)
         return cls(head, None, group, group)
 
     @classmethod
@@ -136,9 +135,7 @@ class Pairing:
         heads, groups, device
             As of :meth:`plain`; there are `groups` value heads.
         """
-        groups = _divides(groups, heads)
-        head = torch.arange(heads, device=device)
-        group = head * groups // heads
+        head, group, groups = _in_groups(heads, groups, device)
         return cls(head, head + heads, torch.cat([group, group + groups]), group)
 
     @classmethod
@@ -150,9 +147,7 @@ class Pairing:
         heads, groups, device
             As of :meth:`plain`; there are `groups` value heads.
         """
-        groups = _divides(groups, heads)
-        head = torch.arange(heads, device=device)
-        group = head * groups // heads
+        head, group, groups = _in_groups(heads, groups, device)
         return cls(head, torch.full_like(head, heads), torch.cat([group, group.new_tensor([groups])]), group)
 
     @classmethod
@@ -193,6 +188,13 @@ class Pairing:
         key_of_map[a1] = 2 * group
         key_of_map[a2] = 2 * group + 1
         return cls(a1, a2, key_of_map, group)
+
+
+def _in_groups(heads: int, groups: int | None, device: Device) -> tuple[Tensor, Tensor, int]:
+    """Return heads by number, the group of each if neighbours are in one, int64 (head,), and how many groups there are."""
+    groups = _divides(groups, heads)
+    head = torch.arange(heads, device=device)
+    return head, head * groups // heads, groups
 
 
 def _divides(part: int | None, whole: int) -> int:

@@ -40,7 +40,7 @@ def _print_version(wanted: bool):
 
 @cli.callback()
 def _root(version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version.")):
-    """An instrument for looking inside differential attention."""
+    """Look inside differential attention."""
 
 
 def main(arguments=None):
@@ -86,7 +86,7 @@ def main(arguments=None):
 
 
 def _in_one_line(show):
-    """What shows a warning: those of diffscope as a line, others as before."""
+    """Return what shows a warning: one of diffscope as a line, others as before."""
 
     def shown(message, category, *where):
         if issubclass(category, DiffscopeWarning):

@@ -11,8 +11,8 @@ from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, PromptError
 
 EXAMPLE = (
-    "diffscope evaluate --model mini-diff --needles 4",
-    "diffscope evaluate --model mini-diff --text my-texts.jsonl --near",
+    "diffscope evaluate --model mini-diff --sentences 4",
+    "diffscope evaluate --model mini-diff --text my-texts.jsonl --near-duplicates",
     "diffscope evaluate --model FOLDER --prompts my-prompts.jsonl",
 )
 
@@ -26,13 +26,13 @@ SPANS = ("sink", "answer", "needles", "context", "query")
 NECESSARY = (WANTED["exact"], WANTED["on answer"])
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
-Needles = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
+Sentences = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
 Questions = Annotated[int, typer.Option(min=1, max=64, help="Of those cities how many are asked for, one after the other.")]
 Prompts = Annotated[
     str, typer.Option(metavar="COUNT|FILE", help="How many prompts, over five depths; or a file of your own prompts.")
 ]
 Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
-Near = Annotated[bool, typer.Option("--near", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
+Near = Annotated[bool, typer.Option("--near-duplicates", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
 Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what no sentence states; right is "unknown".')]
 Template = Annotated[
     str | None,
@@ -51,7 +51,7 @@ Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
 def command(
     model: Model = None,
     length: Length = None,
-    needles: Needles = 4,
+    sentences: Sentences = 4,
     questions: Questions = 1,
     prompts: Prompts = "200",
     looks: Looks = 100,
@@ -73,7 +73,13 @@ def command(
     check_model(model)
     count, own = read_prompts_option(prompts, 10)
     if own:
-        drawing = {"--length": length, "--near": near, "--unanswerable": unanswerable, "--template": template, "--text": text}
+        drawing = {
+            "--length": length,
+            "--near-duplicates": near,
+            "--unanswerable": unanswerable,
+            "--template": template,
+            "--text": text,
+        }
         if given := [name for name, value in drawing.items() if value] + ["--questions"] * (questions > 1):
             raise DiffscopeError(
                 f"{', '.join(given)}: prompts of your own are taken as they are; leave it out, or --prompts FILE"
@@ -85,8 +91,10 @@ def command(
     if field is not None and text is None:
         raise DiffscopeError("--field says which field of --text holds the text; give --text too")
     if questions > 1 and (near or unanswerable):
-        raise DiffscopeError("--questions asks for what is stated, about other cities each; leave out --near and --unanswerable")
-    facts = {"model": model, "seed": seed, "length": length, "needles": needles, "questions": questions, "near": near}
+        raise DiffscopeError(
+            "--questions asks for what is stated, about other cities each; leave out --near-duplicates and --unanswerable"
+        )
+    facts = {"model": model, "seed": seed, "length": length, "needles": sentences, "questions": questions, "near": near}
     facts |= {"answerable": not unanswerable, "template": template, "text": text}
     _evaluate_drawn(facts, count, looks, field, device, dtype, as_json)
 
@@ -150,8 +158,8 @@ def _evaluate_backcopy(scope, task, facts, prompts, looks, progress, as_json):
 
     if any(facts[name] for name in ("template", "text", "near")) or not facts["answerable"] or facts["questions"] > 1:
         raise DiffscopeError(
-            "a model of the Bigram-Backcopy task is asked nothing; leave out --near, --unanswerable, --questions, --template "
-            "and --text"
+            "a model of the Bigram-Backcopy task is asked nothing; leave out --near-duplicates, --unanswerable, --questions, "
+            "--template and --text"
         )
     length = facts["length"]
     progress(30, 100, "scoring copies and measuring attention")
@@ -254,7 +262,7 @@ def _show_scores(facts, scores, losses, prompts, accuracy):
 
 
 def _evidence(scope, task, prompts, facts):
-    """Mean log-odds of "unknown" by evidence, of those sensitivity and bias, with standard errors; or why there are none."""
+    """Return mean log-odds of "unknown" by evidence, with sensitivity, bias and standard errors; or why there are none."""
     from diffscope.lab.training.grid import Grid, unknown_by_evidence
 
     grid = Grid((facts["length"],), (facts["needles"] - 1,), prompts, facts["template"])

@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 EXAMPLE = (
     "diffscope figure --model mini-diff \\",
     '  --prompt "Magic numbers. Paris 7421. Rome 2174. Paris" \\',
-    "  --layer 2 --head 1 --venue icml --out maps.pdf --also all",
+    "  --layer 2 --head 1 --venue icml --out maps.pdf --sidecars all",
     "diffscope figure --kind by_depth --model mini-diff --baseline mini-standard --out table3.pdf",
     "diffscope figure --kind heads --list",
 )
@@ -36,7 +36,7 @@ Prompts = Annotated[str, typer.Option(metavar="N|FILE", help="How many prompts a
 Length = Annotated[list[int] | None, typer.Option(min=1, metavar="TOKENS", help="Lengths of prompts that are drawn. Repeatable.")]
 Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A trained cohort, for the figure cohort.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to draw it: .pdf, .svg, .png, .pgf, .html or .json.")]
-Also = Annotated[str, typer.Option(metavar="A,B|all", help="What is written beside it: data, latex, provenance.")]
+Also = Annotated[str, typer.Option("--sidecars", metavar="A,B|all", help="What is written beside it: data, latex, provenance.")]
 
 
 def command(

@@ -18,7 +18,7 @@ OF_VALUES = ("cells", "curves", "strips")  # figures of one variable of a file, 
 SUBJECT = ("prompt", "length")  # keywords whose names are options of what a figure is of
 KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
-NAMES = {"statistic": ["--statistic", "--stats"], "wide": ["--wide/--column"]}
+NAMES = {"wide": ["--wide/--column"]}
 INTEGERS, LABELS = "a sequence of numbers", "a sequence of names"
 ONLY_PYTHON = "an array, or a mapping to anything but labels"  # what is no option
 CHOICES = "diffscope.figure.choices"  # what was chosen, in the context of the command

@@ -19,14 +19,14 @@ from diffscope.cli.options import (
     PromptFile,
     SavedCapture,
     Span,
-    Stats,
+    Statistics,
     check_out,
     print_warnings,
     read_capture,
     read_prompt,
     read_scope,
     read_spans,
-    read_stats,
+    read_statistics,
 )
 from diffscope.cli.output import STOPPED, counting, note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, MeasurementInterrupted
@@ -34,7 +34,7 @@ from diffscope.errors import DiffscopeError, MeasurementInterrupted
 EXAMPLE = (
     "diffscope measure --model mini-diff \\",
     '  --prompt "Magic numbers. Paris 7421. Rome 2174. Paris" \\',
-    "  --span answer=7421 --stats entropy,gini --json",
+    "  --span answer=7421 --statistics entropy,gini --json",
 )
 
 PRINTED = (".tex", ".md")
@@ -51,7 +51,8 @@ Backend = Annotated[
     typer.Option(help="Where row statistics come from; by default blocks of rows, on CUDA Triton's kernels."),
 ]
 List = Annotated[
-    bool, typer.Option("--list", help="List the statistics that --stats knows, with units and definition, and measure nothing.")
+    bool,
+    typer.Option("--list", help="List the statistics that --statistics knows, with units and definition, and measure nothing."),
 ]
 PerHead = Annotated[bool, typer.Option("--per-head", help="One row a head instead of the mean over heads.")]
 Out = Annotated[
@@ -68,7 +69,7 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
-    stats: Stats = "entropy,gini",
+    statistics: Statistics = "entropy,gini",
     layer: Layer = None,
     head: Head = None,
     query: Query = None,
@@ -88,7 +89,7 @@ def command(
     check_out(out)
     if out is not None:
         _check_format(out, per_head)
-    names = read_stats(stats)
+    names = read_statistics(statistics)
     asked = _names(names)
     rows = _queries(query, queries)
     if saved is not None:

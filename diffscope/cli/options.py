@@ -24,7 +24,9 @@ Span = Annotated[
         help="A named part of the prompt: its text, or a range of tokens; NAME:=… of other spans: rest:=~answer. Repeatable.",
     ),
 ]
-Stats = Annotated[str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")]
+Statistics = Annotated[
+    str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")
+]
 Layer = Annotated[int | None, typer.Option(min=0, help="One layer, counted from 0 as the model does.")]
 Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -60,7 +62,7 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
 
 
 def read_scope(model, device, dtype):
-    """The model that --model names."""
+    """Load the model that --model names."""
     check_model(model)
     placed = {key: value for key, value in {"device": device, "dtype": dtype}.items() if value is not None}
     return diffscope.load(model, **placed)
@@ -72,11 +74,11 @@ def check_model(model):
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
 
 
-def read_stats(stats):
-    """The names in --stats."""
-    names = [name.strip() for name in stats.split(",") if name.strip()]
+def read_statistics(statistics):
+    """Return the names in --statistics."""
+    names = [name.strip() for name in statistics.split(",") if name.strip()]
     if not names:
-        raise DiffscopeError("--stats names no statistic; for example --stats entropy,gini")
+        raise DiffscopeError("--statistics names no statistic; for example --statistics entropy,gini")
     return names
 
 
@@ -88,7 +90,7 @@ def print_warnings(facts):
 
 
 def read_prompt(prompt, prompt_file):
-    """The text of --prompt, or what stands in the file of --prompt-file: its text, and of .json what that says."""
+    """Return the text of --prompt or of the file of --prompt-file; of a .json file what it holds."""
     if (prompt is None) == (prompt_file is None):
         raise PromptError("the prompt has to come from one place; give either --prompt TEXT or --prompt-file FILE")
     if prompt is not None:
@@ -135,7 +137,7 @@ def check_out(out):
 
 
 def read_prompts_option(prompts, least):
-    """What --prompts says: how many, or a file of a person's own prompts; the number, and the prompts if there is a file."""
+    """Return how many prompts --prompts asks for, and the prompts themselves if it names a file of them."""
     from diffscope.tasks import read_prompts
 
     if not prompts.isdecimal():

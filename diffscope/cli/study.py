@@ -52,7 +52,7 @@ def command(
     as_json: Json = False,
     family: Family = None,
 ):
-    """Noise cancellation, sparsification, or signed heads: the tests on a whole cohort, side by side, with a summary."""
+    """Show the tests on a whole cohort, side by side, with a summary: noise cancellation, sparsification, or signed heads."""
     if action == "show" and claims:
         _show_claims(folder, out, as_json)
     elif action == "show":

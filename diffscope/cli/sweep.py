@@ -5,13 +5,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json, read_stats
+from diffscope.cli.options import Device, Dtype, Json, read_statistics
 from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
     "diffscope sweep plan.toml --out sweeps/first --processes 2",
-    "diffscope sweep --model mini-diff --model mini-standard --checkpoints all --stats entropy,gini,span_mass \\",
+    "diffscope sweep --model mini-diff --model mini-standard --checkpoints all --statistics entropy,gini,span_mass \\",
     "  --prompts retrieval:count=20,length=256 --out sweeps/first",
 )
 
@@ -23,7 +23,7 @@ Out = Annotated[
 ]
 Models = Annotated[list[str] | None, typer.Option("--model", metavar="NAME|FOLDER|HUB-ID", help="A model. Repeatable.")]
 Checkpoints = Annotated[str | None, typer.Option(metavar="all|last|STEP,…", help="Which steps of the models' training.")]
-Stats = Annotated[str | None, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
+Statistics = Annotated[str | None, typer.Option(metavar="A,B", help="Which statistics, separated by commas.")]
 Prompts = Annotated[
     list[str] | None,
     typer.Option(metavar="TASK:FIELD=N,…|FILE", help="A task with its fields, or a file of prompts. Repeatable."),
@@ -35,7 +35,9 @@ PerShard = Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts 
 Count = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many processes work; with --ray, items at once.")]
 Ray = Annotated[str | None, typer.Option(metavar="ADDRESS", help="Work on a Ray cluster: local, auto or HOST:PORT.")]
 Format = Annotated[Literal["zarr", "nc", "parquet", "csv"], typer.Option("--format", help="Of the dataset.")]
-Changed = Annotated[bool, typer.Option("--changed", help="Continue although the plan or the installed versions have changed.")]
+Changed = Annotated[
+    bool, typer.Option("--plan-changed", help="Continue although the plan or the installed versions have changed.")
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the shards and how large the dataset will be, and measure nothing.")
 ]
@@ -47,7 +49,7 @@ def command(
     model: Models = None,
     checkpoints: Checkpoints = None,
     prompts: Prompts = None,
-    stats: Stats = None,
+    statistics: Statistics = None,
     queries: Queries = None,
     per_shard: PerShard = None,
     dtype: Dtype = None,
@@ -68,7 +70,7 @@ def command(
         "models": model,
         "checkpoints": None if checkpoints is None else _steps(checkpoints),
         "prompts": None if prompts is None else [_prompts(option) for option in prompts],
-        "statistics": None if stats is None else read_stats(stats),
+        "statistics": None if statistics is None else read_statistics(statistics),
         "queries": queries,
         "per_shard": per_shard,
         "dtype": dtype,

@@ -82,7 +82,7 @@ def command(
     as_json: Json = False,
     family: Family = None,
 ):
-    """Does it work by cancelling noise, or by being sparse? Tests with controls, judged by rules declared beforehand.
+    """Test whether a model cancels noise or is sparse, with controls, by rules that were declared beforehand.
 
     Exit status 0: every test that was named ran, or without names at least one; 1: the board says what was wanting; 2: refused.
     """

@@ -46,7 +46,10 @@ Status = Annotated[
     bool, typer.Option("--status", help="Train nothing; say which runs are done, under way and left, and how long they take.")
 ]
 Anew = Annotated[
-    bool, typer.Option("--evidence", help="Train nothing; take the evidence of runs that have none, or one of another format.")
+    bool,
+    typer.Option(
+        "--recompute-evidence", help="Train nothing; take the evidence of runs that have none, or one of another format."
+    ),
 ]
 Report = Annotated[
     bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")
@@ -111,7 +114,7 @@ def command(
 
 
 def _chosen(recipe, preset, learning_rate, text, any_text):
-    """The recipe that was named, on its corpus; with one learning rate for all arms if one is given."""
+    """Return the recipe of this name, on its corpus, with one learning rate for all arms if one is given."""
     from dataclasses import replace
 
     from diffscope.lab.training.initialisation import with_text

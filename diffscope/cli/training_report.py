@@ -37,7 +37,7 @@ def tell_outdated(cohort):
 
     if names := outdated(cohort.out):
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        note(f"evidence of {shown} is missing or of another format; take it with --evidence")
+        note(f"evidence of {shown} is missing or of another format; take it with --recompute-evidence")
 
 
 def tell_versions(cohort):
@@ -47,7 +47,7 @@ def tell_versions(cohort):
 
 
 def show_progress(cohort, dataset):
-    """The rates that were chosen, which runs are done and when they formed: no scores, which are read when all runs are there."""
+    """Show the chosen rates, which runs are done and when they formed; scores are read when all runs are there."""
     from diffscope.lab.training.cohort import summary
 
     table = cohort.tuning()
@@ -78,7 +78,7 @@ def tell_unformed(cohort):
 
 
 def show_tuning(table, rates, recipe):
-    """The grid of learning rates: the mean loss over steps by arm, rate and seed, and where each formed."""
+    """Show the grid of learning rates: the mean loss over steps by arm, rate and seed, and when each formed."""
     seeds = [int(seed) for seed in table["tuning_seed"].values]
     shown = "loss" if recipe.of_text else "loss, formed at"
     headers = ["arm", "rate", *(f"seed {seed}: {shown}" for seed in seeds), "chosen"]
@@ -202,7 +202,7 @@ def _show_runs(dataset, rows, recipe):
 
 
 def _show_copies(dataset, rows, recipe):
-    """How well the copies of Bigram-Backcopy are predicted in the end, mean over seeds."""
+    """Show how well the copies of Bigram-Backcopy are predicted in the end, mean over seeds."""
     names = ["copied", "copy_loss", "bigram_excess"]
     evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps, unless one diverged
     last = evaluated.isel(step=-1).mean("seed")
@@ -217,7 +217,7 @@ def _show_copies(dataset, rows, recipe):
 
 
 def _by_chance(dataset, counts):
-    """What a model that copies any number would give."""
+    """Return what a model that copies any number would give."""
     by_count = [f"{1 / (count + 1):.1%}" for count in counts]
     if "near" in dataset.dims:
         near = [1 / (1 + near) for near in dataset["near"].values if near]

@@ -43,14 +43,14 @@ class Declared:
     example: Mapping[str, Any]
 
     @property
-    def takes(self) -> dict[str, inspect.Parameter]:
+    def parameters(self) -> dict[str, inspect.Parameter]:
         """Return its parameters by name, without `layers` and `heads`."""
         return {name: x for name, x in inspect.signature(self.function).parameters.items() if name not in PLACES}
 
     @property
     def of_captures(self) -> bool:
         """Return whether it is made from captures of other prompts."""
-        return "captures" in self.takes
+        return "captures" in self.parameters
 
     @property
     def of_heads(self) -> bool:

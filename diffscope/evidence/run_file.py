@@ -45,7 +45,7 @@ def open_evidence(path: str | Path) -> xr.Dataset:
     if (written := dataset.attrs.get("format")) != EVIDENCE_FORMAT:
         raise DiffscopeError(
             f"{path} has format {written} of evidence, and format {EVIDENCE_FORMAT} is read here; take it "
-            "anew with: diffscope train RECIPE --out FOLDER --evidence"
+            "anew with: diffscope train RECIPE --out FOLDER --recompute-evidence"
         )
     folder = path.absolute().parent
     here = f"{folder.parent.name}/{folder.name}"
@@ -53,7 +53,7 @@ def open_evidence(path: str | Path) -> xr.Dataset:
     if SEEDED.fullmatch(folder.name) and of != here:
         raise DiffscopeError(
             f"{path} is the evidence of another run ({of}); put it into that run's folder, and take this run's "
-            "with: diffscope train RECIPE --out FOLDER --evidence"
+            "with: diffscope train RECIPE --out FOLDER --recompute-evidence"
         )
     return dataset
 

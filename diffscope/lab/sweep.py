@@ -120,7 +120,7 @@ def sweep(
         if versions and len(before.done) < len(items) and not changed:
             raise DiffscopeError(
                 f"{out} holds shards that were measured with {versions}; give another folder to measure all of it anew, or "
-                "--changed to keep them and measure the rest with what is here"
+                "--plan-changed to keep them and measure the rest with what is here"
             )
         if before.waiting:
             _remove_datasets(out)  # joined of other weights, or of less
@@ -154,7 +154,7 @@ def _note_plan(plan: Plan, out: Path, changed: bool) -> None:
             old = json.loads(before)
             differing = ", ".join(name for name, value in json.loads(text).items() if old.get(name) != value)
             raise DiffscopeError(
-                f"{out} holds the sweep of another plan (it differs in {differing}); give another folder, or --changed to "
+                f"{out} holds the sweep of another plan (it differs in {differing}); give another folder, or --plan-changed to "
                 "measure there what is new and keep what both have in common"
             )
         if before != text:

@@ -73,23 +73,23 @@ def unshared(layer: LayerAttention, passage: AttentionPass) -> LayerAttention:
     """
     held = {_address(x) for x in _tensors_held(passage)} - {None}
 
-    def copied(x: Tensor, name: str = "") -> Tensor:
+    def unshared_tensor(x: Tensor, name: str = "", always: bool = False) -> Tensor:
         if x.is_meta:
             raise UnsupportedModel(OFFLOADED)
-        if name in _SMALL or _address(x) in held:
+        if always or _address(x) in held:
             return x.detach().clone(memory_format=torch.contiguous_format)
         return x.contiguous() if name in ("q", "k") and x.device.type == "cpu" else x
 
     tensors = {name: x for name in (*_LARGE, *_SMALL) if (x := getattr(layer, name)) is not None}
-    fields: dict[str, Any] = {name: copied(x, name) for name, x in tensors.items()}
+    fields: dict[str, Any] = {name: unshared_tensor(x, name, always=name in _SMALL) for name, x in tensors.items()}
     if layer.norm is not None and layer.norm.weight is not None:
-        fields["norm"] = replace(layer.norm, weight=copied(layer.norm.weight, _SMALL[0]))
+        fields["norm"] = replace(layer.norm, weight=unshared_tensor(layer.norm.weight, always=True))
     if layer.mask.visible is not None:
-        fields["mask"] = replace(layer.mask, visible=copied(layer.mask.visible))
+        fields["mask"] = replace(layer.mask, visible=unshared_tensor(layer.mask.visible))
     if layer.changes:
         parts = map(to_tensors, layer.changes)
         fields["changes"] = tuple(
-            from_tensors(Change, {name: copied(x) for name, x in tensors.items()}, plain) for tensors, plain in parts
+            from_tensors(Change, {name: unshared_tensor(x) for name, x in tensors.items()}, plain) for tensors, plain in parts
         )
     return replace(layer, **fields)
 

@@ -16,9 +16,8 @@ from diffscope.scope.hooked import HookedModel
 from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
 from diffscope.tasks.encoding import encode_prompt
-from diffscope.tasks.scoring import answers
+from diffscope.tasks.scoring import LOGITS, answers
 
-LOGITS = 2**25  # that are held in float64 at once
 #: Values of an answer: name, formula, units.
 DEFINITIONS = {
     "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),

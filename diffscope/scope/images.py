@@ -22,7 +22,6 @@ class ImageModel(TokenModel):
     """A vision transformer of timm: a prompt is an image (channel, height, width), its tokens are patches."""
 
     vocabulary = None
-    max_length = None
 
     def __init__(self, model: nn.Module, name: str):
         super().__init__(model, name)

@@ -8,6 +8,7 @@ triton row statistics on CUDA; what depends on the order of a row's weights (Gin
 """
 
 from collections.abc import Sequence
+from math import inf
 from typing import Literal
 
 import torch
@@ -66,7 +67,7 @@ def row_statistics(request: Request, statistics: Sequence[Statistic]) -> tuple[d
     attrs: dict[str, dict] = {statistic.name: {"backend": "triton"} for statistic in statistics}
     for name, moment in {"gini": "gini", "quantiles": "quantiles", "top_k_mass": "top"}.items():
         if name in attrs:
-            widest = _relative(name, stacked(f"{moment}_width"), moments, request).nan_to_num(posinf=0).max()
+            widest = _relative(name, stacked(f"{moment}_width"), moments, request).nan_to_num(posinf=inf).max()
             attrs[name]["error_bound"] = float(widest) / 2  # the moment is the middle of a bracket of that width
     return statistics_of(moments, statistics, request), attrs
 

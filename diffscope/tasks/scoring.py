@@ -18,6 +18,7 @@ from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.recall import Recall
 
 TOKENS = 8192  # that run together
+LOGITS = 2**25  # that are held in float64 at once
 
 
 class Answers(NamedTuple):
@@ -99,20 +100,28 @@ def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKE
     count = len(prompts)
     scored = Answers(np.full(count, np.nan), np.zeros(count, bool), np.full(count, np.nan), np.zeros(count, np.int64))
     for members, ids, answer in batches(prompts, tokens, answer_tokens):
-        scores = logits(ids, answer.shape[1]).double()  # (prompt, width, vocabulary)
-        wanted = answer.to(scores.device)  # (prompt, width)
-        judged = np.zeros(answer.shape, dtype=bool)  # tokens of numbers; those between two numbers are given
-        for row, index in enumerate(members):
-            judged[row, list(chain.from_iterable(prompts[index].numbers))] = True
-        losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu().numpy()  # (prompt, width)
-        scored.loss[members] = losses.mean(1, where=judged)
-        scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
-        first = scores[:, 0].cpu()  # (prompt, vocabulary)
-        scored.rank[members] = 1 + (first > first.gather(-1, answer[:, :1])).sum(-1).numpy()
-        scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
+        scores = logits(ids, answer.shape[1])  # (prompt, width, vocabulary)
+        size = max(1, LOGITS // scores[0].numel())
+        for start in range(0, len(members), size):
+            some = slice(start, start + size)
+            _score(scored, prompts, members[some], scores[some].double(), answer[some])
     longer = [index for index, prompt in enumerate(prompts) if not first_tokens_distinct(prompt)]
     scored.log_odds[longer] = log_odds(logits, [prompts[index] for index in longer], tokens)
     return scored
+
+
+def _score(scored: Answers, prompts: Sequence[Prompt], members: np.ndarray, scores: Tensor, answer: Tensor) -> None:
+    """Put the scores of some prompts in their places, from logits (prompt, width, vocabulary) and answers (prompt, width)."""
+    wanted = answer.to(scores.device)  # (prompt, width)
+    judged = np.zeros(answer.shape, dtype=bool)  # tokens of numbers; those between two numbers are given
+    for row, index in enumerate(members):
+        judged[row, list(chain.from_iterable(prompts[index].numbers))] = True
+    losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu().numpy()  # (prompt, width)
+    scored.loss[members] = losses.mean(1, where=judged)
+    scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
+    first = scores[:, 0].cpu()  # (prompt, vocabulary)
+    scored.rank[members] = 1 + (first > first.gather(-1, answer[:, :1])).sum(-1).numpy()
+    scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
 
 
 @torch.no_grad()

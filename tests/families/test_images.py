@@ -250,7 +250,7 @@ def test_the_command_line(folder, tmp_path):
     refused = run("capture", "--model", folder, "--prompt", "a cat")
     assert isinstance(refused.exception, PromptError) and "in Python" in str(refused.exception)
     diffscope.load(folder).capture(vision.image(), spans={"object": slice(6, 8)}).save(tmp_path / "image.dscope")
-    for words in (("measure", tmp_path / "image.dscope", "--stats", "all"), *(figure(tmp_path, kind) for kind in FIGURES)):
+    for words in (("measure", tmp_path / "image.dscope", "--statistics", "all"), *(figure(tmp_path, kind) for kind in FIGURES)):
         done = run(*words)
         assert done.exit_code == 0, (words, done.output, done.exception)
     assert all((tmp_path / f"{kind}.html").is_file() for kind in FIGURES)

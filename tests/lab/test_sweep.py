@@ -229,7 +229,7 @@ def test_two_processes_give_the_same_bytes(few, tmp_path):
 @pytest.mark.slow
 def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
     plan, out = few
-    options = ["--model=mini-diff", "--model=mini-standard", "--stats=gini", "--prompts=retrieval:count=4,length=96"]
+    options = ["--model=mini-diff", "--model=mini-standard", "--statistics=gini", "--prompts=retrieval:count=4,length=96"]
     process = begun(main, ["sweep", *options, "--per-shard=1", f"--out={tmp_path / 'out'}"])
     while process.is_alive() and not list(tmp_path.glob("out/shards/[!.]*")):
         time.sleep(0.01)
@@ -250,14 +250,20 @@ def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("diffscope.lab.sweep.measure", interrupted)
-    options = ("--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=2,length=96")
+    options = ("--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval:count=2,length=96")
     assert run(*options, "--out", tmp_path) == (130, "", "stopped; what is complete is kept, and the same command goes on\n")
     assert not list((tmp_path / "shards").iterdir())
 
 
 @pytest.mark.parametrize("program", ["diffscope", "python", "torch"])
 def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run, tmp_path, monkeypatch, program):
-    command = ("--model=mini-diff", "--stats=gini", "--prompts=retrieval:count=2,length=96", "--per-shard=1", f"--out={tmp_path}")
+    command = (
+        "--model=mini-diff",
+        "--statistics=gini",
+        "--prompts=retrieval:count=2,length=96",
+        "--per-shard=1",
+        f"--out={tmp_path}",
+    )
     assert run(*command)[0] == 0
     kept, removed = sorted(tmp_path.glob("shards/*.nc"))
     before = kept.read_bytes()
@@ -281,7 +287,7 @@ def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run
     status, _, err = run(*command)
     assert status == 2 and f"holds shards that were measured with {words}" in err and err.count("\n") == 1
     assert not removed.exists()
-    status, _, err = run(*command, "--changed")
+    status, _, err = run(*command, "--plan-changed")
     both = words.replace(" (", " and 9.9 (")
     assert (
         status == 0
@@ -310,7 +316,7 @@ def test_a_shard_that_fails_is_told_and_the_rest_goes_on(run, broken, tiny_diff_
     file = tmp_path / "prompts.jsonl"
     file.write_text(json.dumps({"prompt": "a city"}) + "\n" + json.dumps({"prompt": "long text " * 40, "name": "the long one"}))
     models = [f"--model={name}" for name in ("mini-diff", tiny_diff_folder, broken)]
-    command = (*models, "--prompts", file, "--stats", "gini", "--per-shard", 1, "--out", tmp_path / "out", "--json")
+    command = (*models, "--prompts", file, "--statistics", "gini", "--per-shard", 1, "--out", tmp_path / "out", "--json")
     status, out, err = run(*command)
     printed = json.loads(out)
     assert status == 2 and printed["done"] == 3 and len(printed["failed"]) == 3
@@ -330,7 +336,7 @@ def test_a_shard_that_fails_is_told_and_the_rest_goes_on(run, broken, tiny_diff_
 
 def test_where_everything_fails_there_is_no_dataset(run, broken, tmp_path):
     status, out, _ = run(
-        "--model", broken, "--prompts", ownfile(tmp_path), "--stats", "gini", "--out", tmp_path / "out", "--json"
+        "--model", broken, "--prompts", ownfile(tmp_path), "--statistics", "gini", "--out", tmp_path / "out", "--json"
     )
     assert status == 2 and json.loads(out)["dataset"] is None and not list(tmp_path.glob("out/dataset*"))
 
@@ -348,7 +354,9 @@ def ownfile(folder):
 def test_a_full_disk_is_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     mounted = 'mount -t tmpfs -o size=100k none full && "$@"; status=$?; ls -A full/out/shards > listed; exit $status'
-    sweeping = "sweep --model mini-diff --stats row,span_mass --prompts retrieval:count=10,length=96 --per-shard 1 --out full/out"
+    sweeping = (
+        "sweep --model mini-diff --statistics row,span_mass --prompts retrieval:count=10,length=96 --per-shard 1 --out full/out"
+    )
     done = subprocess.run(
         ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-m", "diffscope", *sweeping.split()],
         cwd=tmp_path,
@@ -366,7 +374,7 @@ def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured
     before = sweep(small(), tmp_path)
     earlier = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("shards/*.nc")}
     more = small(prompts={"task": "retrieval", "count": 3, "length": 96})
-    with pytest.raises(DiffscopeError, match=r"another plan \(it differs in prompts\).*--changed"):
+    with pytest.raises(DiffscopeError, match=r"another plan \(it differs in prompts\).*--plan-changed"):
         sweep(more, tmp_path)
     assert open_statistics(before.dataset).sizes["prompt"] == 2
     after = sweep(more, tmp_path, changed=True)
@@ -521,14 +529,14 @@ def test_a_dry_run_shows_shards_and_size(run, tmp_path, monkeypatch):
     subjects = len(MINI[2]) + 2  # the checkpoints of one model, and the last steps of both
     assert (status, err) == (0, "") and f"{4 * subjects} shards of up to 2 prompts" in out and "mini-standard" in out
     assert [path.name for path in tmp_path.iterdir()] == ["plan.toml"]
-    printed = json.loads(run("plan.toml", "--dry-run", "--json", "--stats", "gini", "--per-shard", 100)[1])
+    printed = json.loads(run("plan.toml", "--dry-run", "--json", "--statistics", "gini", "--per-shard", 100)[1])
     assert len(printed["shards"]) == 3 * subjects and printed["shards"][0]["shard"] == "mini-diff@0, prompts 0 to 2"
     rows = (len(MINI[2]) + 1) * MINI[0] * MINI[1] + STANDARD[0] * STANDARD[1]  # steps, layers and heads of either model
     assert printed["mebibytes"] == pytest.approx(rows * 5 * 3 * 4 / 2**20)  # prompts, maps, bytes
 
 
 def test_options_are_a_plan(run, tmp_path):
-    options = ("--model", "mini-diff", "--checkpoints", MINI[2][1], "--stats", "gini", "--queries", "answer")
+    options = ("--model", "mini-diff", "--checkpoints", MINI[2][1], "--statistics", "gini", "--queries", "answer")
     status, out, err = run(*options, "--prompts", "retrieval:count=1,length=96", "--out", tmp_path, "--format", "csv")
     assert (status, out) == (0, "") and "1 of 1 shards are done, dataset in" in err
     assert open_statistics(tmp_path / "dataset.csv")["gini"].sizes["step"] == 1
@@ -541,16 +549,19 @@ def test_options_are_a_plan(run, tmp_path):
         (["--out", "x"], "'models'"),
         (["nowhere.toml", "--out", "x"], "nowhere.toml"),
         (["plan.txt", "--out", "x"], "no TOML file"),
-        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:count=two", "--out", "x"], "TASK:FIELD=NUMBER"),
-        (["--model", "mini-diff", "--stats", "gini", "--prompts", "p.jsonl", "--out", "x"], "p.jsonl"),
+        (["--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval:count=two", "--out", "x"], "TASK:FIELD=NUMBER"),
+        (["--model", "mini-diff", "--statistics", "gini", "--prompts", "p.jsonl", "--out", "x"], "p.jsonl"),
         (["--checkpoints", "soon", "--out", "x"], "--checkpoints"),
         (["--processes", "0", "--out", "x"], "--processes"),
         (["nowhere.toml", "--out", "x"], "nowhere.toml cannot be read"),
         (
-            ["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval", "--ray", "localhost:1", "--out", "x"],
+            ["--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval", "--ray", "localhost:1", "--out", "x"],
             "no Ray cluster",
         ),
-        (["--model", "mini-diff", "--stats", "gini", "--prompts", "retrieval:length=96", "--device", "tpu", "--out", "x"], "tpu"),
+        (
+            ["--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval:length=96", "--device", "tpu", "--out", "x"],
+            "tpu",
+        ),
     ],
     ids=str,
 )

@@ -87,7 +87,7 @@ def test_a_cohort_of_copies_is_reported(copying, capsys):
     assert main([*command, "--report"]) == 0
     assert "copied" in capsys.readouterr().out
     assert main(command) == 0 and "nothing is left" in capsys.readouterr().err
-    assert main([*command, "--evidence"]) == 2 and "trains backcopy; read its weights" in capsys.readouterr().err
+    assert main([*command, "--recompute-evidence"]) == 2 and "trains backcopy; read its weights" in capsys.readouterr().err
 
 
 def test_any_text_has_to_be_named(capsys):

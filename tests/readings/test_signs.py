@@ -86,7 +86,7 @@ def test_a_largest_weight_that_takes_away_is_told():
 def test_the_command_tells_signs(cap, words, tmp_path, capsys):
     facts = {"model": "planted", "family": "planted", "attention": "eager", "dtype": "float64"}
     replace(cap, facts=facts).save(tmp_path / "planted.dscope")
-    assert main(["measure", str(tmp_path / "planted.dscope"), "--stats", "span_mass", "--query", "-1"]) == 0
+    assert main(["measure", str(tmp_path / "planted.dscope"), "--statistics", "span_mass", "--query", "-1"]) == 0
     out = capsys.readouterr().out
     assert "counts like a positive one: on the sink" in out and words in out and "\nnegative_share" not in out
 

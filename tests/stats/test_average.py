@@ -123,7 +123,7 @@ def test_everybody_averages_alike(monkeypatch, tmp_path, capsys):
     mean = diffscope.average(dataset)["kl_12"]
     assert (mean == 2).all() and mean.attrs["infinite_left_out"] == mean.size
     cap.save(tmp_path / "cap.dscope")
-    assert main(["measure", str(tmp_path / "cap.dscope"), "--stats", "kl_12", "--json"]) == 0
+    assert main(["measure", str(tmp_path / "cap.dscope"), "--statistics", "kl_12", "--json"]) == 0
     entry = json.loads(capsys.readouterr().out)["statistics"]["kl_12"]
     assert np.array_equal(entry["values"], mean) and entry["infinite_left_out"] == mean.size
     drawn = figure("heads", cap, statistic="kl_12", query="mean").data

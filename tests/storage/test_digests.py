@@ -98,7 +98,7 @@ def test_a_digest_that_cannot_be_read_is_not_taken_for_none(kept, tmp_path):
 def test_what_carries_no_digest_says_so_until_it_is_saved_again(old, kept, capsys):
     with pytest.warns(MissingChecksum, match="carries no digest.*save it again"):
         capture = diffscope.open(old["capture"])
-    assert main(["measure", str(old["capture"]), "--stats", "gini", "--json"]) == 0
+    assert main(["measure", str(old["capture"]), "--statistics", "gini", "--json"]) == 0
     printed = capsys.readouterr()
     assert printed.err.count("\n") == 1 and printed.err.startswith("warning: ") and "carries no digest" in printed.err
     assert json.loads(printed.out)

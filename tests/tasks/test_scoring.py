@@ -44,6 +44,22 @@ def test_scores_do_not_depend_on_what_runs_together(scope, prompts, tokens):
         np.testing.assert_allclose(getattr(together, name), expected, atol=1e-4)
 
 
+def test_scores_in_float64_are_bounded_without_being_asked_for(scope, prompts, monkeypatch):
+    class Scores(torch.Tensor):
+        def double(self):
+            sizes.append(self.numel())
+            return self.as_subclass(torch.Tensor).double()
+
+    whole = answers(scope.logits, prompts)
+    sizes: list[int] = []
+    most = 2 * len(prompts[0].answer) * scope.runner.vocabulary  # two prompts
+    monkeypatch.setattr("diffscope.tasks.scoring.LOGITS", most)
+    parts = answers(lambda ids, width: scope.logits(ids, width).as_subclass(Scores), prompts)
+    assert max(sizes) == most
+    for name, values in whole._asdict().items():
+        np.testing.assert_array_equal(getattr(parts, name), values)
+
+
 def test_a_batch_holds_prompts_of_one_shape_and_every_prompt_once(prompts):
     whole = list(batches(prompts))
     assert [len(batch.members) for batch in whole] == [5, 5]

@@ -72,7 +72,8 @@ class Recipe:
     corpus : str, optional
         The digest of the text that it trains on, by default the documentation strings of Python's standard library.
     keep_weights : bool
-        Keep the weights of finished runs in half precision, in ``OUT/weights``. Evidence is then taken later, by ``--evidence``.
+        Keep the weights of finished runs in half precision, in ``OUT/weights``. Evidence is then taken later, by
+        ``--recompute-evidence``.
     words : tuple of str
         Additional words of the vocabulary, each with the space before it.
     precision : {"float32", "bfloat16"}

@@ -53,7 +53,7 @@ def agrees(layer: LayerAttention) -> bool:
     device = layer.q.device
     key = _layout(layer)
     with _lock:
-        if device in _refused or not all(x.isfinite().all() for x in (layer.q, layer.k, layer.lam, layer.gain)):
+        if device in _refused or not _finite(layer):
             return False  # of what is not finite nothing can be compared; blocks say which rows are NaN
         if key in _compared:
             return True
@@ -72,6 +72,12 @@ def agrees(layer: LayerAttention) -> bool:
         stacklevel=2,
     )
     return False
+
+
+def _finite(layer: LayerAttention) -> bool:
+    """Return whether queries, keys, λ and gain are finite; each is read once, without a copy, and the device is asked once."""
+    largest = [torch.linalg.vector_norm(x, torch.inf).float() for x in (layer.q, layer.k, layer.lam, layer.gain)]
+    return bool(torch.stack(largest).isfinite().all())
 
 
 def _layout(layer: LayerAttention) -> tuple:

@@ -1,5 +1,6 @@
 """The engine on Triton's kernels: what it says is what blocks of rows say, within the bounds that it states."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,10 @@ from hypothesis import strategies as st
 
 from diffscope.attention.components import Mask
 from diffscope.stats import measure_layer
+from diffscope.stats.backends import row_statistics
+from diffscope.stats.collect import Request
+from diffscope.stats.kernels import rows as kernels
+from diffscope.stats.registry import select
 from tests.stats.kernels import interpreting
 from tests.stats.kernels.test_rows import _random
 
@@ -72,6 +77,22 @@ def test_kernels_that_fail_are_left_for_blocks_with_one_warning(interpreted):
     found, caught = interpreted(interpreting.measured_with_wrong_kernels, _random(0, tokens=20), "total", None)
     assert all("backend" not in each["gini"].attrs for each in found)
     assert len(caught) == 1 and "they fail (PassManager::run failed)" in caught[0]
+
+
+def test_a_bracket_without_an_end_is_no_bound_of_zero(monkeypatch):
+    """Rows of zeros, whose brackets are undefined, take no part in the bound; an infinite bracket is the bound."""
+    layer = _random(0, tokens=20)
+    width = torch.tensor([0.25, math.nan, 0.5]).expand(layer.n_heads, 3).clone()
+
+    def computed(layer, queries, wanted, **options):
+        known = {name: torch.ones(layer.n_heads, 3, dtype=torch.float64) for name in wanted}
+        return {name: known | {"gini_width": width} for name in ("A1", "A2", "D")}
+
+    monkeypatch.setattr(kernels, "moments", computed)
+    request = Request(layer, {}, torch.arange(3))
+    assert row_statistics(request, select(["gini"]))[1]["gini"]["error_bound"] == 0.25
+    width[0, 0] = math.inf
+    assert row_statistics(request, select(["gini"]))[1]["gini"]["error_bound"] == math.inf
 
 
 @pytest.mark.parametrize("name", ["k", "lam"])
