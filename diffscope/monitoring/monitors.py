@@ -23,7 +23,7 @@ from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.measuring import by_length, measured
 from diffscope.monitoring.record import ALERTS, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
-from diffscope.monitoring.undisturbed import finite, fingerprint, undisturbed
+from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
 from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import load
 from diffscope.scope.unwrap import unwrapped
@@ -40,9 +40,9 @@ STATISTICS = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_sha
 class Monitor:
     """Measure statistics of a model on fixed prompts every so many steps of its training.
 
-    The weights, the optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it.
-    The model is run in its weights' precision, without autocast and uncompiled, in evaluation mode. What fails inside is warned of
-    once and never ends a training. Of several processes the first measures.
+    Weights, optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it. The model
+    is run in the precision of its weights, without autocast and uncompiled, in evaluation mode. What fails inside is warned of once
+    and never ends a training. Of several processes the first measures.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Monitor:
         _check_whole("every", every, 1)
         for step in steps:
             _check_whole("steps", step, 0)
-        if budget is not None and not 0 < budget:
+        if budget is not None and not budget > 0:
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
         self.scope = load(model, tokenizer)
         self.statistics = _averageable(statistics)
@@ -171,7 +171,9 @@ class Monitor:
             The statistic is not measured, or there is no bound.
         """
         if statistic not in self.statistics:
-            raise DiffscopeError(f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(self.statistics)}")
+            raise DiffscopeError(
+                f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(self.statistics)}"
+            )
         chosen = {"lambda_value": "used"} | labels if statistic == "lambda" else labels
         self.rules.append(Rule(statistic, chosen, above, below, times, within))
 
@@ -190,8 +192,8 @@ class Monitor:
         Returns
         -------
         dict of str to float
-            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of its heads,
-            or ``/head_0`` and so on. Empty if this step is not measured. ``diffscope/alerts`` is how many bounds were left.
+            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of its
+            heads, or ``/head_0`` and so on. Empty if this step is not measured. ``diffscope/alerts`` is how many bounds were left.
         """
         if not _first_process() or step == self._step or not self.schedule.due(step):
             return {}
@@ -264,10 +266,12 @@ class Monitor:
         before = self.record.weights(step)
         if before == weights:
             return True
-        if self._step is None or before is not None:  # another course of the training: it begins here, or is seen here first
-            if moved := self.record.replace_from(step):
-                steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
-                self._warn(f"{steps} in {self.record.path} were of another course of this training, and were moved into a folder there")
+        moved = []
+        if self._step is None or before is not None:  # another course of the training begins here, or is seen here first
+            moved = self.record.replace_from(step)
+        if moved:
+            steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
+            self._warn(f"{steps} in {self.record.path}: of another course of this training, and moved to a folder there")
         return False
 
     def _found(self, step: int, by_head: xr.Dataset) -> list[Alert]:
@@ -291,7 +295,9 @@ class Monitor:
             if not self._not_finite:
                 self._raise_alarm([Alert(step, "not finite", "the model has weights that are not finite")])
             self._not_finite = True
-        self._warn(f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}", str(type(error)))
+        self._warn(
+            f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}", str(type(error))
+        )
 
     def _warn(self, text: str, reason: str = "") -> None:
         if (reason or text) not in self._warned:
@@ -305,13 +311,18 @@ class Monitor:
         if self._told_cost or not np.isfinite(share):
             return
         self._told_cost = True
-        every = f"every {self.schedule.stride} steps"
-        stretched = "" if self.schedule.stride == self.schedule.every else f" (stretched from {self.schedule.every} to keep its budget)"
-        _say(f"a measurement takes {self.schedule.seconds:.2g} s; {every}{stretched} that is {100 * share:.2g} % of the training's time")
+        seconds, every = self.schedule.seconds, f"every {self.schedule.stride} steps"
+        if self.schedule.stride > self.schedule.every:
+            every += f" (stretched from {self.schedule.every} to keep its budget)"
+        _say(f"a measurement takes {seconds:.2g} s; {every} that is {100 * share:.2g} % of the training's time")
 
     def _about(self) -> dict[str, Any]:
         """Return what tells the measurements of this monitor from those of another."""
-        prompts = [[list(prompt.ids), {name: list(at) for name, at in prompt.spans.items()}] for inputs in self._batches for prompt in inputs.prompts]
+        prompts = [
+            [list(prompt.ids), {name: list(at) for name, at in prompt.spans.items()}]
+            for inputs in self._batches
+            for prompt in inputs.prompts
+        ]
         return {
             "model": type(self.scope.model).__name__,
             "family": self.scope.family.name,
@@ -328,7 +339,9 @@ def _averageable(statistics: Sequence[str] | str) -> list[str]:
     """Return the names of statistics, which have to have an average."""
     chosen = select(statistics)
     if without := [each.name for each in chosen if each.averaged == "not"]:
-        raise DiffscopeError(f"{', '.join(without)} has no average over queries and prompts, so it cannot be monitored; leave it out")
+        raise DiffscopeError(
+            f"{', '.join(without)} has no average over queries and prompts, so it cannot be monitored; leave it out"
+        )
     if not chosen:
         raise DiffscopeError("a monitor measures at least one statistic; leave statistics= out for the usual ones")
     return [each.name for each in chosen]

@@ -1,7 +1,7 @@
 """Keep what a monitor measures in a folder: one small file a step, each of which appears whole or not at all.
 
-The folder holds ``monitor.json``, which says what is measured, and ``step-00000100.nc`` for each step. A run that was killed goes on
-in its folder. Steps of another course of the training, whose weights were others, are moved to a folder in it.
+The folder holds ``monitor.json``, which says what is measured, and ``step-00000100.nc`` for each step. A run that was killed
+goes on in its folder. Steps of another course of the training, whose weights were others, are moved to a folder in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Look into a model in the middle of its training and leave no trace: random numbers, buffers and its forward stay as they are."""
+"""Look into a model in the middle of its training and leave no trace: random numbers, buffers and its forward are put back."""
 
 from __future__ import annotations
 

@@ -14,22 +14,20 @@ from torch.nn.parallel import DistributedDataParallel
 from diffscope.monitoring import Monitor
 from tests import tiny
 
-STEPS = 200
 PROMPTS = torch.tensor([tiny.ids(24, seed) for seed in (1, 2)])  # (prompt, token)
 
 
 def small(make=tiny.diffllama, **more):
-    options = dict(hidden_size=32, intermediate_size=32, attention_dropout=0.1) if make is tiny.diffllama else {}
-    return make(**options, **more).train()
+    return make(hidden_size=32, intermediate_size=32, **more).train()
 
 
-def trained(model, forward=None, autocast=None, monitor=None):
+def trained(model, steps, forward=None, autocast=None, monitor=None):
     """The state after some steps: weights, buffers, the optimizer's, losses, and what the generators draw next."""
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     forward = forward or model
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     losses = []
-    for step in range(STEPS):
+    for step in range(steps):
         ids = torch.randint(2, tiny.VOCABULARY, (2, 12))
         with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
             loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
@@ -60,7 +58,7 @@ def assert_equal(one, other):
 
 
 def monitor_of(model, **more):
-    return Monitor(model, PROMPTS, every=50, steps=(0, 3), budget=None, strict=True, queries=8, **more)
+    return Monitor(model, PROMPTS, every=20, steps=(0, 3), budget=None, strict=True, queries=8, **more)
 
 
 def plain(model):
@@ -68,7 +66,7 @@ def plain(model):
 
 
 def checkpointed(model):
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     return model, {}
 
 
@@ -86,14 +84,15 @@ def adapted(model):
 
 
 @pytest.mark.parametrize("wrap", [plain, checkpointed, under_autocast, adapted, compiled])
-def test_a_training_is_equal_to_the_bit(wrap):
+def test_a_training_is_equal_to_the_bit(wrap, full):
+    steps = 200 if full else 30
     torch.compiler.reset()
     model, options = wrap(small())
-    without = trained(model, **options)
+    without = trained(model, steps, **options)
     torch.compiler.reset()
     model, options = wrap(small())
     monitor = monitor_of(options.get("forward", model))
-    assert_equal(trained(model, **options, monitor=monitor), without)
+    assert_equal(trained(model, steps, **options, monitor=monitor), without)
     assert not monitor.alerts
 
 
@@ -119,7 +118,7 @@ def _of_process(rank, folder, with_monitor):
         model = small()
         forward = DistributedDataParallel(model)
         monitor = monitor_of(forward, path=folder / "kept") if with_monitor else None
-        state = trained(model, forward=forward, monitor=monitor)
+        state = trained(model, 60, forward=forward, monitor=monitor)
         torch.save(state, folder / f"{with_monitor}-{rank}.pt")
         assert rank == 0 or not (monitor and monitor.record)
     finally:
