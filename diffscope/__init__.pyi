@@ -25,7 +25,6 @@ from diffscope.capture.comparison import compare as compare
 from diffscope.conformance import check as check
 from diffscope.errors import *
 from diffscope.figures import figure as figure
-from diffscope.monitoring import Monitor as Monitor
 from diffscope.monitoring import monitor as monitor
 from diffscope.opening import open as open
 from diffscope.prompts import Chars as Chars

@@ -96,7 +96,7 @@ class Rule:
     def _beyond(self, step: int, by_head: xr.Dataset, values: xr.DataArray) -> dict[tuple[int, ...], str]:
         """Return in words what is beyond a bound, by place in the array."""
         array = values.values
-        found = {}
+        found: dict[tuple[int, ...], str] = {}
         if self.above is not None:
             found |= {at: f"is {decimal(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
         if self.below is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
+import numpy as np
 import torch
 import xarray as xr
 
@@ -97,7 +98,7 @@ def _with_other_a2(layer: LayerAttention) -> tuple[LayerAttention, torch.Tensor]
     return layer_with_a2_moved(layer, by), brings[by].cpu()
 
 
-def _padded(rows: Sequence[torch.Tensor]):
+def _padded(rows: Sequence[torch.Tensor]) -> np.ndarray:
     return torch.nn.utils.rnn.pad_sequence([row.float() for row in rows], batch_first=True).numpy()
 
 

@@ -28,21 +28,21 @@ from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import load
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.averaging import average
-from diffscope.stats.registry import select
+from diffscope.stats.registry import LABELS, STATISTICS, select
 from diffscope.stats.sample import QuerySample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-STATISTICS = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
+USUAL = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
 
 
 class Monitor:
     """Measure statistics of a model on fixed prompts every so many steps of its training.
 
-    Weights, optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it. The model
-    is run in the precision of its weights, without autocast and uncompiled, in evaluation mode. What fails inside is warned of once
-    and never ends a training. Of several processes the first measures.
+    Weights, optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it. The
+    model is run in the precision of its weights, without autocast and uncompiled, in evaluation mode. What fails inside is warned
+    of once and never ends a training. Of several processes the first measures.
 
     Parameters
     ----------
@@ -92,8 +92,8 @@ class Monitor:
         self,
         model: nn.Module,
         prompts: Any,
+        statistics: Sequence[str] | str = USUAL,
         *,
-        statistics: Sequence[str] | str = STATISTICS,
         every: int = 100,
         steps: Collection[int] = EARLY,
         queries: QuerySample | int | None = 64,
@@ -168,12 +168,18 @@ class Monitor:
         Raises
         ------
         DiffscopeError
-            The statistic is not measured, or there is no bound.
+            The statistic is not measured, has no such label, or there is no bound.
         """
         if statistic not in self.statistics:
             raise DiffscopeError(
                 f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(self.statistics)}"
             )
+        spans = list(self._batches[0].prompts[0].key_sets())
+        known = {dim: some for dim, some in {**LABELS, "span": spans}.items() if dim in STATISTICS[statistic].dims}
+        for dim, label in labels.items():
+            if label not in known.get(dim, ()):
+                choices = ", ".join(f"{name}={next(iter(some))!r}" for name, some in known.items()) or "none"
+                raise DiffscopeError(f"{statistic} has no label {dim}={label!r}; it has labels such as {choices}")
         chosen = {"lambda_value": "used"} | labels if statistic == "lambda" else labels
         self.rules.append(Rule(statistic, chosen, above, below, times, within))
 
@@ -192,8 +198,9 @@ class Monitor:
         Returns
         -------
         dict of str to float
-            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of its
-            heads, or ``/head_0`` and so on. Empty if this step is not measured. ``diffscope/alerts`` is how many bounds were left.
+            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of its heads
+            or, if asked for, ``/head_0`` and so on. Empty if this step is not measured. ``diffscope/alerts`` counts the bounds
+            that were left.
         """
         if not _first_process() or step == self._step or not self.schedule.due(step):
             return {}
