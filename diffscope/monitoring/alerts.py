@@ -11,7 +11,6 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import decimal
 
 
 class Alert(NamedTuple):
@@ -98,9 +97,9 @@ class Rule:
         array = values.values
         found: dict[tuple[int, ...], str] = {}
         if self.above is not None:
-            found |= {at: f"is {decimal(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
+            found |= {at: f"is {_number(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
         if self.below is not None:
-            found |= {at: f"is {decimal(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
+            found |= {at: f"is {_number(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
         if self.undefined:
             first = by_head[self.statistic].sel({**self.select, "map": "A1"}, drop=True).transpose(*values.dims).values
             found |= {at: self.undefined for at in _places(np.isnan(array) & ~np.isnan(first))}
@@ -109,9 +108,13 @@ class Rule:
                 self._past.popleft()
             for before, past in self._past:
                 grown = _places((array > self.times * past) & (past > 0))
-                found |= {at: f"has grown from {decimal(past[at])} at step {before} to {decimal(array[at])}" for at in grown}
+                found |= {at: f"has grown from {_number(past[at])} at step {before} to {_number(array[at])}" for at in grown}
             self._past.append((step, array))
         return found
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
 
 
 def _places(mask: np.ndarray) -> list[tuple[int, ...]]:

@@ -10,7 +10,6 @@ import numpy as np
 import xarray as xr
 
 from diffscope.monitoring.measuring import CONTROL
-from diffscope.stats.averaging import average
 
 PREFIX = "diffscope"
 #: of each dimension the labels that are logged, the first of which goes without saying; of other dimensions all are, by name
@@ -28,32 +27,34 @@ UNSAID = ("irrelevant", "answer")  # spans: of two maps, and of masses
 OF_D = ("negative_share", "negative_count", "row_sum")  # of softmax maps these say nothing
 
 
-def flat(per_prompt: xr.Dataset, per_head: bool = False) -> dict[str, float]:
+def flat(means: xr.Dataset, by_head: xr.Dataset, per_head: bool = False) -> dict[str, float]:
     """Return numbers by their flat names; what is undefined is left out.
 
     Parameters
     ----------
-    per_prompt : xarray.Dataset
-        By prompt, layer and, for most, head.
+    means : xarray.Dataset
+        By layer: averaged over heads and prompts.
+    by_head : xarray.Dataset
+        By layer and, for most, head: averaged over prompts.
     per_head : bool
         Whether to name every head; otherwise each layer's least and largest.
 
     Returns
     -------
     dict of str to float
-        ``diffscope/NAME/layer_3`` is a layer's average over heads, then prompts; ``…/min`` and ``…/max`` are of its heads, each
-        averaged over prompts; ``…/head_1`` is one head.
+        ``diffscope/NAME/layer_3`` is a layer's average; ``…/min`` and ``…/max`` are of its heads; ``…/head_1`` is one head.
     """
-    means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
     values: dict[str, float] = {}
+    layers = means["layer"].values.tolist()
     for name in map(str, means.data_vars):
         for path, chosen in _logged(means[name]):
-            for layer in means["layer"].values:
+            of_layers = means[name].sel(chosen).values  # (layer,)
+            heads = by_head[name].sel(chosen).transpose("layer", ...).values  # (layer, head), or (layer,)
+            for layer, value, of_heads in zip(layers, of_layers, heads):
                 at = f"{PREFIX}/{path}/layer_{layer}"
-                values[at] = float(means[name].sel(chosen | {"layer": layer}))
-                if "head" in by_head[name].dims:
-                    heads = by_head[name].sel(chosen | {"layer": layer}).values
-                    values |= _of_heads(at, heads, per_head)
+                values[at] = float(value)
+                if of_heads.ndim:
+                    values |= _of_heads(at, of_heads, per_head)
     return {at: value for at, value in values.items() if not np.isnan(value)}
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Collection, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 USUAL = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
+SHOWN = 3  # alerts of one rule and step that are said on stderr; all are kept
 
 
 class Monitor:
@@ -198,8 +200,8 @@ class Monitor:
         Returns
         -------
         dict of str to float
-            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of its heads
-            or, if asked for, ``/head_0`` and so on. Empty if this step is not measured. ``diffscope/alerts`` counts the bounds
+            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of heads
+            or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts bounds
             that were left.
         """
         if not _first_process() or step == self._step or not self.schedule.due(step):
@@ -253,9 +255,9 @@ class Monitor:
         repeated = self._kept(step, weights)
         with undisturbed(self.scope.model):
             per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
-        by_head = average(per_prompt, "prompt")
+        means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
         found = self._found(step, by_head)
-        logged = {**flat(per_prompt, self.per_head), f"{PREFIX}/alerts": float(len(found))}
+        logged = {**flat(means, by_head, self.per_head), f"{PREFIX}/alerts": float(len(found))}
         ended = _now(self.scope.model)
         if self.record is not None and not repeated:
             numbers = {name: float(value) for name, value in values.items()} | {"seconds": ended - began}
@@ -292,8 +294,13 @@ class Monitor:
         return found
 
     def _raise_alarm(self, found: Sequence[Alert]) -> None:
-        for alert in found:
-            _say(f"step {alert.step}: {alert.text}")
+        """Say alerts on stderr, of each rule the first few, and remember all."""
+        for _, group in groupby(found, key=lambda alert: alert.rule):
+            alerts = list(group)
+            for alert in alerts[:SHOWN]:
+                _say(f"step {alert.step}: {alert.text}")
+            if len(alerts) > SHOWN:
+                _say(f"step {alerts[0].step}: and so {len(alerts) - SHOWN} more")
         self.alerts += found
 
     def _tell(self, step: int, error: Exception) -> None:
