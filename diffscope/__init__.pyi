@@ -12,6 +12,7 @@ from diffscope import instruments as instruments
 from diffscope import lab as lab
 from diffscope import lens as lens
 from diffscope import models as models
+from diffscope import monitoring as monitoring
 from diffscope import prompts as prompts
 from diffscope import readings as readings
 from diffscope import stats as stats
@@ -25,6 +26,7 @@ from diffscope.capture.comparison import compare as compare
 from diffscope.conformance import check as check
 from diffscope.errors import *
 from diffscope.figures import figure as figure
+from diffscope.monitoring import monitor as monitor
 from diffscope.opening import open as open
 from diffscope.prompts import Chars as Chars
 from diffscope.prompts import SpanExpr as SpanExpr

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 STUDY = "study.json"
 COHORT = "cohort.nc"
-KINDS = "a capture, statistics, a study or a trained cohort"
+MONITORED = "monitor.json"
+KINDS = "a capture, statistics, a study, a trained cohort or a monitored training"
 SUFFIXES = ".dscope, .zarr, .nc, .parquet, .csv or study.json"
 
 
@@ -30,12 +31,12 @@ def open(path: str | os.PathLike) -> Capture | xr.Dataset | Study:
     ----------
     path : path-like
         A saved capture; statistics (.zarr, .nc, .parquet, .csv); a study, which is a ``study.json`` or the folder with it; a
-        trained cohort, which is a ``cohort.nc`` or the folder with it.
+        trained cohort, which is a ``cohort.nc`` or the folder with it; the folder of a :func:`diffscope.monitor`.
 
     Returns
     -------
     Capture, xarray.Dataset or Study
-        A Dataset of statistics and of cohorts.
+        A Dataset of statistics, of cohorts and of monitored trainings.
 
     Raises
     ------
@@ -82,6 +83,10 @@ def _open_folder(folder: Path) -> xr.Dataset | Study:
         from diffscope.hypotheses.stored import open_cohort
 
         return open_cohort(folder)
+    if (folder / MONITORED).is_file():
+        from diffscope.monitoring import open_record
+
+        return open_record(folder)
     if (folder / "config.json").is_file():
         raise DiffscopeError(f"{folder} is a model's folder; open it with diffscope.load({str(folder)!r})")
     names = [entry.name for entry in sorted(folder.iterdir())]

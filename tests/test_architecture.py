@@ -41,6 +41,7 @@ LIBRARIES = {
     "storage": CORE | {"pandas", "pyarrow", "zarr"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"filelock", "huggingface_hub", "ray", "tensorboardX"},
+    "monitoring": CORE | {"lightning"},
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib", "PIL"},
     "views": {"numpy", "xarray", "safetensors", "anywidget", "traitlets"},

@@ -15,7 +15,7 @@ from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, kept_when_stopped, note
 from diffscope.errors import DiffscopeError, DiffscopeWarning, MissingChecksum
 
 RENAMED = {"--family": "--cohort"}
-COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "sweep", "test", "study", "app")
+COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "monitor", "sweep", "test", "study", "app")
 
 cli = typer.Typer(
     name="diffscope",

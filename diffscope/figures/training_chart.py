@@ -43,8 +43,8 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     rows = {name: row for name, row in rows.items() if name not in apart} | {name: rows[name] for name in apart}
     steps = xr.Variable("step", [str(step) for step in values["step"].values], {"long_name": TITLE})
     table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
-    uniform = float(estimates["uniform"].sel(layer=layer)[-1])
-    references = {UNIFORM: uniform} if statistic == "answer" and np.isfinite(uniform) else {}
+    uniform = float(estimates["uniform"].sel(layer=layer)[-1]) if statistic == "answer" else np.nan
+    references = {UNIFORM: uniform} if np.isfinite(uniform) else {}
     dataset = line_chart.data(table, "step", "series", references=references)
     return dataset.assign_attrs(apart=apart)
 

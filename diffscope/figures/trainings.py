@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Unpack
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 @figure(wide=False)
 def training(
-    subject: Reading | xr.Dataset | Mapping[int, Capture],
+    subject: Reading | xr.Dataset | Mapping[int, Capture] | str | os.PathLike,
     *,
     statistic: str = "answer",
     layer: int | None = None,
@@ -34,10 +35,12 @@ def training(
 
     Parameters
     ----------
-    subject : Reading, its estimates, or mapping of int to Capture
-        Of :func:`diffscope.readings.along_training`, or captures of one prompt by step, which are read so at the last token.
+    subject : Reading, its estimates, mapping of int to Capture, or a monitored training
+        Of :func:`diffscope.readings.along_training`; captures of one prompt by step, which are read so at the last token; or the
+        folder of a :func:`diffscope.monitor`, as a path or opened, whose statistics are averages over its prompts.
     statistic : str
-        One of its variables: ``lambda``, ``answer``, ``sink``, ``overlap``, ``cosine``, ``entropy``, ``gini``.
+        One of its variables: ``lambda``, ``answer``, ``sink``, ``overlap``, ``cosine``, ``entropy``, ``gini``; of a monitor, what
+        it measures.
     layer, head : int
         The head that is set apart; by default of the first layer.
 
@@ -59,8 +62,14 @@ def training(
     >>> figures.training(captures, statistic="lambda")
     <diffscope figure 'training' of value (panel: 1, series: 3, x: 2)>
     """
+    if isinstance(subject, str | os.PathLike):
+        from diffscope.monitoring import open_record
+
+        subject = open_record(subject)
     estimates = getattr(subject, "estimates", subject)
     model = ""
+    if isinstance(estimates, xr.Dataset) and "alerts" in estimates.attrs:
+        model, estimates = estimates.attrs["model"], _of_monitor(estimates)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         from diffscope.readings.training import along_training
 
@@ -72,6 +81,20 @@ def training(
     data.attrs["signs"] = _signs(estimates, statistic)
     data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
     return Drawing(_training_chart.CHART, data)
+
+
+def _of_monitor(kept: xr.Dataset) -> xr.Dataset:
+    """Return what a monitor kept by step, layer and head, and of what compares two maps its control along ``control``."""
+    from diffscope.monitoring.courses import courses
+    from diffscope.monitoring.measuring import CONTROL
+    from diffscope.readings.pairing_control import MIDDLE, OWN
+
+    found = courses(kept).drop_vars("loss", errors="ignore")
+    for name in [name for name in found if f"{name}{CONTROL}" in found]:
+        beside = xr.DataArray([OWN, MIDDLE], dims="control", name="control")
+        pair = xr.concat([found[name], found[f"{name}{CONTROL}"]], beside, combine_attrs="override")
+        found = found.drop_vars([name, f"{name}{CONTROL}"]).assign({name: pair})
+    return found
 
 
 def _signs(estimates: xr.Dataset, statistic: str) -> str:

@@ -44,6 +44,7 @@ MODULES: dict[str, Sequence[str] | None] = {
     "diffscope.conformance": None,
     "diffscope.attention": None,
     "diffscope.models": None,
+    "diffscope.monitoring": None,
     "diffscope.lab": (),
     "diffscope.lab.items": ("Item", "Outcome"),
     "diffscope.lab.queue": ("run",),

@@ -1,0 +1,152 @@
+"""Say when a number of a training leaves its bounds: once when it does, and again only after it was back within them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+
+
+class Alert(NamedTuple):
+    """A bound that was left.
+
+    Attributes
+    ----------
+    step : int
+    rule : str
+        The rule in words.
+    text : str
+        What happened, where.
+    """
+
+    step: int
+    rule: str
+    text: str
+
+
+@dataclass
+class Rule:
+    """A rule of one statistic, in every head, or in every layer if it has no heads.
+
+    Attributes
+    ----------
+    statistic : str
+    select : dict of str to str
+        Labels of the other dimensions, such as ``{"map": "D"}``.
+    above, below : float, optional
+        Bounds that the value may not leave.
+    times : float, optional
+        How many times a value of the last `within` steps it may not reach.
+    within : int, optional
+    undefined : str
+        What it means if the value is undefined where the same of A1 is defined; nothing if empty.
+    """
+
+    statistic: str
+    select: dict[str, str] = field(default_factory=dict)
+    above: float | None = None
+    below: float | None = None
+    times: float | None = None
+    within: int | None = None
+    undefined: str = ""
+    _past: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
+    _out: frozenset[tuple[int, ...]] = frozenset()  # places that are beyond a bound now
+
+    def __post_init__(self) -> None:
+        bounds = (self.above, self.below, self.times)
+        if all(bound is None for bound in bounds) and not self.undefined:
+            raise DiffscopeError("an alert needs a bound: above=, below=, or times= with within=")
+        if (self.times is None) != (self.within is None):
+            raise DiffscopeError("times= and within= go together: monitor.alert('logit_outliers', times=10, within=500)")
+
+    def __str__(self) -> str:
+        name = " ".join([self.statistic, *self.select.values()])
+        bounds = [f"{word} {bound:g}" for word, bound in (("above", self.above), ("below", self.below)) if bound is not None]
+        if self.times is not None:
+            bounds.append(f"{self.times:g} times as large within {self.within} steps")
+        return f"{name} {' or '.join(bounds) or self.undefined}"
+
+    def check(self, step: int, by_head: xr.Dataset) -> list[Alert]:
+        """Return the alerts of a step: of places that were within the bounds at the last measurement.
+
+        Parameters
+        ----------
+        step : int
+        by_head : xarray.Dataset
+            Averaged over queries and prompts. A statistic that was not measured gives no alert.
+        """
+        if self.statistic not in by_head:
+            return []
+        values = by_head[self.statistic].sel(self.select, drop=True).transpose("layer", ...)
+        found = self._beyond(step, by_head, values)
+        new = [place for place in found if place not in self._out]
+        self._out = frozenset(found)
+        return [Alert(step, str(self), f"{self._name()} of {_where(values, place)} {found[place]}") for place in new]
+
+    def _name(self) -> str:
+        return " ".join([self.statistic, *(f"of {label}" for label in self.select.values())])
+
+    def _beyond(self, step: int, by_head: xr.Dataset, values: xr.DataArray) -> dict[tuple[int, ...], str]:
+        """Return in words what is beyond a bound, by place in the array."""
+        array = values.values
+        found: dict[tuple[int, ...], str] = {}
+        if self.above is not None:
+            found |= {at: f"is {_number(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
+        if self.below is not None:
+            found |= {at: f"is {_number(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
+        if self.undefined:
+            first = by_head[self.statistic].sel({**self.select, "map": "A1"}, drop=True).transpose(*values.dims).values
+            found |= {at: self.undefined for at in _places(np.isnan(array) & ~np.isnan(first))}
+        if self.times is not None and self.within is not None:
+            while self._past and self._past[0][0] < step - self.within:
+                self._past.popleft()
+            for before, past in self._past:
+                grown = _places((array > self.times * past) & (past > 0))
+                found |= {at: f"has grown from {_number(past[at])} at step {before} to {_number(array[at])}" for at in grown}
+            self._past.append((step, array))
+        return found
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _places(mask: np.ndarray) -> list[tuple[int, ...]]:
+    return [tuple(map(int, at)) for at in np.argwhere(mask)]
+
+
+def _where(values: xr.DataArray, place: tuple[int, ...]) -> str:
+    """Name a place as layer and head, and by labels of other dimensions."""
+    labels = {str(dim): values[dim].values[at] if dim in values.coords else at for dim, at in zip(values.dims, place)}
+    head = f"H{labels.pop('head')}" if "head" in labels else ""
+    place_of_head = f"L{labels.pop('layer')}{head}"
+    return " ".join([place_of_head, *map(str, labels.values())])
+
+
+def default_rules() -> list[Rule]:
+    """Return the rules that every monitor has: λ beyond [−1, 2], a D that is zero, the largest logit growing tenfold."""
+    return [
+        Rule("lambda", {"lambda_value": "used"}, above=2.0, below=-1.0),
+        Rule("entropy", {"map": "D"}, undefined="is undefined: D is zero at every query"),
+        Rule("logit_outliers", {"outlier": "top_1"}, times=10.0, within=500),
+    ]
+
+
+def not_finite(step: int, by_head: xr.Dataset) -> list[Alert]:
+    """Return an alert of numbers that are infinite, or of λ and largest logits that are undefined where others have them."""
+    found = []
+    for name, values in by_head.data_vars.items():
+        count = int(np.isinf(values.values).sum())
+        if count:
+            found.append(Alert(step, "not finite", f"{count} values of {name} are infinite"))
+    if "logit_outliers" in by_head:
+        largest = by_head["logit_outliers"].sel(outlier="top_1").values
+        if any(map(math.isnan, largest)):
+            found.append(Alert(step, "not finite", "the largest logit is not a number"))
+    return found

@@ -1,0 +1,43 @@
+"""Watch a training by Lightning's Trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from diffscope.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from diffscope.monitoring.monitors import Monitor
+
+
+def callback_of(monitor: Monitor) -> Any:
+    """Return a ``lightning.pytorch.Callback`` that measures after each step and hands the numbers to the Trainer's loggers.
+
+    Raises
+    ------
+    MissingExtra
+        Lightning is not installed.
+    """
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        raise MissingExtra("this callback is for Lightning, which is not installed; pip install lightning") from None
+
+    class MonitorCallback(Callback):
+        """Call the monitor, once for each step of the optimizer."""
+
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            self._measure(trainer)
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            self._measure(trainer, outputs)
+
+        def _measure(self, trainer: Any, outputs: Any = None) -> None:
+            loss = outputs.get("loss") if isinstance(outputs, dict) else None
+            known = {} if loss is None else {"loss": float(loss)}
+            values = monitor.step(trainer.global_step, **known)
+            if values:
+                for logger in trainer.loggers:
+                    logger.log_metrics(values, step=trainer.global_step)
+
+    return MonitorCallback()

@@ -1,0 +1,382 @@
+"""Measure a model on fixed prompts while it trains, without disturbing the training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+import warnings
+from collections.abc import Collection, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed
+import xarray as xr
+from torch import nn
+
+from diffscope.errors import DiffscopeError, DiffscopeWarning
+from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
+from diffscope.monitoring.flat import PREFIX, flat
+from diffscope.monitoring.measuring import by_length, measured
+from diffscope.monitoring.record import ALERTS, WEIGHTS, Record
+from diffscope.monitoring.schedule import EARLY, Schedule
+from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
+from diffscope.prompts.inputs import Spans
+from diffscope.scope.scope import load
+from diffscope.scope.unwrap import unwrapped
+from diffscope.stats.averaging import average
+from diffscope.stats.registry import LABELS, STATISTICS, select
+from diffscope.stats.sample import QuerySample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+USUAL = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
+SHOWN = 3  # alerts of one rule and step that are said on stderr; all are kept
+
+
+class Monitor:
+    """Measure statistics of a model on fixed prompts every so many steps of its training.
+
+    Weights, optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it. The
+    model is run in the precision of its weights, without autocast and uncompiled, in evaluation mode. What fails inside is warned
+    of once and never ends a training. Of several processes the first measures.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As :func:`diffscope.load` takes it; inside ``torch.compile``, PEFT, accelerate or DDP as well.
+    prompts : as for :meth:`diffscope.Scope.capture`
+        A text, a list of texts, or token ids (prompt, token).
+    statistics : sequence of str
+        Of docs/definitions.md. One that compares A1 and A2 is logged beside the same with the A2 of another head,
+        ``NAME_control``.
+    every : int
+        Steps between measurements.
+    steps : collection of int
+        Further steps to measure at, by default early ones: 0, 1, 2, 5, 10, 20 and 50.
+    queries : QuerySample or int, optional
+        How many queries of each prompt to measure; None for all.
+    spans : as for :meth:`diffscope.Scope.capture`
+    path : path-like, optional
+        A folder to keep the numbers of every head in, which :func:`diffscope.open` reads; a training that was killed goes on in
+        it. By default nothing is written.
+    per_head : bool
+        Whether to name every head in what is logged, in place of each layer's least and largest.
+    budget : float, optional
+        The share of the training's time that measuring may take: beyond it, `every` is stretched. None for no limit.
+    strict : bool
+        Whether to raise what fails, in place of a warning.
+    tokenizer : PreTrainedTokenizerBase, optional
+        Needed for prompts of text.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such statistic, or one has no average; a number is out of its range; or `path` holds something else.
+    UnsupportedModel, PromptError, SpanError
+        As of :func:`diffscope.load` and :meth:`diffscope.Scope.capture`.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> scope = diffscope.load("mini-diff")
+    >>> monitor = diffscope.monitor(scope.model, [[5, 17, 3, 99, 17]], statistics=["lambda"], every=10)
+    >>> round(monitor.step(0)["diffscope/lambda/layer_0"], 2)
+    0.2
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prompts: Any,
+        statistics: Sequence[str] | str = USUAL,
+        *,
+        every: int = 100,
+        steps: Collection[int] = EARLY,
+        queries: QuerySample | int | None = 64,
+        spans: Spans = None,
+        path: str | os.PathLike | None = None,
+        per_head: bool = False,
+        budget: float | None = 0.02,
+        strict: bool = False,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> None:
+        _check_whole("every", every, 1)
+        for step in steps:
+            _check_whole("steps", step, 0)
+        if budget is not None and not budget > 0:
+            raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
+        self.scope = load(model, tokenizer)
+        self.statistics = _averageable(statistics)
+        self.queries = QuerySample(queries) if isinstance(queries, int) else queries
+        self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
+        self.per_head = per_head
+        self.strict = strict
+        self.rules: list[Rule] = default_rules()
+        self.alerts: list[Alert] = []
+        self._batches = list(by_length(self.scope.prepare(prompts, spans)))
+        self._warned: set[str] = set()  # the reasons of failures that were told
+        self._told_cost = False
+        self._step: int | None = None  # the last one that was measured
+        self._not_finite = False  # whether the last measurement had numbers that are not finite
+        self.record: Record | None = None
+        if path is not None:
+            self.keep_in(path)
+
+    def __repr__(self) -> str:
+        prompts = sum(len(inputs.prompts) for inputs in self._batches)
+        where = "" if self.record is None else f", in {self.record.path}"
+        return f"<Monitor of {self.scope.name}: {prompts} prompts, every {self.schedule.stride} steps{where}>"
+
+    def keep_in(self, path: str | os.PathLike) -> None:
+        """Keep what is measured from now on in a folder, which only the first process writes.
+
+        Raises
+        ------
+        DiffscopeError
+            It holds something else, or measurements of other prompts, statistics or another model.
+        """
+        if _first_process():
+            self.record = Record(path, self._about())
+
+    def alert(
+        self,
+        statistic: str,
+        *,
+        above: float | None = None,
+        below: float | None = None,
+        times: float | None = None,
+        within: int | None = None,
+        **labels: str,
+    ) -> None:
+        """Add a rule: whenever a head, or layer, of a statistic leaves these bounds, this is told on stderr, logged and kept.
+
+        Parameters
+        ----------
+        statistic : str
+            One that is measured.
+        above, below : float, optional
+            Bounds of the value, averaged over queries and prompts.
+        times, within : float and int, optional
+            The value may not become so many times as large within so many steps.
+        **labels : str
+            Of further dimensions, such as ``map="D"``. Without them each label is held to the rule; of λ it is the one in use.
+
+        Raises
+        ------
+        DiffscopeError
+            The statistic is not measured, has no such label, or there is no bound.
+        """
+        if statistic not in self.statistics:
+            raise DiffscopeError(
+                f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(self.statistics)}"
+            )
+        spans = list(self._batches[0].prompts[0].key_sets())
+        known = {dim: some for dim, some in {**LABELS, "span": spans}.items() if dim in STATISTICS[statistic].dims}
+        for dim, label in labels.items():
+            if label not in known.get(dim, ()):
+                choices = ", ".join(f"{name}={next(iter(some))!r}" for name, some in known.items()) or "none"
+                raise DiffscopeError(f"{statistic} has no label {dim}={label!r}; it has labels such as {choices}")
+        chosen = {"lambda_value": "used"} | labels if statistic == "lambda" else labels
+        self.rules.append(Rule(statistic, chosen, above, below, times, within))
+
+    def step(self, step: int, **values: float) -> dict[str, float]:
+        """Measure if it is time to, and return what was measured by flat names.
+
+        Call it after each step of the optimizer, in every process.
+
+        Parameters
+        ----------
+        step : int
+            The number of the step.
+        **values : float
+            Numbers of the training to keep beside the measurements, such as ``loss``.
+
+        Returns
+        -------
+        dict of str to float
+            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of heads
+            or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts bounds
+            that were left.
+        """
+        if not _first_process() or step == self._step or not self.schedule.due(step):
+            return {}
+        began = _now(self.scope.model)
+        try:
+            return self._measure(int(step), began, values)
+        except Exception as error:
+            if self.strict:
+                raise
+            self._tell(step, error)
+            return {}
+        finally:
+            self._step = step
+
+    def callback(self) -> Any:
+        """Return a callback for ``transformers.Trainer``, which sends what is measured to whatever ``report_to`` names.
+
+        Returns
+        -------
+        transformers.TrainerCallback
+            Without a `path`, it keeps the numbers in the folder ``monitor`` of the Trainer's ``output_dir``.
+        """
+        from diffscope.monitoring.trainer_callback import MonitorCallback
+
+        return MonitorCallback(self)
+
+    def lightning_callback(self) -> Any:
+        """Return a callback for Lightning's Trainer, which sends what is measured to its loggers.
+
+        Returns
+        -------
+        lightning.pytorch.Callback
+
+        Raises
+        ------
+        MissingExtra
+            Lightning is not installed.
+        """
+        from diffscope.monitoring.lightning_callback import callback_of
+
+        return callback_of(self)
+
+    def attach(self, model: nn.Module) -> None:
+        """Watch another model of the same kind from now on: a trainer may have made one anew."""
+        if unwrapped(model) is not self.scope.model:
+            self.scope = load(model, self.scope.tokenizer, family=self.scope.family)
+
+    def _measure(self, step: int, began: float, values: dict[str, float]) -> dict[str, float]:
+        weights = fingerprint(self.scope.model)
+        repeated = self._kept(step, weights)
+        with undisturbed(self.scope.model):
+            per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
+        means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
+        found = self._found(step, by_head)
+        logged = {**flat(means, by_head, self.per_head), f"{PREFIX}/alerts": float(len(found))}
+        ended = _now(self.scope.model)
+        if self.record is not None and not repeated:
+            numbers = {name: float(value) for name, value in values.items()} | {"seconds": ended - began}
+            kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
+            kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
+            self.record.add(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}))
+        self.schedule.note(step, began, ended)
+        self._tell_cost()
+        return logged
+
+    def _kept(self, step: int, weights: str) -> bool:
+        """Return whether this step is kept already; later steps of another course of the training are moved away."""
+        if self.record is None:
+            return False
+        before = self.record.weights(step)
+        if before == weights:
+            return True
+        moved = []
+        if self._step is None or before is not None:  # another course of the training begins here, or is seen here first
+            moved = self.record.replace_from(step)
+        if moved:
+            steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
+            self._warn(f"{steps} in {self.record.path}: of another course of this training, and moved to a folder there")
+        return False
+
+    def _found(self, step: int, by_head: xr.Dataset) -> list[Alert]:
+        """Return the alerts of a step, told on stderr and remembered."""
+        found = [alert for rule in self.rules for alert in rule.check(step, by_head)]
+        broken = not_finite(step, by_head)
+        if not self._not_finite:
+            found += broken
+        self._not_finite = bool(broken)
+        self._raise_alarm(found)
+        return found
+
+    def _raise_alarm(self, found: Sequence[Alert]) -> None:
+        """Say alerts on stderr, of each rule the first few, and remember all."""
+        for _, group in groupby(found, key=lambda alert: alert.rule):
+            alerts = list(group)
+            for alert in alerts[:SHOWN]:
+                _say(f"step {alert.step}: {alert.text}")
+            if len(alerts) > SHOWN:
+                _say(f"step {alerts[0].step}: and so {len(alerts) - SHOWN} more")
+        self.alerts += found
+
+    def _tell(self, step: int, error: Exception) -> None:
+        """Say once why a step could not be measured; weights that are not finite are an alert."""
+        if not finite(self.scope.model):
+            if not self._not_finite:
+                self._raise_alarm([Alert(step, "not finite", "the model has weights that are not finite")])
+            self._not_finite = True
+        self._warn(
+            f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}", str(type(error))
+        )
+
+    def _warn(self, text: str, reason: str = "") -> None:
+        if (reason or text) not in self._warned:
+            self._warned.add(reason or text)
+            _say(text)
+            warnings.warn(f"diffscope monitor: {text}", DiffscopeWarning, stacklevel=4)
+
+    def _tell_cost(self) -> None:
+        """Say what measuring costs, once, as soon as the time of a step is known."""
+        share = self.schedule.share
+        if self._told_cost or not np.isfinite(share):
+            return
+        self._told_cost = True
+        seconds, every = self.schedule.seconds, f"every {self.schedule.stride} steps"
+        if self.schedule.stride > self.schedule.every:
+            every += f" (stretched from {self.schedule.every} to keep its budget)"
+        _say(f"a measurement takes {seconds:.2g} s; {every} that is {100 * share:.2g} % of the training's time")
+
+    def _about(self) -> dict[str, Any]:
+        """Return what tells the measurements of this monitor from those of another."""
+        prompts = [
+            [list(prompt.ids), {name: list(at) for name, at in prompt.spans.items()}]
+            for inputs in self._batches
+            for prompt in inputs.prompts
+        ]
+        return {
+            "model": type(self.scope.model).__name__,
+            "family": self.scope.family.name,
+            "statistics": list(self.statistics),
+            "queries": repr(self.queries),
+            "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
+        }
+
+
+monitor = Monitor
+
+
+def _averageable(statistics: Sequence[str] | str) -> list[str]:
+    """Return the names of statistics, which have to have an average."""
+    chosen = select(statistics)
+    if without := [each.name for each in chosen if each.averaged == "not"]:
+        raise DiffscopeError(
+            f"{', '.join(without)} has no average over queries and prompts, so it cannot be monitored; leave it out"
+        )
+    if not chosen:
+        raise DiffscopeError("a monitor measures at least one statistic; leave statistics= out for the usual ones")
+    return [each.name for each in chosen]
+
+
+def _check_whole(name: str, value: Any, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise DiffscopeError(f"{name} are whole numbers from {least}, and not {value!r}")
+
+
+def _first_process() -> bool:
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+
+
+def _now(model: nn.Module) -> float:
+    """Return the time in seconds, when the device has done what it was given."""
+    if any(parameter.is_cuda for parameter in model.parameters()):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"diffscope monitor: {line}\n")

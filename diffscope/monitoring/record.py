@@ -1,0 +1,154 @@
+"""Keep what a monitor measures in a folder: one small file a step, each of which appears whole or not at all.
+
+The folder holds ``monitor.json``, which says what is measured, and ``step-00000100.nc`` for each step. A run that was killed
+goes on in its folder. Steps of another course of the training, whose weights were others, are moved to a folder in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.storage.atomic import checked_path
+from diffscope.storage.checksum import read_proven_json, write_proven_json
+from diffscope.storage.provenance import provenance
+from diffscope.storage.statistics import attributes_of, open_statistics, write_statistics
+
+ABOUT = "monitor.json"
+STEP = "step-{:08d}.nc"
+REPLACED = "replaced"  # a folder of steps that another course of the training has replaced
+WEIGHTS = "weights"  # the attribute that tells two courses of a training apart
+ALERTS = "alerts"
+REMEDY = "remove it, and the step is measured again"
+
+
+class Record:
+    """The folder in which the measurements of a training are kept.
+
+    Parameters
+    ----------
+    path : path-like
+        Made if it is not there.
+    about : mapping, optional
+        What is measured: a folder that holds measurements of something else is refused. Without it the folder is only read.
+
+    Raises
+    ------
+    DiffscopeError
+        The folder holds something else, or measurements of other prompts, statistics or another model.
+    CorruptFile
+        Its file monitor.json is damaged.
+    """
+
+    def __init__(self, path: str | os.PathLike, about: Mapping[str, Any] | None = None) -> None:
+        self.path = checked_path(path)
+        self._read: dict[int, tuple[int, xr.Dataset]] = {}  # by step, the time of its file and what it holds
+        if about is not None:
+            self._begin(about)
+        elif not (self.path / ABOUT).is_file():
+            raise DiffscopeError(f"{self.path} holds no measurements of a training; give the folder that a monitor writes")
+        self.about = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
+
+    def _begin(self, about: Mapping[str, Any]) -> None:
+        if (self.path / ABOUT).is_file():
+            held = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
+            other = [name for name, value in about.items() if held.get(name) != json.loads(json.dumps(value))]
+            if other:
+                raise DiffscopeError(f"{self.path} is of a monitor with other {' and '.join(other)}; give another path")
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise DiffscopeError(f"{self.path} is there and holds no measurements of a training; give another path")
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_proven_json(self.path / ABOUT, {**about, **provenance()}, indent=1)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that are kept, ascending."""
+        return sorted(int(file.stem.removeprefix("step-")) for file in self.path.glob("step-*.nc"))
+
+    def weights(self, step: int) -> str | None:
+        """Return the fingerprint of the weights that a step was measured with; None if there is no such step."""
+        file = self.path / STEP.format(step)
+        return attributes_of(file).get(WEIGHTS) if file.is_file() else None
+
+    def add(self, step: int, dataset: xr.Dataset) -> None:
+        """Write the measurements of a step, in one move."""
+        write_statistics(dataset, self.path / STEP.format(step))
+
+    def replace_from(self, step: int) -> list[int]:
+        """Move the steps from one on to a folder of their own, and return them."""
+        moved = [kept for kept in self.steps if kept >= step]
+        if moved:
+            place = next(name for number in range(1, 10**6) if not (name := self.path / f"{REPLACED}-{number}").exists())
+            place.mkdir()
+            for kept in moved:
+                os.replace(self.path / STEP.format(kept), place / STEP.format(kept))
+        return moved
+
+    def dataset(self) -> xr.Dataset:
+        """Return everything that is kept, by ``step``; files that were read before are not read again.
+
+        Raises
+        ------
+        DiffscopeError
+            Nothing was measured yet.
+        CorruptFile
+            A file is damaged.
+        """
+        for step in self.steps:
+            written = (self.path / STEP.format(step)).stat().st_mtime_ns
+            if step not in self._read or self._read[step][0] != written:
+                self._read[step] = written, open_statistics(self.path / STEP.format(step))
+        tables = {step: self._read[step][1] for step in self.steps}
+        if not tables:
+            raise DiffscopeError(f"{self.path} holds no step yet; wait until the training has measured one")
+        return _joined(tables).assign_attrs({name: value for name, value in self.about.items() if isinstance(value, str)})
+
+
+def open_record(path: str | os.PathLike) -> xr.Dataset:
+    """Read what a monitor has kept so far, by step; the training may be going on.
+
+    Parameters
+    ----------
+    path : path-like
+        The folder.
+
+    Returns
+    -------
+    xarray.Dataset
+        Statistics by step, layer and head, averaged over queries and prompts; ``seconds``, what each measurement took; ``loss``,
+        if the training gave it. The attribute ``alerts`` is JSON: a list of step, rule and text.
+
+    Raises
+    ------
+    DiffscopeError
+        It is no such folder, or nothing was measured yet.
+    CorruptFile
+        A file is damaged.
+    """
+    return Record(path).dataset()
+
+
+def _joined(tables: Mapping[int, xr.Dataset]) -> xr.Dataset:
+    """Join the Datasets of steps along ``step``."""
+    steps = xr.DataArray(list(tables), dims="step", name="step", attrs={"long_name": "step of training", "units": "steps"})
+    first, *others = tables.values()
+    alike = all(set(table) == set(first) and table.sizes == first.sizes for table in others)
+    if alike:  # xarray.concat takes a second for some hundred steps
+        stacked = {
+            name: (("step", *values.dims), np.stack([table[name].values for table in tables.values()]), values.attrs)
+            for name, values in first.items()
+        }
+        joined = xr.Dataset(stacked, {**first.coords, "step": steps})
+    else:
+        joined = xr.concat(tables.values(), steps, join="outer", data_vars="all", combine_attrs="drop_conflicts")
+    alerts = [alert for table in tables.values() for alert in json.loads(table.attrs.get(ALERTS, "[]"))]
+    shared = {name: value for name, value in first.attrs.items() if name not in (WEIGHTS, ALERTS)}
+    joined.attrs = {**shared, ALERTS: json.dumps(alerts)}
+    return joined

@@ -1,0 +1,64 @@
+"""Watch a training by transformers' Trainer."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import get_reporting_integration_callbacks
+from transformers.trainer_callback import CallbackHandler
+
+if TYPE_CHECKING:
+    from diffscope.monitoring.monitors import Monitor
+
+FOLDER = "monitor"  # in the Trainer's output_dir
+
+
+class MonitorCallback(TrainerCallback):
+    """Measure as the Trainer goes on, and hand the numbers to the trackers that ``report_to`` names.
+
+    The Trainer's own logs stay as they are: they would average the loss over other steps.
+    """
+
+    def __init__(self, monitor: Monitor) -> None:
+        self.monitor = monitor
+        self._reporters: list[TrainerCallback] = []
+        self._loss: float | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        if kwargs.get("model") is not None:
+            self.monitor.attach(kwargs["model"])
+        kinds = tuple(get_reporting_integration_callbacks(args.report_to))
+        self._reporters = [each for each in _callbacks_of_caller() if isinstance(each, kinds)]
+        if self.monitor.record is None and args.output_dir:
+            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+            self.monitor.keep_in(Path(args.output_dir) / FOLDER)
+        self._measure(args, state, control, kwargs)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        self._measure(args, state, control, kwargs)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: Any = None, **kwargs: Any
+    ) -> None:
+        self._loss = (logs or {}).get("loss", self._loss)
+
+    def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, kwargs: dict[str, Any]) -> None:
+        known = {} if self._loss is None else {"loss": self._loss}
+        values = self.monitor.step(state.global_step, **known)
+        if values:
+            for reporter in self._reporters:
+                reporter.on_log(args, state, control, logs=dict(values), **kwargs)
+
+
+def _callbacks_of_caller() -> list[TrainerCallback]:
+    """Return the callbacks of the Trainer that is calling one of them: it hands them neither itself nor what reports."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, CallbackHandler):
+            return list(handler.callbacks)
+        frame = frame.f_back
+    return []

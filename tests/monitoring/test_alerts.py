@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+
+from diffscope import DiffscopeError, DiffscopeWarning
+from diffscope.monitoring import Monitor
+from tests import tiny
+
+
+@pytest.fixture
+def model():
+    return tiny.own(hidden_size=32, intermediate_size=32).train()
+
+
+@pytest.fixture
+def monitor(model, tmp_path):
+    return Monitor(model, [tiny.ids(20)], every=1, budget=None, strict=True)
+
+
+def set_lambda(model, value):
+    """Let λ of every head of layer 0 be a value, by the parameters it is learned by."""
+    attention = model.model.layers[0].self_attn
+    with torch.no_grad():
+        for name, parameter in attention.named_parameters():
+            if "lambda" in name:
+                parameter.zero_()
+        first = [parameter for name, parameter in attention.named_parameters() if name in ("lambda_q1", "lambda_k1")]
+        root = math.sqrt(math.log(value - attention.lambda_init + 1) / first[0].shape[-1])
+        for parameter in first:
+            parameter.fill_(root)
+
+
+def test_a_lambda_beyond_its_bounds_is_told_once_until_it_is_back(monitor, model, capsys):
+    assert monitor.step(0)["diffscope/alerts"] == 0
+    set_lambda(model, 3.0)
+    assert monitor.step(1)["diffscope/alerts"] > 0
+    assert monitor.step(2)["diffscope/alerts"] == 0
+    assert "step 1: lambda of used of L0H0 is 3, above 2" in capsys.readouterr().err
+    set_lambda(model, 1.0)
+    monitor.step(3)
+    set_lambda(model, 2.5)
+    assert monitor.step(4)["diffscope/alerts"] > 0
+
+
+def test_logits_that_grow_tenfold_are_told(monitor, model):
+    monitor.step(0)
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight *= 20
+    monitor.step(1)
+    assert [(alert.step, "L1" in alert.text) for alert in monitor.alerts] == [(1, True)]
+    assert "has grown from" in monitor.alerts[0].text
+
+
+def test_a_head_whose_d_is_zero_is_told(monitor, model):
+    attention = model.model.layers[0].self_attn
+    set_lambda(model, 1.0)
+    with torch.no_grad():
+        for projection in (attention.q_proj, attention.k_proj):
+            projection.weight.zero_()  # both maps are uniform, and cancel
+    monitor.step(0)
+    assert any("D is zero" in alert.text and "L0H0" in alert.text for alert in monitor.alerts)
+
+
+def test_weights_that_are_not_numbers_are_told_and_end_nothing(monitor, model, capsys):
+    monitor.strict = False
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight.fill_(math.nan)
+    with pytest.warns(DiffscopeWarning, match="could not be measured"):
+        monitor.step(0)
+    monitor.step(1)
+    assert [alert.rule for alert in monitor.alerts] == ["not finite"]
+
+
+def test_a_rule_of_ones_own(monitor, model):
+    monitor.alert("gini", above=-1.0, map="D")
+    assert monitor.step(0)["diffscope/alerts"] == 8  # two layers of four heads
+    assert monitor.alerts[0].rule == "gini D above -1"
+    with pytest.raises(DiffscopeError, match="needs a bound"):
+        monitor.alert("gini")
+    with pytest.raises(DiffscopeError, match="is not measured here"):
+        monitor.alert("cosine", above=1)
+    with pytest.raises(DiffscopeError, match="go together"):
+        monitor.alert("gini", times=10)
+    with pytest.raises(DiffscopeError, match="label"):
+        monitor.alert("gini", above=1, maps="D")

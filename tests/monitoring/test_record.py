@@ -1,0 +1,115 @@
+"""One folder a training, every step once, whatever happens to the process."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import diffscope
+from diffscope import CorruptFile, DiffscopeError, DiffscopeWarning
+from diffscope.monitoring import Monitor
+from diffscope.monitoring.record import Record
+from tests import tiny
+
+PROMPTS = [tiny.ids(9)]
+
+
+def model_at(step, seed=0):
+    """The model after so many steps of a training that is the same each time."""
+    model = tiny.own(hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.001 * step + 0.01 * seed
+    return model
+
+
+def watched(path, steps, seed=0, **more):
+    """Measure a training at some steps, as a process that begins anew would."""
+    monitor = None
+    for step in steps:
+        model = model_at(step, seed)
+        options = dict(statistics=["lambda", "entropy"], every=1, budget=None, path=path, strict=True) | more
+        monitor = monitor or Monitor(model, PROMPTS, **options)
+        monitor.attach(model)
+        yield monitor.step(step)
+
+
+def test_a_run_that_begins_anew_goes_on_and_repeats_no_step(tmp_path):
+    first = list(watched(tmp_path / "kept", range(4)))
+    written = {file: file.stat().st_mtime_ns for file in (tmp_path / "kept").iterdir()}
+    again = list(watched(tmp_path / "kept", range(2, 7)))
+    assert again[:2] == first[2:]  # a tracker that lost its last events gets them again
+    assert all(file.stat().st_mtime_ns == time for file, time in written.items())
+    assert diffscope.open(tmp_path / "kept")["step"].values.tolist() == list(range(7))
+
+
+def test_another_course_of_the_training_replaces_later_steps_and_says_so(tmp_path):
+    list(watched(tmp_path / "kept", range(6)))
+    with pytest.warns(DiffscopeWarning, match="steps 3 to 5 in .* another course"):
+        list(watched(tmp_path / "kept", range(3, 5), seed=1))
+    assert Record(tmp_path / "kept").steps == [0, 1, 2, 3, 4]
+    assert len(list((tmp_path / "kept" / "replaced-1").glob("*.nc"))) == 3
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    list(watched(tmp_path / "kept", range(1)))
+    with pytest.raises(DiffscopeError, match="other statistics"):
+        Monitor(model_at(0), PROMPTS, statistics=["gini"], path=tmp_path / "kept")
+    with pytest.raises(DiffscopeError, match="other prompts"):
+        Monitor(model_at(0), [tiny.ids(9, 4)], statistics=["lambda", "entropy"], path=tmp_path / "kept")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    with pytest.raises(DiffscopeError, match="give another path"):
+        Monitor(model_at(0), PROMPTS, path=tmp_path / "mine")
+    with pytest.raises(DiffscopeError, match="holds no measurements"):
+        Record(tmp_path / "mine")
+
+
+def test_an_empty_and_a_damaged_record_are_errors_of_one_line(tmp_path):
+    Monitor(model_at(0), PROMPTS, path=tmp_path / "kept")
+    with pytest.raises(DiffscopeError, match="no step yet"):
+        diffscope.open(tmp_path / "kept")
+    list(watched(tmp_path / "other", range(2)))
+    file = tmp_path / "other" / "step-00000001.nc"
+    file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
+    with pytest.raises(CorruptFile, match="damaged"):
+        diffscope.open(tmp_path / "other")
+
+
+def test_a_record_is_followed_without_reading_what_was_read(tmp_path, monkeypatch):
+    list(watched(tmp_path / "kept", range(3)))
+    record = Record(tmp_path / "kept")
+    record.dataset()
+    list(watched(tmp_path / "kept", range(3, 5)))
+    read = []
+    from diffscope.monitoring import record as module
+
+    own = module.open_statistics
+    monkeypatch.setattr(module, "open_statistics", lambda path: read.append(path.name) or own(path))
+    assert record.dataset().sizes["step"] == 5
+    assert read == ["step-00000003.nc", "step-00000004.nc"]
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.monitoring.test_record import watched
+for step, values in enumerate(watched(Path(sys.argv[1]), range(int(sys.argv[2])))):
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_killed_at_several_moments_it_has_every_step_once(tmp_path, full):
+    moments = (2, 5, 7, 11, 13) if full else (4,)
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "kept"), "16"]
+    for moment in moments:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout:
+                if int(line) == moment:
+                    os.kill(process.pid, signal.SIGKILL)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    assert diffscope.open(tmp_path / "kept")["step"].values.tolist() == list(range(16))

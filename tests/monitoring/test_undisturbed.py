@@ -1,0 +1,146 @@
+"""A training is the same to the bit with a monitor and without one."""
+
+import contextlib
+import random
+
+import numpy as np
+import peft
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch.nn.parallel import DistributedDataParallel
+
+from diffscope.monitoring import Monitor
+from tests import tiny
+
+PROMPTS = torch.tensor([tiny.ids(24, seed) for seed in (1, 2)])  # (prompt, token)
+
+
+def small(make=tiny.diffllama, **more):
+    return make(hidden_size=32, intermediate_size=32, **more).train()
+
+
+def trained(model, steps, forward=None, autocast=None, monitor=None):
+    """The state after some steps: weights, buffers, the optimizer's, losses, and what the generators draw next."""
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    forward = forward or model
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
+    losses = []
+    for step in range(steps):
+        ids = torch.randint(2, tiny.VOCABULARY, (2, 12))
+        with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
+            loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
+            if monitor and autocast and step == 3:
+                monitor.step(step)  # also in the middle of a step
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        losses.append(loss.item())
+        if monitor:
+            monitor.step(step)
+    drawn = [torch.rand(1).item(), np.random.rand(), random.random()]
+    return {
+        "weights": [value.clone() for value in model.state_dict().values()],
+        "buffers": [buffer.clone() for buffer in model.buffers()],
+        "optimizer": [value for state in optimizer.state.values() for value in state.values()],
+        "numbers": torch.tensor([*losses, *drawn], dtype=torch.float64),
+        "modes": torch.tensor([part.training for part in model.modules()]),
+        "hooks": torch.tensor([len(part._forward_hooks) + len(part._forward_pre_hooks) for part in model.modules()]),
+    }
+
+
+def assert_equal(one, other):
+    for name, values in one.items():
+        others = other[name]
+        pairs = zip(values, others, strict=True) if isinstance(values, list) else [(values, others)]
+        assert all(torch.equal(a, b) for a, b in pairs), name
+
+
+def monitor_of(model, **more):
+    return Monitor(model, PROMPTS, every=20, steps=(0, 3), budget=None, strict=True, queries=8, **more)
+
+
+def plain(model):
+    return model, {}
+
+
+def checkpointed(model):
+    model.activation_checkpointing_enable()
+    return model, {}
+
+
+def under_autocast(model):
+    return model, {"autocast": True}
+
+
+def compiled(model):
+    return model, {"forward": torch.compile(model, backend="aot_eager")}
+
+
+def adapted(model):
+    torch.manual_seed(1)
+    return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)), {}
+
+
+@pytest.mark.parametrize("wrap", [plain, checkpointed, under_autocast, adapted, compiled])
+def test_a_training_is_equal_to_the_bit(wrap, full):
+    steps = 200 if full else 30
+    torch.compiler.reset()
+    model, options = wrap(small())
+    without = trained(model, steps, **options)
+    torch.compiler.reset()
+    model, options = wrap(small())
+    monitor = monitor_of(options.get("forward", model))
+    assert_equal(trained(model, steps, **options, monitor=monitor), without)
+    assert not monitor.alerts
+
+
+def test_a_compiled_model_is_not_compiled_again():
+    torch.compiler.reset()
+    model = small(num_hidden_layers=1)
+    forward = torch.compile(model, backend="eager")
+    monitor = monitor_of(forward)
+    counts = torch._dynamo.utils.counters["stats"]
+    ids = torch.tensor([tiny.ids(12)])
+    for step in range(4):
+        forward(input_ids=ids, use_cache=False)
+        if step == 0:
+            before = counts["unique_graphs"]
+        assert monitor.step(step) or step not in (0, 3)
+    assert before > 0 and counts["unique_graphs"] == before
+
+
+def _of_process(rank, folder, with_monitor):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{with_monitor}", rank=rank, world_size=2)
+    try:
+        model = small()
+        forward = DistributedDataParallel(model)
+        monitor = monitor_of(forward, path=folder / "kept") if with_monitor else None
+        state = trained(model, 60, forward=forward, monitor=monitor)
+        torch.save(state, folder / f"{with_monitor}-{rank}.pt")
+        assert rank == 0 or not (monitor and monitor.record)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_without_it_and_the_first_writes(tmp_path):
+    for with_monitor in (False, True):
+        torch.multiprocessing.spawn(_of_process, (tmp_path, with_monitor), nprocs=2)
+    for rank in range(2):
+        with_it, without = (torch.load(tmp_path / f"{kind}-{rank}.pt") for kind in (True, False))
+        assert_equal(with_it, without)
+    assert len(list((tmp_path / "kept").glob("step-*.nc"))) == 5
+
+
+def test_weights_that_are_wrapped_in_autocast_by_accelerate_are_measured_in_float32():
+    from accelerate import Accelerator
+
+    model = small(tiny.own)
+    alone = monitor_of(model).step(0)
+    wrapped = Accelerator(cpu=True, mixed_precision="bf16").prepare_model(model)
+    forward = vars(model)["forward"]
+    assert monitor_of(wrapped).step(0) == alone
+    assert vars(model)["forward"] is forward
