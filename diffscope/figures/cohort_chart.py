@@ -14,7 +14,7 @@ from diffscope.figures.print_layout import canvas, finish_print
 TITLE = "exact answers: in training, and in the end by length and number of distractors"
 
 ROW = 0.27  # inches an arm takes in print
-SEEDS = ("#08519c", "#4292c6", "#9ecae1", "#6baed6", "#08306b")
+SEEDS = (theme.SERIES[0], theme.SERIES[4], *theme.CONTROLS)
 
 
 def data(cohort: xr.Dataset) -> xr.Dataset:
@@ -81,7 +81,7 @@ def _draw_curves(ax, data: xr.Dataset, arm: str) -> None:
         run = data.sel(arm=arm, seed=seed)
         ax.plot(data["step"].values, run["retrieval"].values, color=colour, lw=0.8)
         if not np.isnan(run["formation"]):
-            ax.axvline(float(run["formation"]), color=theme.ORANGES[5], lw=0.6)
+            ax.axvline(float(run["formation"]), color=theme.INK, lw=0.6, ls=":")
     ax.set_ylim(-0.05, 1.05)
     ax.set_xlim(0, data["step"].values[-1])
     ax.set_yticks([])

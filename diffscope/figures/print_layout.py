@@ -17,9 +17,10 @@ from diffscope.figures.escaping import for_html, for_print
 MOST_HEIGHT = 200.0  # inches of a printed figure; matplotlib's pictures end at six times as much on a screen
 WIDER = 1.1  # than its axes a title may be
 NARROWEST = 8  # letters of a line, however little room there is
-CHARACTER = 0.055  # inches of a letter at the size of a legend
-HANDLE = 0.42  # inches of what stands before an entry and behind it
-LINE = 2.0  # times the size of its letters a line is long, so that a broken one is seen to be
+FINE = 720  # dots an inch at which the words of a legend are measured
+LINE = 2.0  # times the size of its letters a line of a legend is long, so that a broken one is seen to be
+PAD = 0.6  # the same between a line and its words
+BETWEEN = 1.2  # and between columns
 COLUMNS = 6
 ROW = 0.15  # inches
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -199,24 +200,41 @@ def part_ticks(figure) -> bool:
     return parted
 
 
-def legend_below(figure, ax, width: float) -> None:
-    """The legend of one pair of axes, below all axes of a figure so many inches wide; none where nothing has a name."""
-    handles, labels = ax.get_legend_handles_labels()
+def legend_below(figure, handles: Sequence, labels: Sequence[str], width: float) -> None:
+    """Draw a legend below all axes of a figure so many inches wide; none if nothing has a name."""
     if any(labels):
-        figure.legend(
-            handles, labels, loc="outside lower left", ncols=columns(labels, width), columnspacing=1.2, handlelength=LINE
-        )
+        look = {"ncols": columns(labels, width), "columnspacing": BETWEEN, "handlelength": LINE, "handletextpad": PAD}
+        figure.legend(handles, labels, loc="outside lower left", **look)
 
 
 def columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
+    """Return how many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
+    entries = entry_widths(labels)
+    between = BETWEEN * _letter()
     for count in range(min(COLUMNS, len(labels)), 1, -1):
-        longest = [max(map(len, part)) for part in np.array_split(np.array(labels, dtype=object), count)]
-        if sum(CHARACTER * letters + HANDLE for letters in longest) <= width:
+        longest = [max(part) for part in np.array_split(entries, count)]
+        if sum(longest) + (count - 1) * between + _letter() <= width:
             return count
     return 1
 
 
+def entry_widths(labels: Sequence[str]) -> list[float]:
+    """Return how many inches each entry of a legend is wide, with its line."""
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(size=_letter() * 72)
+    measure = RendererAgg(1, 1, FINE).get_text_width_height_descent
+    return [measure(label, font, False)[0] / FINE + (LINE + PAD) * _letter() if label else 0.0 for label in labels]
+
+
+def _letter() -> float:
+    """Return the size of the letters of a legend in inches."""
+    from matplotlib import rcParams
+
+    return float(rcParams["legend.fontsize"]) / 72
+
+
 def legend_height(labels: Sequence[str], width: float) -> float:
-    """How many inches a legend of more than one row takes beyond that one."""
+    """Return how many inches a legend of more than one row takes beyond that one."""
     return ROW * (math.ceil(len(labels) / columns(labels, width)) - 1) if labels else 0.0
