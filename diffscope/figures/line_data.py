@@ -151,6 +151,6 @@ def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, str]] | N
                 dashes.setdefault(second, set()).add(dash)
     named_parts = {second: min(known) for second, known in dashes.items() if second}
     clear = all(len(known) == 1 for known in dashes.values()) and len(set(named_parts.values())) == len(named_parts)
-    if not clear or len(parts) + len(named_parts) >= len(colours):
+    if not clear or len(parts) < 2 or len(parts) + len(named_parts) > len(colours) or not named_parts:
         return None
     return {first: next(iter(named.values())) for first, named in parts.items()}, named_parts

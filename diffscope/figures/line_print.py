@@ -31,7 +31,7 @@ NARROWEST = 1.3  # inches of a panel: of narrower ones there are several rows
 CHARACTER = 0.055  # inches of a label below a figure
 TICK = 0.3  # inches from one numbered tick to the next
 SLANTED = 0.3  # inches that turned labels take below a panel
-MARKERS = ("o", "s", "^", "D", "v", "P")  # a colour each, so that they are told apart in grey print too
+MARKERS = ("o", "s", "D", "P", "X", "p")  # a colour each, for grey print; triangles are points beyond what is drawn
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 
 

@@ -15,7 +15,7 @@ from diffscope.figures.print_layout import screen_title
 
 GAPS = {"shared": 0.03, "own": 0.08}  # between panels, of the width of all
 BEYOND = {-1: "triangle-down-open", 1: "triangle-up-open"}  # of points below and above what is drawn
-SYMBOLS = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")  # a colour each, as in print
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "pentagon")  # a colour each, as in print
 DASHES = ("dash", "dot", "dashdot", "longdash")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, visible_cells, window
-from diffscope.figures.print_layout import canvas, screen_bar, screen_title
+from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -233,7 +232,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
         count = sum(_columns(dataset))
         raise DiffscopeError(f"{count} heads in a row do not fit {width:g} inches: choose heads=[…], or wide=True")
     several = dataset.sizes["model"] > 1
-    lines = textwrap.wrap(for_print(heading(dataset) if title is None else title), int(width / LETTER))
+    lines = lines_of(for_print(heading(dataset) if title is None else title), int(width / LETTER))
     top = 0.2 + 0.17 * several + (0.06 + 0.14 * len(lines) if lines else 0.0)
     height = side * down + top + bottom
     figure = canvas(width, height)

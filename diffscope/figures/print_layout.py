@@ -152,9 +152,11 @@ def wrap_texts(figure) -> bool:
     wrapped = False
     figure.get_layout_engine().execute(figure)
     places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
+    lone = sum(bool(ax.get_xlabel()) for ax in figure.axes) == 1  # of several axes: it may stand below its neighbours, too
     for ax in figure.axes:
         box = ax.get_window_extent()
-        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width), (ax.yaxis.label, box.height)]
+        below = max(box.width, figure.bbox.width / 2) if lone else box.width
+        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, below), (ax.yaxis.label, box.height)]
     for text, room in places:
         if _length(text) > room and "\n" not in text.get_text():
             _wrap(text, room)
@@ -168,12 +170,17 @@ def _length(text) -> float:
     return extent.height if text.get_rotation() == 90 else extent.width
 
 
+def lines_of(words: str, letters: int) -> list[str]:
+    """Return a text on lines of at most so many letters, none of which begins with the dot between two parts."""
+    return [line.removeprefix("· ") for line in textwrap.wrap(words, letters)]
+
+
 def _wrap(text, room: float) -> None:
     """Put a text on lines of as many letters as fit the room, in pixels, but no fewer than NARROWEST."""
     words = text.get_text()
     letters = max(NARROWEST, int(len(words) * room / _length(text)))
     while True:
-        text.set_text("\n".join(textwrap.wrap(words, letters)))
+        text.set_text("\n".join(lines_of(words, letters)))
         if letters <= NARROWEST or _length(text) <= room:
             return
         letters -= 1
