@@ -22,6 +22,7 @@ LINE = 2.0  # times the size of its letters a line of a legend is long, so that 
 PAD = 0.6  # the same between a line and its words
 BETWEEN = 1.2  # and between columns
 COLUMNS = 6
+MOST_ROWS = 2  # of a legend, before its letters are smaller
 ROW = 0.15  # inches
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -210,38 +211,43 @@ def part_ticks(figure) -> bool:
 def legend_below(figure, handles: Sequence, labels: Sequence[str], width: float) -> None:
     """Draw a legend below all axes of a figure so many inches wide; none if nothing has a name."""
     if any(labels):
-        look = {"ncols": columns(labels, width), "columnspacing": BETWEEN, "handlelength": LINE, "handletextpad": PAD}
-        figure.legend(handles, labels, loc="outside lower left", **look)
-
-
-def columns(labels: Sequence[str], width: float) -> int:
-    """Return how many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
-    entries = entry_widths(labels)
-    between = BETWEEN * _letter()
-    for count in range(min(COLUMNS, len(labels)), 1, -1):
-        longest = [max(part) for part in np.array_split(entries, count)]
-        if sum(longest) + (count - 1) * between + _letter() <= width:
-            return count
-    return 1
-
-
-def entry_widths(labels: Sequence[str]) -> list[float]:
-    """Return how many inches each entry of a legend is wide, with its line."""
-    from matplotlib.backends.backend_agg import RendererAgg
-    from matplotlib.font_manager import FontProperties
-
-    font = FontProperties(size=_letter() * 72)
-    measure = RendererAgg(1, 1, FINE).get_text_width_height_descent
-    return [measure(label, font, False)[0] / FINE + (LINE + PAD) * _letter() if label else 0.0 for label in labels]
-
-
-def _letter() -> float:
-    """Return the size of the letters of a legend in inches."""
-    from matplotlib import rcParams
-
-    return float(rcParams["legend.fontsize"]) / 72
+        size, columns = _legend_layout(labels, width)
+        look = {"columnspacing": BETWEEN, "handlelength": LINE, "handletextpad": PAD, "fontsize": size}
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
 
 
 def legend_height(labels: Sequence[str], width: float) -> float:
     """Return how many inches a legend of more than one row takes beyond that one."""
-    return ROW * (math.ceil(len(labels) / columns(labels, width)) - 1) if labels else 0.0
+    return ROW * (math.ceil(len(labels) / _legend_layout(labels, width)[1]) - 1) if labels else 0.0
+
+
+def entry_widths(labels: Sequence[str], size: float | None = None) -> list[float]:
+    """Return how many inches each entry of a legend is wide, with its line; `size` is of its letters, in points."""
+    from matplotlib import rcParams
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.font_manager import FontProperties
+
+    size = rcParams["legend.fontsize"] if size is None else size
+    measure = RendererAgg(1, 1, FINE).get_text_width_height_descent
+    font = FontProperties(size=size)
+    return [measure(label, font, False)[0] / FINE + (LINE + PAD) * size / 72 if label else 0.0 for label in labels]
+
+
+def _legend_layout(labels: Sequence[str], width: float) -> tuple[float, int]:
+    """Return the size of a legend's letters in points, one less if that saves a third row, and the number of its columns."""
+    from matplotlib import rcParams
+
+    size = float(rcParams["legend.fontsize"])
+    columns, fewer = (_columns(entry_widths(labels, points), width, points) for points in (size, size - 1))
+    smaller = math.ceil(len(labels) / columns) > MOST_ROWS >= math.ceil(len(labels) / fewer)
+    return (size - 1, fewer) if smaller else (size, columns)
+
+
+def _columns(entries: Sequence[float], width: float, size: float) -> int:
+    """Return how many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
+    letter = size / 72
+    for count in range(min(COLUMNS, len(entries)), 1, -1):
+        longest = [max(part) for part in np.array_split(entries, count)]
+        if sum(longest) + ((count - 1) * BETWEEN + 1) * letter <= width:
+            return count
+    return 1
