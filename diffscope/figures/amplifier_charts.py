@@ -23,6 +23,7 @@ from diffscope.stats.averaging import mean_over_prompts, standard_error
 CONTROLS = {OWN: "own A₂", MIDDLE: "A₂ of other heads"}
 SYMBOLS = {name: entry.symbol for name, entry in MAPS.items()}
 CEILING = "ceiling (A₂ of A₁'s shape)"
+EQUAL = "equal maps, small noise"
 OUTPUTS = {name: f"{SYMBOLS[name]}·V" for name in RANKED_MAPS}
 SECONDS = {"own": "own A₂", "uniform": "uniform A₂", "next head": "A₂ of the next head"}
 STAGES = {"before": "before the norm", "after": "after the norm"}
@@ -121,7 +122,7 @@ def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
         high=rank + error,
         style="points",
         log="y",
-        controls=[RANKS["uniform"]],
+        controls=[RANKS["permuted"], RANKS["uniform"]],
         wide=True,
     )
 
@@ -133,7 +134,7 @@ def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
     values, low, high = _beside_controls(_titled(chosen["cmrr_injected"], "CMRR by injection"))
     own = values["control"] == CONTROLS[OWN]
     most = [by_head(each) for each in _ceiling(chosen)]
-    equal = by_head(chosen["equal_maps"]).expand_dims(control=["equal maps, small noise"])
+    equal = by_head(chosen["equal_maps"]).expand_dims(control=[EQUAL])
     return curves(
         xr.concat([values, *most, equal], "control"),
         x="head",
@@ -142,7 +143,7 @@ def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
         high=xr.concat([xr.where(own, values + error, high), *most, equal], "control"),
         references={"nothing cancels": 0.0},
         style="points",
-        controls=[CONTROLS[MIDDLE]],
+        controls=[CONTROLS[MIDDLE], CEILING, EQUAL],
         extremes=[CONTROLS[MIDDLE]],
         wide=True,
     )
@@ -163,7 +164,7 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
         high=xr.concat([xr.where(own, values + error, high), *most], "control"),
         references={"nothing cancels": 0.0},
         log="x",
-        controls=[CONTROLS[MIDDLE]],
+        controls=[CONTROLS[MIDDLE], CEILING],
         extremes=[CONTROLS[MIDDLE]],
     )
 
@@ -180,7 +181,7 @@ def rejected_by_all(estimates: xr.Dataset) -> Figure:
         points=heads,
         references={"nothing cancels": 0.0},
         log="x",
-        controls=[CONTROLS[MIDDLE]],
+        controls=[CONTROLS[MIDDLE], CEILING],
     )
 
 
@@ -205,7 +206,7 @@ def gained(estimates: xr.Dataset) -> Figure:
         high=values + error,
         references={"as before": 0.0},
         style="points",
-        controls=[SECONDS["uniform"]],
+        controls=[SECONDS["uniform"], SECONDS["next head"]],
         wide=True,
     )
 

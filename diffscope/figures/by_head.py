@@ -62,7 +62,7 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     arrays = [dataset[statistic] for dataset in of_models]
     together = xr.concat(arrays, xr.DataArray(list(comparison.names), dims="model", name="model"), join="outer")
     first = of_models[0].attrs
-    selections = " or ".join(dict.fromkeys(dataset.attrs["selection"] for dataset in of_models))
+    selections = _in_common([dataset.attrs["selection"].split(", ") for dataset in of_models])
     title = " · ".join(word for word in (first["long_name"], selections) if word)
     edits = "; ".join(
         f"{name}: {capture.facts['edits']}" for name, capture in zip(comparison.names, comparison.captures) if edited(capture)
@@ -73,6 +73,13 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
     return together.assign_attrs(
         long_name=title, units=first["units"], model=" and ".join(comparison.names), edits=edits, signs=signs
     )
+
+
+def _in_common(selections: list[list[str]]) -> str:
+    """Return what was selected of two models: the words that both have once, then those of each."""
+    common = [word for word in selections[0] if all(word in words for words in selections)]
+    own = dict.fromkeys(", ".join(word for word in words if word not in common) for words in selections)
+    return " · ".join(filter(None, [", ".join(common), " or ".join(own)]))
 
 
 def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | None = None, model: str = "") -> xr.Dataset:

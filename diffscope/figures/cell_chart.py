@@ -122,23 +122,36 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     return figure
 
 
+def _with_columns(panel: xr.Dataset) -> xr.Dataset:
+    """Return a panel (y, x) without the last numbered columns if they have no value, such as heads that another model has."""
+    undefined = panel["value"].isnull().all("y").values
+    numbered = [str(label).isdigit() for label in panel["x"].values]
+    last = max(
+        (at for at, (empty, number) in enumerate(zip(undefined, numbered)) if number and not empty), default=len(undefined)
+    )
+    return panel.isel(x=[at for at, number in enumerate(numbered) if at <= last or not number])
+
+
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
     """Draw for print; `contrast` as of ``diffscope.figures.maps``."""
     panels = [str(name) for name in dataset["panel"].values]
     tall = min(HIGHEST, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
     figure = canvas(width, tall)
-    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     kind, (low, high) = _colours(dataset)
-    columns, rows = ([for_print(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
-    room = 0.85 * width / (len(panels) * len(columns))
+    parts = [_with_columns(dataset.isel(panel=number)) for number in range(len(panels))]
+    counts = [part.sizes["x"] for part in parts]
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=counts)[0]
+    rows = [for_print(label) for label in _labels(dataset, "y")]
+    room = 0.85 * width / sum(counts)
     every = math.ceil(LABEL * len(rows) / (tall - 0.8))
-    step = math.ceil(CHARACTER * (max(map(len, columns)) + 1) / room)
-    whole = dataset if room >= WITH_ERROR else dataset.drop_vars("error", errors="ignore")
-    for column, (ax, name, values) in enumerate(zip(axes, panels, dataset["value"].values)):
+    step = math.ceil(CHARACTER * (max(map(len, _labels(dataset, "x"))) + 1) / room)
+    for number, (ax, name, part) in enumerate(zip(axes, panels, parts)):
+        values = part["value"].values
+        columns = [for_print(label) for label in _labels(part, "x")]
         colours = theme.colour_map(kind, contrast, empty=theme.PAPER)
         image = ax.imshow(values, cmap=colours, vmin=low, vmax=high, aspect="auto", interpolation="nearest")
         if dataset["value"].size <= NUMBERED and room >= NARROWEST:
-            texts = _numbers(whole.isel(panel=column), "\n")
+            texts = _numbers(part if room >= WITH_ERROR else part.drop_vars("error", errors="ignore"), "\n")
             for (y, x), value in np.ndenumerate(values):
                 colour = theme.PAPER if abs(value) > DARK * high else theme.INK
                 ax.text(x, y, texts[y][x], ha="center", va="center", size="x-small", color=colour)
@@ -147,7 +160,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
         ax.tick_params(length=0)
         ax.spines[:].set_visible(False)
         ax.set_title(for_print(name))
-        if width / len(panels) >= TITLED or column == len(panels) // 2:
+        if width / len(panels) >= TITLED or number == len(panels) // 2:
             ax.set_xlabel(for_print(dataset.attrs["x"]))
     axes[0].set_ylabel(for_print(dataset.attrs["y"]))
     bar = figure.colorbar(image, ax=list(axes), fraction=0.05, pad=0.02, aspect=20)

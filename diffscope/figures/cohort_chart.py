@@ -9,12 +9,13 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
+from diffscope.figures.line_screen import DASHES
 from diffscope.figures.print_layout import canvas, finish_print
 
 TITLE = "exact answers: in training, and in the end by length and number of distractors"
 
 ROW = 0.27  # inches an arm takes in print
-SEEDS = ("#08519c", "#4292c6", "#9ecae1", "#6baed6", "#08306b")
+SEEDS = (theme.SERIES[0], theme.SERIES[4], *theme.CONTROLS)
 
 
 def data(cohort: xr.Dataset) -> xr.Dataset:
@@ -81,7 +82,7 @@ def _draw_curves(ax, data: xr.Dataset, arm: str) -> None:
         run = data.sel(arm=arm, seed=seed)
         ax.plot(data["step"].values, run["retrieval"].values, color=colour, lw=0.8)
         if not np.isnan(run["formation"]):
-            ax.axvline(float(run["formation"]), color=theme.ORANGES[5], lw=0.6)
+            ax.axvline(float(run["formation"]), color=theme.INK, lw=0.6, ls=":")
     ax.set_ylim(-0.05, 1.05)
     ax.set_xlim(0, data["step"].values[-1])
     ax.set_yticks([])
@@ -128,13 +129,14 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     figure = make_subplots(rows=1, cols=2, column_widths=[0.45, 0.55], horizontal_spacing=0.12)
     for index, (arm, name) in enumerate(zip(arms, shown)):
         mean = data["retrieval"].sel(arm=arm).mean("seed").values
-        hue = f"hsl({round(360 * index / len(arms))}, 60%, 45%)"
+        hue = theme.SERIES[index % len(theme.SERIES)]
+        dash = ("solid", *DASHES)[index // len(theme.SERIES) % (1 + len(DASHES))]
         for seed in data["seed"].values:
             curve = data["retrieval"].sel(arm=arm, seed=seed).values
-            look = dict(line={"color": hue, "width": 1}, opacity=0.35, showlegend=False, hoverinfo="skip")
+            look = dict(line={"color": hue, "width": 1, "dash": dash}, opacity=0.35, showlegend=False, hoverinfo="skip")
             figure.add_trace(go.Scatter(x=data["step"].values, y=curve, legendgroup=name, mode="lines", **look), 1, 1)
         words = f"{name}<br>step %{{x}}<br>%{{y:.1%}} exact, mean over seeds<extra></extra>"
-        look = dict(line={"color": hue, "width": 2}, hovertemplate=words)
+        look = dict(line={"color": hue, "width": 2, "dash": dash}, hovertemplate=words)
         figure.add_trace(go.Scatter(x=data["step"].values, y=mean, name=name, legendgroup=name, mode="lines", **look), 1, 1)
     figure.add_trace(
         go.Heatmap(

@@ -6,7 +6,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import line_chart, theme
+from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, one_prompt
 
@@ -33,10 +33,10 @@ def fidelity_data(cap) -> xr.Dataset:
 
 #: what is drawn of each variable: its name, its colour, and how its line is broken
 LINES = {
-    "lam": ("λ", theme.MAP_COLOURS["A1"], "solid"),
+    "lam": ("λ", theme.SERIES[0], "solid"),
     "lam_init": ("λ at initialisation", theme.MUTED, "dash"),
-    "error": ("error", theme.MAP_COLOURS["A1"], "solid"),
-    "tolerance": ("tolerance", theme.ORANGES[6], "dash"),
+    "error": ("error", theme.SERIES[0], "solid"),
+    "tolerance": ("tolerance", theme.MUTED, "dash"),
 }
 HEADINGS = {"lam": "λ by layer", "error": "relative error of the rebuilt attention output"}
 BAND = {"λ": "heads and tokens"}
@@ -52,7 +52,7 @@ def _as_curves(data: xr.Dataset) -> xr.Dataset:
         of_lam = values["series"] == "λ"
         ends = {"low": data["lowest"].where(of_lam), "high": data["highest"].where(of_lam)}
     looks = {words: (colour, dash) for words, colour, dash in LINES.values() if words in drawn}
-    return line_chart.data(values, "layer", "series", looks=looks, **ends)
+    return line_data.data(values, "layer", "series", looks=looks, **ends)
 
 
 def _style(data: xr.Dataset, title: str | None) -> dict:
@@ -63,12 +63,12 @@ def _style(data: xr.Dataset, title: str | None) -> dict:
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 240, selected: int | None = None):
     """Draw for the screen; `selected` is a layer to mark."""
-    return line_chart.on_screen(_as_curves(data), height=height, marked=selected, **_style(data, title))
+    return line_screen.on_screen(_as_curves(data), height=height, marked=selected, **_style(data, title))
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
     """Draw for print."""
-    return line_chart.in_print(_as_curves(data), width, **_style(data, title))
+    return line_print.in_print(_as_curves(data), width, **_style(data, title))
 
 
 CHART = Chart(on_screen, in_print)

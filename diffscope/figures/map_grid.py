@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,7 +16,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, visible_cells, window
-from diffscope.figures.print_layout import canvas, screen_bar, screen_title
+from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -128,22 +127,30 @@ class Picture(NamedTuple):
 
 
 def _pictures(dataset: xr.Dataset) -> Iterator[Picture]:
-    heads = dataset.sizes["head"]
     step = 1 + GAP
-    for group, model in enumerate(dataset["model"].values):
+    for group, (model, begin) in enumerate(zip(dataset["model"].values, _begins(dataset))):
         for row, layer in enumerate(dataset["layer"].values):
             for column, head in enumerate(dataset["head"].values):
                 values = dataset["map"].values[group, row, column]
                 if np.isfinite(values).any():
-                    left = group * (heads * step + BETWEEN) + column * step
-                    yield Picture(str(model), int(layer), int(head), left, row * step, values)
+                    yield Picture(str(model), int(layer), int(head), begin + column * step, row * step, values)
+
+
+def _columns(dataset: xr.Dataset) -> list[int]:
+    """Return of how many heads each model has pictures, the last one without a picture left out."""
+    known = dataset["map"].notnull().any(["layer", "query", "key"]).values  # (model, head)
+    return [int(np.flatnonzero(heads)[-1]) + 1 for heads in known]
+
+
+def _begins(dataset: xr.Dataset) -> list[float]:
+    """Return where the pictures of each model begin, and where another model's would, in widths of a picture."""
+    wide = [columns * (1 + GAP) + BETWEEN for columns in _columns(dataset)]
+    return np.concatenate([[0.0], np.cumsum(wide)]).tolist()
 
 
 def _extent(dataset: xr.Dataset) -> tuple[float, float]:
     """Width and height of all pictures together, in widths of one."""
-    models, rows, heads = (dataset.sizes[dim] for dim in ("model", "layer", "head"))
-    step = 1 + GAP
-    return models * heads * step + (models - 1) * BETWEEN - GAP, rows * step - GAP
+    return _begins(dataset)[-1] - BETWEEN - GAP, dataset.sizes["layer"] * (1 + GAP) - GAP
 
 
 def _scale(dataset: xr.Dataset) -> tuple[str, float, float]:
@@ -206,12 +213,10 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
 def _labels(dataset: xr.Dataset) -> Iterator[tuple[float, float, str, bool]]:
     """Where each label stands, what it says, and whether it names a row: layers, heads, and of several models these."""
     step = 1 + GAP
-    heads = dataset.sizes["head"]
     for row, layer in enumerate(dataset["layer"].values):
         yield -GAP, row * step + 0.5, f"layer {layer}", True
-    for group, model in enumerate(dataset["model"].values):
-        left = group * (heads * step + BETWEEN)
-        for column, head in enumerate(dataset["head"].values):
+    for model, left, heads in zip(dataset["model"].values, _begins(dataset), _columns(dataset)):
+        for column, head in enumerate(dataset["head"].values[:heads]):
             yield left + column * step + 0.5, -GAP / 2, f"head {head}", False
         if dataset.sizes["model"] > 1:
             yield left + (heads * step - GAP) / 2, -0.3, short_name(str(model)), False
@@ -224,10 +229,10 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
     left, right, bottom = 0.48, 0.42, 0.08  # inches
     side = (width - left - right) / across
     if side < LEAST:
-        count = dataset.sizes["model"] * dataset.sizes["head"]
+        count = sum(_columns(dataset))
         raise DiffscopeError(f"{count} heads in a row do not fit {width:g} inches: choose heads=[…], or wide=True")
     several = dataset.sizes["model"] > 1
-    lines = textwrap.wrap(for_print(heading(dataset) if title is None else title), int(width / LETTER))
+    lines = lines_of(for_print(heading(dataset) if title is None else title), int(width / LETTER))
     top = 0.2 + 0.17 * several + (0.06 + 0.14 * len(lines) if lines else 0.0)
     height = side * down + top + bottom
     figure = canvas(width, height)
@@ -257,14 +262,12 @@ def _name(ax, dataset: xr.Dataset, side: float) -> None:
     words = "head {}" if side >= NAMED else "{}"
     every = max(1, int(np.ceil(0.16 / side)))
     step = 1 + GAP
-    heads = dataset.sizes["head"]
     small = {"size": "x-small", "color": theme.MUTED}
     inch = 1 / side
     for row, layer in list(enumerate(dataset["layer"].values))[::every]:
         ax.text(-0.04 * inch, row * step + 0.5, f"layer {layer}", ha="right", va="center", **small)
-    for group, model in enumerate(dataset["model"].values):
-        left = group * (heads * step + BETWEEN)
-        for column, head in list(enumerate(dataset["head"].values))[::every]:
+    for model, left, heads in zip(dataset["model"].values, _begins(dataset), _columns(dataset)):
+        for column, head in list(enumerate(dataset["head"].values[:heads]))[::every]:
             ax.text(left + column * step + 0.5, -0.03 * inch, words.format(head), ha="center", va="bottom", **small)
         if dataset.sizes["model"] > 1:
             middle = left + (heads * step - GAP) / 2

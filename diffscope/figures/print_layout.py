@@ -17,10 +17,12 @@ from diffscope.figures.escaping import for_html, for_print
 MOST_HEIGHT = 200.0  # inches of a printed figure; matplotlib's pictures end at six times as much on a screen
 WIDER = 1.1  # than its axes a title may be
 NARROWEST = 8  # letters of a line, however little room there is
-CHARACTER = 0.055  # inches of a letter at the size of a legend
-HANDLE = 0.42  # inches of what stands before an entry and behind it
-LINE = 2.0  # times the size of its letters a line is long, so that a broken one is seen to be
+FINE = 720  # dots an inch at which the words of a legend are measured
+LINE = 2.0  # times the size of its letters a line of a legend is long, so that a broken one is seen to be
+PAD = 0.6  # the same between a line and its words
+BETWEEN = 1.2  # and between columns
 COLUMNS = 6
+MOST_ROWS = 2  # of a legend, before its letters are smaller
 ROW = 0.15  # inches
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -151,9 +153,11 @@ def wrap_texts(figure) -> bool:
     wrapped = False
     figure.get_layout_engine().execute(figure)
     places = [(figure._suptitle, figure.bbox.width * 0.99)] if figure._suptitle else []
+    lone = sum(bool(ax.get_xlabel()) for ax in figure.axes) == 1  # of several axes: it may stand below its neighbours, too
     for ax in figure.axes:
         box = ax.get_window_extent()
-        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, box.width), (ax.yaxis.label, box.height)]
+        below = max(box.width, figure.bbox.width / 2) if lone else box.width
+        places += [(ax.title, box.width * WIDER), (ax.xaxis.label, below), (ax.yaxis.label, box.height)]
     for text, room in places:
         if _length(text) > room and "\n" not in text.get_text():
             _wrap(text, room)
@@ -167,12 +171,17 @@ def _length(text) -> float:
     return extent.height if text.get_rotation() == 90 else extent.width
 
 
+def lines_of(words: str, letters: int) -> list[str]:
+    """Return a text on lines of at most so many letters, none of which begins with the dot between two parts."""
+    return [line.removeprefix("· ") for line in textwrap.wrap(words, letters)]
+
+
 def _wrap(text, room: float) -> None:
     """Put a text on lines of as many letters as fit the room, in pixels, but no fewer than NARROWEST."""
     words = text.get_text()
     letters = max(NARROWEST, int(len(words) * room / _length(text)))
     while True:
-        text.set_text("\n".join(textwrap.wrap(words, letters)))
+        text.set_text("\n".join(lines_of(words, letters)))
         if letters <= NARROWEST or _length(text) <= room:
             return
         letters -= 1
@@ -199,24 +208,46 @@ def part_ticks(figure) -> bool:
     return parted
 
 
-def legend_below(figure, ax, width: float) -> None:
-    """The legend of one pair of axes, below all axes of a figure so many inches wide; none where nothing has a name."""
-    handles, labels = ax.get_legend_handles_labels()
+def legend_below(figure, handles: Sequence, labels: Sequence[str], width: float) -> None:
+    """Draw a legend below all axes of a figure so many inches wide; none if nothing has a name."""
     if any(labels):
-        figure.legend(
-            handles, labels, loc="outside lower left", ncols=columns(labels, width), columnspacing=1.2, handlelength=LINE
-        )
-
-
-def columns(labels: Sequence[str], width: float) -> int:
-    """How many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
-    for count in range(min(COLUMNS, len(labels)), 1, -1):
-        longest = [max(map(len, part)) for part in np.array_split(np.array(labels, dtype=object), count)]
-        if sum(CHARACTER * letters + HANDLE for letters in longest) <= width:
-            return count
-    return 1
+        size, columns = _legend_layout(labels, width)
+        look = {"columnspacing": BETWEEN, "handlelength": LINE, "handletextpad": PAD, "fontsize": size}
+        figure.legend(handles, labels, loc="outside lower left", ncols=columns, **look)
 
 
 def legend_height(labels: Sequence[str], width: float) -> float:
-    """How many inches a legend of more than one row takes beyond that one."""
-    return ROW * (math.ceil(len(labels) / columns(labels, width)) - 1) if labels else 0.0
+    """Return how many inches a legend of more than one row takes beyond that one."""
+    return ROW * (math.ceil(len(labels) / _legend_layout(labels, width)[1]) - 1) if labels else 0.0
+
+
+def entry_widths(labels: Sequence[str], size: float | None = None) -> list[float]:
+    """Return how many inches each entry of a legend is wide, with its line; `size` is of its letters, in points."""
+    from matplotlib import rcParams
+    from matplotlib.backends.backend_agg import RendererAgg
+    from matplotlib.font_manager import FontProperties
+
+    size = rcParams["legend.fontsize"] if size is None else size
+    measure = RendererAgg(1, 1, FINE).get_text_width_height_descent
+    font = FontProperties(size=size)
+    return [measure(label, font, False)[0] / FINE + (LINE + PAD) * size / 72 if label else 0.0 for label in labels]
+
+
+def _legend_layout(labels: Sequence[str], width: float) -> tuple[float, int]:
+    """Return the size of a legend's letters in points, one less if that saves a third row, and the number of its columns."""
+    from matplotlib import rcParams
+
+    size = float(rcParams["legend.fontsize"])
+    columns, fewer = (_columns(entry_widths(labels, points), width, points) for points in (size, size - 1))
+    smaller = math.ceil(len(labels) / columns) > MOST_ROWS >= math.ceil(len(labels) / fewer)
+    return (size - 1, fewer) if smaller else (size, columns)
+
+
+def _columns(entries: Sequence[float], width: float, size: float) -> int:
+    """Return how many columns of entries fit; matplotlib fills one after the other, the first ones with one more."""
+    letter = size / 72
+    for count in range(min(COLUMNS, len(entries)), 1, -1):
+        longest = [max(part) for part in np.array_split(entries, count)]
+        if sum(longest) + ((count - 1) * BETWEEN + 1) * letter <= width:
+            return count
+    return 1

@@ -12,7 +12,7 @@ from diffscope.figures.escaping import for_html, for_print, readable, shorten, v
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 from diffscope.figures.panels import heading, labels, marked_spans, positions
-from diffscope.figures.print_layout import canvas, columns, finish_print, finish_screen
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
 LARGEST = 4096  # keys drawn one by one
 
@@ -149,8 +149,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
     ax.set_ylabel("weight")
     handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     shown = [label for label in (theme.TITLES[first], "−λ·A₂", "D", *names) if label in handles]
-    look = {"loc": "outside lower left", "ncols": columns(shown, width), "columnspacing": 1.2, "handletextpad": 0.5}
-    figure.legend([handles[label] for label in shown], shown, **look)
+    legend_below(figure, [handles[label] for label in shown], shown, width)
     finish_print(figure, _heading(data) if title is None else title)
     return figure
 

@@ -10,7 +10,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
-from diffscope.figures.print_layout import canvas, finish_print, finish_screen
+from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
 ROLES = ("series", "x", "point")
 STRIP = 0.42  # from one strip to the next, where 1 is from one place to the next
@@ -93,7 +93,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     ax.set_xlabel(for_print(dataset.attrs["x"]))
     ax.set_ylabel(for_print(dataset.attrs["y"]))
     ax.yaxis.grid(True)
-    figure.legend(loc="outside lower left", ncols=2)
+    legend_below(figure, *ax.get_legend_handles_labels(), width)
     finish_print(figure, title)
     return figure
 

@@ -7,6 +7,9 @@ The colours carry the arithmetic: what A1 adds is blue, what λ·A2 takes away i
 runs from orange through white (always exactly zero) to blue. Both stay apart under the common
 forms of colour blindness. In grey print what is darker than the middle grey is above zero: the
 orange side of D ends there, the blue side goes on to nearly black.
+
+Blue and orange mean nothing else. Models, heads and everything else that is told apart have the
+colours of ``SERIES``, and a marker each. Controls are grey.
 """
 
 from __future__ import annotations
@@ -32,7 +35,14 @@ ORANGES = ["#ffffff", "#feedde", "#fdd0a2", "#fdae6b", "#fd8d3c", "#f16913", "#d
 TAKEN = ORANGES[:6]  # of D below zero
 
 #: the colour of each map where it is a line or a bar
-MAP_COLOURS = {"A": "#2171b5", "A1": "#2171b5", "A2": "#f16913", "lambda_A2": "#f16913", "D": INK, "share": "#2171b5"}
+MAP_COLOURS = {"A": BLUES[6], "A1": BLUES[6], "A2": ORANGES[5], "lambda_A2": ORANGES[5], "D": INK, "share": BLUES[6]}
+#: the same by what maps, and what they give out, are called in print
+SYMBOL_COLOURS = {
+    f"{sign}{symbol}{of}": MAP_COLOURS[name]
+    for name, symbol in {"A": "A", **{name: entry.symbol for name, entry in MAPS.items()}}.items()
+    for sign in ("", "−")
+    for of in ("", "·V")
+}
 #: which scale each map is drawn with
 SCALES = {"A": "blue", "A1": "blue", "A2": "orange", "lambda_A2": "orange", "D": "diverging", "share": "blue"}
 #: names as they are printed
@@ -46,11 +56,13 @@ SPAN_COLOURS = {
     "irrelevant": "#b0b7c3",
     "sink": "#000000",
 }
-#: colours of lines and bars that are neither maps nor spans, apart also under colour blindness (Okabe and Ito, 2008)
-SERIES = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8c8c8c"]
-#: what everything is compared with, by how its name begins, and its colours
+#: colours of models, and of lines and bars that are neither maps, spans nor controls: none is blue or orange, and each is darker
+#: or lighter than the one before
+SERIES = ["#4b3a78", "#3a9188", "#a0456b", "#9a9140", "#a596cf", "#6b5a52", "#86c2b8"]
+#: the colours of what everything is compared with
+CONTROLS = [MUTED, "#98a2b3", "#c0c7d1"]
+#: how the name of the control begins that figures of all kinds have
 CONTROL = "uniform attention"
-CONTROL_COLOURS = ["#8c8c8c", "#bdbdbd"]
 OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#8d6e63"]
 
 #: text widths in inches: one column, full width (equal where the venue has one column)
@@ -249,8 +261,10 @@ ON_DARK = {
     BLUES[6]: "#6baed6",
     BLUES[7]: "#6baed6",
     ORANGES[7]: "#fdae6b",
-    SERIES[0]: "#56a9e0",
-    SERIES[4]: "#9ad1f5",
+    SERIES[0]: "#b3a3e6",
+    SERIES[1]: "#5fb8ae",
+    SERIES[2]: "#d98aa8",
+    SERIES[5]: "#b8a59b",
 }
 
 

@@ -6,13 +6,13 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures import line_chart, theme
+from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.escaping import for_html
 from diffscope.figures.figure import Chart
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
-INKS = (theme.SERIES[0], theme.SERIES[1])  # of the head that is set apart, and of its control
+INKS = (theme.SERIES[0], theme.MUTED)  # of the head that is set apart, and of its control
 TITLE = "step of training (evenly spaced)"
 NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close share a label, which has so many names
 ROOM = 64  # pixels of the labels
@@ -45,7 +45,7 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
     uniform = float(estimates["uniform"].sel(layer=layer)[-1]) if statistic == "answer" else np.nan
     references = {UNIFORM: uniform} if np.isfinite(uniform) else {}
-    dataset = line_chart.data(table, "step", "series", references=references)
+    dataset = line_data.data(table, "step", "series", references=references)
     return dataset.assign_attrs(apart=apart)
 
 
@@ -71,12 +71,14 @@ def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
 def _with_looks(data: xr.Dataset) -> xr.Dataset:
     """Return data with the colours of what is set apart, and grey for all else."""
     apart = dict(zip(data.attrs["apart"], zip(INKS, ("solid", "dash"))))
-    return data.assign_attrs(looks={str(name): apart.get(str(name), (theme.MUTED, "solid")) for name in data["series"].values})
+    return data.assign_attrs(
+        looks={str(name): apart.get(str(name), (theme.CONTROLS[1], "solid")) for name in data["series"].values}
+    )
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
     """Draw for the screen."""
-    figure = line_chart.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
+    figure = line_screen.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
     figure.layout.annotations = _names_at_ends(data)
     figure.layout.margin.r = ROOM
     return figure
@@ -108,7 +110,7 @@ def _names_at_ends(data: xr.Dataset) -> list[dict]:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
     """Draw for print."""
-    return line_chart.in_print(_with_looks(data), width, title=title, highlight=data.attrs["apart"])
+    return line_print.in_print(_with_looks(data), width, title=title, highlight=data.attrs["apart"])
 
 
 CHART = Chart(on_screen, in_print)

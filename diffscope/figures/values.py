@@ -9,9 +9,13 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart as _cell_chart
-from diffscope.figures import line_chart as _line_chart
+from diffscope.figures import line_data as _line_data
 from diffscope.figures import strip_chart as _strip_chart
-from diffscope.figures.figure import Drawing, Figure, Printing, figure
+from diffscope.figures.figure import Chart, Drawing, Figure, Printing, figure
+from diffscope.figures.line_print import in_print
+from diffscope.figures.line_screen import on_screen
+
+LINES = Chart(on_screen, in_print)
 
 
 @figure(wide=False)
@@ -81,14 +85,14 @@ def curves(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    if style not in _line_chart.STYLES:
-        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_line_chart.STYLES)}")
+    if style not in _line_data.STYLES:
+        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_line_data.STYLES)}")
     if points is not None and (style not in ("lines", "points") or at is not None):
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
     marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
-    data = _line_chart.data(values, x, series, panels, **ranges, **marks)
-    return Drawing(_line_chart.CHART, data, {"style": style, "log": log, "scale": scale, "extremes": list(extremes)})
+    data = _line_data.data(values, x, series, panels, **ranges, **marks)
+    return Drawing(LINES, data, {"style": style, "log": log, "scale": scale, "extremes": list(extremes)})
 
 
 @figure(wide=False)
@@ -161,7 +165,7 @@ def panels_beside(parts: Mapping[str, Figure]) -> Drawing:
     """Return figures of curves that are drawn alike as one: panels of each beside those of the next, with its name."""
     figures = list(parts.values())
     data = figures[0].data if len(figures) == 1 else _beside({name: figure.data for name, figure in parts.items()})
-    return Drawing(_line_chart.CHART, data, {word: value for word, value in figures[0].style.items() if word != "title"})
+    return Drawing(LINES, data, {word: value for word, value in figures[0].style.items() if word != "title"})
 
 
 def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:

@@ -273,7 +273,7 @@ def test_in_a_comparison_each_model_has_the_name_of_its_own_map():
     first, second = (diffscope.load(tiny.own(kind, 2, num_hidden_layers=2)) for kind in ("v1", "standard"))
     pair = diffscope.compare(first, second, tiny.ids(12))
     drawn = figures.heads(pair, statistic="gini")
-    assert "D, query 11 or A, query 11" in drawn.caption
+    assert "query 11 · D or A" in drawn.caption
     diff, standard = (cap.measure(["gini"])["gini"].sel(map="D").isel(query=-1) for cap in pair.captures)
     np.testing.assert_array_equal(drawn.data["value"].values, np.stack([diff, standard]))
     assert "or A of standard attention" in figures.maps(pair, layers="all").caption

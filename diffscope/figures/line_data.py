@@ -1,0 +1,156 @@
+"""Labelled values along one dimension, a series for each label of another: the data of lines, points and bars."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.figures import theme
+from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+
+ROLES = ("panel", "series", "x")
+STYLES = ("lines", "points", "bars", "stacked")
+Looks = Mapping[str, tuple[str, str]]
+
+
+def data(
+    values: xr.DataArray,
+    x: str,
+    series: str | None = None,
+    panels: str | None = None,
+    low: xr.DataArray | None = None,
+    high: xr.DataArray | None = None,
+    references: Mapping[str, float] | None = None,
+    at: xr.DataArray | None = None,
+    diagonal: str = "",
+    controls: Sequence[str] = (),
+    within: tuple[float, float] | None = None,
+    points: xr.DataArray | None = None,
+    looks: Looks | None = None,
+) -> xr.Dataset:
+    """Values (panel, series, x) with their range, and points (panel, series, x, point); parameters as of ``figures.curves``."""
+    chosen = by_role(values, {"x": x, "series": series, "panel": panels})
+    arrays = {"value": values}
+    if (low is None) != (high is None):
+        raise DiffscopeError("a range has two ends: give low and high")
+    if low is not None and high is not None:
+        arrays |= {"low": low, "high": high}
+    if at is not None:
+        arrays["at"] = at.broadcast_like(values)
+    drawn = {name: in_roles(array, chosen, ROLES) for name, array in arrays.items()}
+    if points is not None:
+        drawn["points"] = _behind(points, chosen)
+    dataset = xr.Dataset(drawn).drop_attrs()
+    about = {
+        "model": str(values.attrs.get("model", "")),
+        "x": along_title(values, x) if at is None else values_title(at),
+        "y": values_title(values),
+        "references": dict(references or {}),
+        "diagonal": diagonal,
+        "controls": list(controls),
+        "within": list(within or ()),
+        "looks": {name: list(look) for name, look in (looks or {}).items()},
+    }
+    return dataset.assign_attrs(about)
+
+
+def _behind(points: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
+    """Single values (panel, series, x, point) that are drawn behind the others; all dimensions without a role are one."""
+    single = [dim for dim in points.dims if dim not in chosen]
+    labels = [" ".join(map(str, np.atleast_1d(label))) for label in points.stack(point=single)["point"].values.tolist()]
+    flat = points.stack(point=single, create_index=False).reset_coords(drop=True).assign_coords(point=labels)
+    return in_roles(flat, {**chosen, "point": "point"}, (*ROLES, "point"))
+
+
+def dash_of(dataset: xr.Dataset, name: str) -> str:
+    """Of a series' line: solid, dash or dot."""
+    return dataset.attrs["looks"].get(name, ("", "solid"))[1]
+
+
+def colours_of(dataset: xr.Dataset) -> dict[str, str]:
+    """Return the colour of each series: that of a map or a span where it is one, grey where it is a control."""
+    names = [str(name) for name in dataset["series"].values]
+    greys, others = cycle(theme.CONTROLS), cycle(theme.SERIES)
+    controls = {name: next(greys) for name in names if name in dataset.attrs["controls"] or name.startswith(theme.CONTROL)}
+    known = theme.MAP_COLOURS | theme.SYMBOL_COLOURS | theme.SPAN_COLOURS | controls
+    known |= {name: colour for name, (colour, _) in dataset.attrs["looks"].items()}
+    return {name: known.get(name) or next(others) for name in names}
+
+
+def ends_of(dataset: xr.Dataset) -> tuple[float, float]:
+    """Between which numbers a diagonal is drawn: those of the horizontal axis, and 0."""
+    at = dataset["at"].values
+    finite = at[np.isfinite(at)]
+    return min(0.0, *finite), max(0.0, *finite)
+
+
+def shown(dataset: xr.Dataset, name: str) -> np.ndarray:
+    """Values as far as they are within what is drawn; what is beyond stands at the end."""
+    values = dataset[name].values
+    return np.clip(values, *dataset.attrs["within"]) if dataset.attrs["within"] else values
+
+
+def spread(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
+    """How far the range of values goes down and up, of which a rounding may make less than nothing; NaN where there is none."""
+    values = shown(dataset, "value")
+    down, up = values - shown(dataset, "low"), shown(dataset, "high") - values
+    none = np.maximum(down, up) <= 0
+    return np.where(none, np.nan, np.maximum(down, 0)), np.where(none, np.nan, np.maximum(up, 0))
+
+
+def within_a_decade(dataset: xr.Dataset) -> bool:
+    """Whether values are so close that a logarithmic axis has a tick at most between them."""
+    finite = dataset["value"].values[dataset["value"].values > 0]
+    return len(finite) > 0 and finite.max() < 10 * finite.min()
+
+
+def beyond(dataset: xr.Dataset) -> np.ndarray:
+    """-1 below what is drawn, 1 above it, 0 within."""
+    return np.sign(dataset["value"].values - shown(dataset, "value"))
+
+
+def places_of(dataset: xr.Dataset) -> tuple[list, bool]:
+    """Where values stand along x, and whether these are numbers."""
+    places = dataset["x"].values.tolist()
+    numbers = all(isinstance(place, (int, float)) for place in places)
+    return (places if numbers else [str(place) for place in places]), numbers
+
+
+def has_single(part: xr.Dataset) -> bool:
+    """Return whether a series has single values that its values do not say already, as those of a control do."""
+    return "points" in part and not np.allclose(part["points"], part["value"].values[:, None], rtol=1e-6, atol=0, equal_nan=True)
+
+
+def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, str]] | None:
+    """Return the two parts of labels such as "model: control", if a legend of the parts is shorter and as clear.
+
+    The first parts have a colour each, the second parts a dash each. A first part whose series have all one dash keeps it.
+
+    Returns
+    -------
+    (dict of str to str, dict of str to str) or None
+        A series of each first part, and the dash of each second part that has a name.
+    """
+    parts: dict[str, dict[str, str]] = {}
+    colours = colours_of(dataset)
+    for name in colours:
+        first, _, second = re.sub(", (?=unedited)", ": ", name).partition(": ")
+        parts.setdefault(first, {})[second] = name
+    dashes: dict[str, set[str]] = {}
+    for named in parts.values():
+        own = {second: dash_of(dataset, name) for second, name in named.items()}
+        if len({colours[name] for name in named.values()}) > 1:
+            return None
+        if len(set(own.values())) > 1 or len(own) == 1:
+            for second, dash in own.items():
+                dashes.setdefault(second, set()).add(dash)
+    named_parts = {second: min(known) for second, known in dashes.items() if second}
+    clear = all(len(known) == 1 for known in dashes.values()) and len(set(named_parts.values())) == len(named_parts)
+    if not clear or len(parts) < 2 or len(parts) + len(named_parts) > len(colours) or not named_parts:
+        return None
+    return {first: next(iter(named.values())) for first, named in parts.items()}, named_parts

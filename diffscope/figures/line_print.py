@@ -1,0 +1,247 @@
+"""Labelled values as lines, points, bars or stacked bars in print."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+
+import numpy as np
+import xarray as xr
+
+from diffscope.figures import theme
+from diffscope.figures.escaping import for_print
+from diffscope.figures.line_data import (
+    beyond,
+    colours_of,
+    dash_of,
+    ends_of,
+    factors_of,
+    has_single,
+    places_of,
+    shown,
+    spread,
+    within_a_decade,
+)
+from diffscope.figures.print_layout import ROW, canvas, entry_widths, finish_print, legend_below, legend_height, log_axis
+
+LABELS = 18  # of categories that fit below a figure
+TALLEST = 2.2  # inches of a row of panels
+NARROWEST = 1.3  # inches of a panel: of narrower ones there are several rows
+CHARACTER = 0.055  # inches of a label below a figure
+TICK = 0.3  # inches from one numbered tick to the next
+SLANTED = 0.3  # inches that turned labels take below a panel
+MARKERS = ("o", "s", "D", "P", "X", "p")  # a colour each, for grey print; triangles are points beyond what is drawn
+IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
+
+
+def in_print(
+    dataset: xr.Dataset,
+    width: float,
+    style: str = "lines",
+    title: str | None = None,
+    log: str = "",
+    scale: str = "shared",
+    band: Mapping[str, str] | None = None,
+    highlight: Sequence[str] = (),
+    extremes: Sequence[str] = (),
+):
+    """Draw for print; panels that would be too narrow beside each other stand in several rows. Parameters as of ``on_screen``."""
+    from matplotlib.ticker import MaxNLocator
+
+    panels = [str(name) for name in dataset["panel"].values]
+    columns = min(len(panels), max(1, int(width / NARROWEST)))
+    rows = math.ceil(len(panels) / columns)
+    wide = width / columns
+    tall = min(max(1.6, wide * 0.5), TALLEST)
+    colours = colours_of(dataset)
+    lines = [*dataset.attrs["references"], dataset.attrs["diagonal"]]
+    factors = factors_of(dataset) if style == "lines" and not highlight else None
+    series = [*factors[0], *factors[1]] if factors else highlight or colours
+    named = [for_print(name) for name in [*series, *(band or {}).values(), *lines] if name]
+    places, numbers = places_of(dataset)
+    numbers = numbers and style in ("lines", "points")
+    turned = not numbers and "at" not in dataset and _turned(places, wide)
+    tall += SLANTED if turned else 0.0
+    free = rows * columns > len(panels) and _fits(named, wide, tall)
+    figure = canvas(width, rows * tall + (0.0 if free else legend_height(named, width)))
+    grid = figure.subplots(rows, columns, sharey=scale == "shared", squeeze=False)
+    ticks = np.asarray(places, float) if numbers else np.arange(len(places), dtype=float)
+    for number, ax in enumerate(grid.flat):
+        if number >= len(panels):
+            ax.set_axis_off()
+            continue
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight, extremes)
+        _print_references(ax, dataset)
+        ax.set_title(for_print(panels[number]))
+        if number >= len(panels) - columns:
+            ax.set_xlabel(for_print(dataset.attrs["x"]))
+        if not numbers and "at" not in dataset:
+            _name_places(ax, places, wide)
+        elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+        elif "at" not in dataset:
+            ax.xaxis.set_major_locator(
+                MaxNLocator(min(12, max(3, int(wide / TICK))), integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10])
+            )
+            ax.xaxis.set_major_formatter("{x:g}")
+        ax.yaxis.grid(True)
+        for axis in (ax.xaxis if letter == "x" else ax.yaxis for letter in log):
+            log_axis(axis)
+            if axis is ax.yaxis and within_a_decade(dataset):
+                axis.set_minor_formatter("{x:g}")
+        if "x" in log and numbers:
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
+    for row in grid:
+        row[0].set_ylabel(for_print(dataset.attrs["y"]))
+    handles, labels = _entries(grid[0, 0], colours, factors)
+    if free:
+        grid[-1, -1].legend(handles, labels, loc="center")
+    else:
+        legend_below(figure, handles, labels, width)
+    finish_print(figure, title)
+    return figure
+
+
+def _fits(labels: Sequence[str], width: float, height: float) -> bool:
+    """Return whether a legend fits the place of a panel so many inches wide and high."""
+    return bool(labels) and max(entry_widths(labels)) <= 0.85 * width and ROW * len(labels) <= 0.7 * height
+
+
+def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str, str]] | None) -> tuple[list, list[str]]:
+    """Return the lines of a legend and their words: with factors, a line for each first and each second part of a label."""
+    from matplotlib.lines import Line2D
+
+    handles, labels = ax.get_legend_handles_labels()
+    if factors is None:
+        return handles, labels
+    firsts, seconds = factors
+    drawn = dict(zip(labels, handles))
+    others = {words: handle for words, handle in drawn.items() if words not in set(map(for_print, series))}
+    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items()}
+    dashes = {for_print(second): Line2D([], [], color=theme.INK, ls=IN_PRINT[dash]) for second, dash in seconds.items()}
+    together = entries | dashes | others
+    return list(together.values()), list(together)
+
+
+def _print_references(ax, dataset: xr.Dataset) -> None:
+    """The lines of one panel that are no data."""
+    if words := dataset.attrs["diagonal"]:
+        ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
+    for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
+        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=line, label=for_print(words))
+
+
+def _apart(ticks: np.ndarray, width: float) -> bool:
+    """Whether a tick at every place of a panel so many inches wide leaves room for its label."""
+    if len(ticks) == 1:
+        return True
+    labels = max(len(f"{tick:g}") for tick in ticks) + 1
+    return float(np.diff(np.sort(ticks)).min() / np.ptp(ticks)) * 0.8 * width > labels * CHARACTER
+
+
+def _step(places: list, width: float) -> int:
+    """Of how many labels one is shown below a panel so many inches wide: every one where there are few."""
+    return math.ceil(len(places) * TALLEST / width / LABELS) if len(places) > LABELS / 2 else 1
+
+
+def _turned(places: list, width: float) -> bool:
+    """Whether labels would touch if they were not turned."""
+    labels = places[:: _step(places, width)]
+    return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
+
+
+def _name_places(ax, places: list, width: float) -> None:
+    """Labels below a panel so many inches wide."""
+    step = _step(places, width)
+    labels = [for_print(place) for place in places[::step]]
+    look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if _turned(places, width) else {}
+    ax.set_xticks(range(0, len(places), step), labels, **look)
+
+
+def _bars_or_lines(
+    ax,
+    part: xr.Dataset,
+    places: np.ndarray,
+    colours: Mapping[str, str],
+    style: str,
+    band: Mapping[str, str],
+    highlight: Sequence[str],
+    extremes: Sequence[str],
+) -> None:
+    """Draw all series of one panel, (series, x)."""
+    count = len(colours)
+    inks = list(dict.fromkeys(colours.values()))
+    above = np.zeros(len(places))
+    below = np.zeros(len(places))
+    for number, (name, colour) in enumerate(colours.items()):
+        series = part.isel(series=number)
+        values = shown(series, "value")
+        marker = MARKERS[inks.index(colour) % len(MARKERS)]
+        aside = (number - (count - 1) / 2) / count
+        ends = {}
+        if "low" in series:
+            ends = {"yerr": np.stack(spread(series))}
+        label = for_print(name) if name else None
+        numbers = "at" in series or places_of(series)[1]
+        beside = 0.0 if style == "lines" or numbers else 0.4 * aside
+        if name in extremes and ends:
+            at = places + (0.8 * aside if style == "bars" else beside)
+            _print_extremes(ax, series, at, theme.INK if style == "bars" else colour)
+            ends = {}
+        if has_single(series):
+            single = shown(series, "points")
+            at = np.repeat(_parted(places, aside) if numbers else places + beside, single.shape[1])
+            ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
+        if style == "stacked":
+            bottom = np.where(values < 0, below, above)
+            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
+            above += np.nan_to_num(np.maximum(values, 0))
+            below += np.nan_to_num(np.minimum(values, 0))
+        elif style == "bars":
+            ax.bar(
+                places + 0.8 * aside,
+                values,
+                0.8 / count,
+                color=colour,
+                label=label,
+                error_kw={"lw": 0.6, "ecolor": theme.INK},
+                **ends,
+            )
+        elif style == "lines":
+            if name in band and "low" in series:
+                area = {"color": colour, "alpha": 0.15, "lw": 0, "label": for_print(band[name])}
+                ax.fill_between(places, shown(series, "low"), shown(series, "high"), **area)
+                ends = {}
+            line = IN_PRINT[dash_of(series, name)]
+            look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
+            if highlight and name not in highlight:
+                look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5, "label": None}
+            elif highlight:
+                look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
+            ax.errorbar(places, values, color=colour, **look, **ends)
+        else:
+            _points(ax, series, places + beside, colour, marker, label, ends)
+
+
+def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:
+    """Draw the ends of the ranges of one series as small points."""
+    for end in shown(part, "value") + np.stack(spread(part)) * [[-1], [1]]:
+        ax.plot(places, end, color=colour, ls="", marker="o", ms=2.0, mew=0, alpha=0.7, zorder=3)
+
+
+def _parted(places: np.ndarray, aside: float) -> np.ndarray:
+    """Return numbered places, a little to the side so that points of several series do not cover each other."""
+    return places + 0.12 * aside * np.diff(np.unique(places)).min(initial=np.inf) if len(places) > 1 else places
+
+
+def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
+    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    values = shown(part, "value")
+    places = part["at"].values if "at" in part else places
+    side = np.nan_to_num(beyond(part))
+    within = np.where(side == 0, values, np.nan)
+    look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
+    ax.errorbar(places, within, color=colour, ls="", marker=marker, ms=2.6, elinewidth=0.6, label=label, **look, **ends)
+    for arrow, outside in (("v", side < 0), ("^", side > 0)):
+        ax.plot(places[outside], values[outside], color=colour, ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)

@@ -1,0 +1,80 @@
+"""What a colour means, and how few words a legend takes to say it."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from diffscope import figures
+from diffscope.figures import theme
+
+
+def lines_of(looks, **options):
+    """A figure of one line a label, with these colours and dashes."""
+    values = xr.DataArray(np.arange(2.0 * len(looks)).reshape(-1, 2), {"line": list(looks), "x": [0, 1]}, ("line", "x"))
+    return figures.curves(values, x="x", series="line", looks=looks, **options)
+
+
+def legend_of(figure):
+    """The words of a printed legend."""
+    drawing = figure.matplotlib()
+    (legend,) = [*drawing.legends, *(ax.get_legend() for ax in drawing.axes if ax.get_legend())]
+    return [text.get_text() for text in legend.get_texts()]
+
+
+def test_words_that_lines_share_stand_once_in_a_printed_legend():
+    one, two = theme.SERIES[:2]
+    looks = {"ours: answer": (one, "solid"), "ours: noise": (one, "dash"), "theirs: answer": (two, "solid")}
+    looks |= {"theirs: noise": (two, "dash"), "uniform: answer": (theme.MUTED, "solid"), "uniform: noise": (theme.MUTED, "dash")}
+    assert legend_of(lines_of(looks)) == ["ours", "theirs", "uniform", "answer", "noise"]
+    controls = {"ours": (one, "solid"), "theirs": (two, "solid"), "ours: random": (one, "dot"), "theirs: random": (two, "dot")}
+    assert legend_of(lines_of(controls)) == ["ours", "theirs", "random"]
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        {"a: b": ("#4b3a78", "solid"), "a: c": ("#3a9188", "solid"), "d: b": ("#a0456b", "solid"), "d: c": ("#9a9140", "solid")},
+        {"a: b": ("#4b3a78", "solid"), "a: c": ("#4b3a78", "dash"), "d: b": ("#3a9188", "dash"), "d: c": ("#3a9188", "solid")},
+    ],
+)
+def test_a_legend_names_every_line_where_its_parts_would_not_tell_them_apart(looks):
+    assert legend_of(lines_of(looks)) == list(looks)
+
+
+def test_a_legend_stands_where_a_row_of_panels_leaves_a_place():
+    values = xr.DataArray(np.ones((3, 2, 2)), {"p": list("abc"), "line": ["own", "other"], "x": [0, 1]}, ("p", "line", "x"))
+    drawing = figures.curves(values, x="x", series="line", panels="p", width=3.0).matplotlib()
+    assert not drawing.legends and drawing.axes[-1].get_legend() is not None
+
+
+def test_blue_and_orange_are_maps_and_grey_is_a_control():
+    names = ["A₁", "−λ·A₂", "ours", "theirs", "uniform attention", "permuted"]
+    values = xr.DataArray(np.ones((6, 2)), {"line": names, "x": [0, 1]}, ("line", "x"))
+    drawing = figures.curves(values, x="x", series="line", style="bars", controls=["permuted"]).plotly()
+    colours = {bar.name: bar.marker.color for bar in drawing.data}
+    assert [colours[name] for name in names[:2]] == [theme.MAP_COLOURS["A1"], theme.MAP_COLOURS["lambda_A2"]]
+    assert [colours[name] for name in names[2:4]] == theme.SERIES[:2]
+    assert [colours[name] for name in names[4:]] == theme.CONTROLS[:2]
+
+
+def test_no_colour_of_a_model_is_blue_or_orange_and_neighbours_differ_in_grey_print():
+    light = []
+    for colour in theme.SERIES:
+        red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        hue, saturation, _ = colorsys.rgb_to_hsv(red, green, blue)
+        assert saturation < 0.4 or not (15 <= 360 * hue <= 45 or 195 <= 360 * hue <= 245), colour
+        light.append(0.299 * red + 0.587 * green + 0.114 * blue)
+    assert min(abs(np.diff(light))) > 0.05
+
+
+def test_heads_that_a_model_does_not_have_take_no_room_in_print():
+    values = xr.DataArray(np.ones((2, 1, 4)), dims=("model", "layer", "head"), coords={"model": ["ours", "theirs"]})
+    values = values.assign_coords(layer=[0], head=range(4))
+    values[0, 0, 2:] = np.nan
+    ours, theirs, _ = figures.cells(values, panels="model").matplotlib().axes
+    assert [len(ax.get_xticks()) for ax in (ours, theirs)] == [2, 4]
+    values[0, 0, :2] = [np.nan, 1.0]  # a head that is undefined, before one that is not, keeps its place
+    ours, *_ = figures.cells(values, panels="model").matplotlib().axes
+    assert len(ours.get_xticks()) == 2
