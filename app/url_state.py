@@ -86,7 +86,8 @@ def bound(key: str, *, default: Any = None, options: Sequence | None = None, sev
     if not fits_address(value):
         return {"key": key}
     if named and value is not None and key not in st.query_params:
-        st.query_params[key] = in_address(value)
+        with suppress(StreamlitAPIException):  # the page before has bound it, and has just been left
+            st.query_params[key] = in_address(value)
     return {"key": key, "bind": "query-params"}
 
 

@@ -247,3 +247,19 @@ def test_markup_is_text_and_a_long_paste_stays_out_of_the_address(new_page, home
     page.reload()
     settle(page)
     assert faults(page) == []
+
+
+# Opening a model
+
+
+def test_a_model_is_opened_in_a_panel_over_a_page_and_looked_at_in_explore(new_page, home):
+    page = new_page(1440, 900)
+    page.set_default_timeout(120_000)
+    page.goto(f"{home}/compare?open=model&your_model-source=the+list")
+    page.get_by_role("button", name="Open and check").click()
+    page.get_by_role("button", name="Open in Explore").click()
+    page.wait_for_function("() => !location.pathname.includes('compare')")
+    page.locator("[data-testid=stMain] canvas[data-map]").first.wait_for()
+    settle(page)
+    assert page.get_by_role("dialog").count() == 0 and "open=" not in page.url
+    fine(page)
