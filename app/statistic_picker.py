@@ -77,13 +77,6 @@ def _queries(query: int | str, cap) -> tuple[int] | None:
     return (query % cap.n_tokens,) if isinstance(query, int) else None
 
 
-def same_statistic(chosen: Chosen, cap, key: tuple) -> Chosen:
-    """The same statistic of another capture."""
-    dataset = measured(cap, key, chosen.name, _queries(chosen.query, cap))
-    data = over_heads(dataset[chosen.name], chosen.query, 0, chosen.where, model=cap.model_name)
-    return chosen._replace(measured=dataset, over_heads=data)
-
-
 def signs_of(chosen: Chosen, cap, key: tuple) -> str:
     """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
     if chosen.name != "span_mass" or not is_unsigned(chosen.over_heads.attrs["selection"]):
