@@ -199,9 +199,7 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
 
     @st.fragment
     def others() -> None:
-        row = st.expander(
-            "Likeness of the maps, the first token, and how widely |D| is spread", key="training-others", on_change="rerun"
-        )
+        row = st.expander(OTHERS, key="training-others", on_change="rerun")
         if row.open:
             with row:
                 side_by_side([name for name in names if name not in FIRST], draw)

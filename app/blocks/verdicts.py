@@ -20,7 +20,6 @@ from diffscope import figures
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 
 NOT_YET = "not run yet"
-COLOURS = {FOR: "green", AGAINST: "violet", OPEN: "gray", SILENT: "gray"}  # none that maps and signs have, and no red
 MARKS = {FOR: "✓ ", AGAINST: "✗ ", OPEN: "? ", SILENT: ""}
 GRID = (
     "<style>.st-key-primaries{display:grid;gap:1rem;grid-template-columns:minmax(0,1fr)}"
@@ -30,14 +29,14 @@ GRID = (
 
 
 def badge(verdict) -> str:
-    """The word of each account, as Markdown; that a test was measured or not run."""
+    """Return the word of each account, as Markdown, or that a test was measured or not run; colours are for maps and models."""
     if verdict is None:
         return f":gray-badge[{NOT_YET}]"
     if not verdict.verdicts:
         return f":gray-badge[{'not run' if verdict.lacks else 'measured'}]"
-    return " ".join(
-        f":{COLOURS[word]}-badge[{ACCOUNTS[account]} {MARKS[word]}{word}]" for account, word in verdict.verdicts.items()
-    )
+    words = {account: f"{ACCOUNTS[account]} {MARKS[word]}{word}" for account, word in verdict.verdicts.items()}
+    decided = {account for account, word in verdict.verdicts.items() if word in (FOR, AGAINST)}
+    return " ".join(f":gray-badge[{f'**{said}**' if account in decided else said}]" for account, said in words.items())
 
 
 def show_primaries(verdicts: Mapping, code: str = "") -> None:

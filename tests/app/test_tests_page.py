@@ -93,7 +93,7 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     run_it(test)
     labels = rows(test)
     assert (
-        ":green-badge[noise cancellation ✓ for] :gray-badge[sparsification silent] :gray-badge[signed heads silent]"
+        ":gray-badge[**noise cancellation ✓ for**] :gray-badge[sparsification silent] :gray-badge[signed heads silent]"
         in labels["noise-symmetry"]
     )
     assert ":gray-badge[not run]" in labels["signed-mask"] and ":gray-badge[measured]" in labels["information-flow"]
