@@ -40,15 +40,17 @@ TABLE = (
     "<table class=next-tokens><thead><tr><th scope=col>next token</th><th scope=col style='width:33%'>before</th>"
     "<th scope=col style='width:33%'>after</th><th scope=col>change</th></tr></thead><tbody>{rows}</tbody></table>"
 )
-COLOURS = {"before": "rgba(128,128,128,.75)", "after": theme.SERIES[0]}
+GREY = "rgba(128,128,128,.75)"
 
 
 def show_both(tokens):
     """The most probable next tokens before and after a change, as ``diffscope.readings.predictions.next_tokens`` gives them."""
+    after = theme.SERIES[0]
+    colours = {"before": GREY, "after": theme.ON_DARK[after] if st.context.theme.type == "dark" else after}
     rows = []
     for number, text in enumerate(tokens["text"].values):
         row = tokens.isel(token=number)
-        bars = {side: _bar(float(row["probability"].sel(side=side)), colour) for side, colour in COLOURS.items()}
+        bars = {side: _bar(float(row["probability"].sel(side=side)), colour) for side, colour in colours.items()}
         change = f"{float(row['change']):+.3f}".replace("-", "−").replace("−0.000", "0.000").replace("+0.000", "0.000")
         rows.append(ROW.format(text=for_html(visible(text)), **bars, change=change))
     st.html(TABLE.format(rows="".join(rows)))
