@@ -65,6 +65,16 @@ def test_the_five_bars_are_sums_of_the_maps_rows(two):
     np.testing.assert_allclose(uniform, np.array([len(at) for at in parts.values()]) / 16)
 
 
+def test_bars_can_be_of_another_head_of_each_model(two):
+    figure = figures.allocation(two, layer=(1, 0), head=(2, 1))
+    for name, place in {"ours": (1, 2), "theirs": (0, 1)}.items():
+        one = figures.allocation(two[name], layer=place[0], head=place[1]).data["value"].isel(series=0)
+        np.testing.assert_array_equal(figure.data["value"].sel(series=name), one)
+    assert "layer 1, head 2 of ours and layer 0, head 1 of theirs" in figure.caption
+    with pytest.raises(DiffscopeError, match="layer is one for all, or one for each of 2"):
+        figures.allocation(two, layer=(1, 0, 1))
+
+
 def test_bars_of_a_batch_are_means_over_its_prompts(cap):
     batch = own().capture([tiny.ids(16), tiny.ids(12)], spans={"answer": slice(5, 7)})
     each = [figures.allocation(one).data["value"].isel(series=0).values for one in batch]
