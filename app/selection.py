@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import streamlit as st
 from cache import measured
@@ -10,6 +11,7 @@ from url_state import bound
 
 from diffscope.errors import check_index
 
+INDEX = re.compile(r"\d{1,6}", re.ASCII)
 state = st.session_state
 
 
@@ -32,6 +34,9 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
     best = default_head(cap, key)
     places = [f"{prefix}layer", f"{prefix}head"]
     now = tuple(state.get(place) for place in places)
+    if None in now and (named := _named(cap, places)):
+        select(*named, prefix)
+        now = named
     known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
     before = state.get(f"_{prefix}model")
     if before is None:
@@ -46,6 +51,13 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
     state[f"_{prefix}best"] = best
     if not prefix:
         _follow_token(cap)
+
+
+def _named(cap, places: list[str]) -> tuple[int, int] | None:
+    """Return the layer and head that the address names, which are chosen in a part of the page that may not be shown."""
+    texts = [st.query_params.get(place, "") for place in places]
+    layer, head = (int(text) if INDEX.fullmatch(text) else -1 for text in texts)
+    return (layer, head) if layer in cap.layer_numbers and head in range(heads_of(cap, layer)) else None
 
 
 def _follow_token(cap) -> None:

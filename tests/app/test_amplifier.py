@@ -210,8 +210,10 @@ def test_a_saved_capture_has_gains_and_ranks_and_no_model_to_run(amplifier, cap,
 
 def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monkeypatch):
     import background
+    import prepare
 
     monkeypatch.setattr(background, "AT_ONCE", -1.0)
+    monkeypatch.setattr(prepare, "LONGEST", -1.0)
     test = amplifier()
     assert not titles(test)
     fine(test.button(key="measure-effective ranks").click().run())
