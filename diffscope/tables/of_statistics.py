@@ -223,19 +223,20 @@ def _table(
     subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool, chosen: bool
 ) -> Table:
     models = list(dict.fromkeys(entry.model for entry in entries))
-    rows: dict[tuple, dict[str, str]] = {}
+    labelled = any(entry.of for entry in entries)
+    cells = []
     for entry in entries:
         units = "" if entry.units == "1" else f" [{entry.units}]"
         of = ", ".join(_label(dim, label) for dim, label in entry.of.items())
-        rows.setdefault((f"{entry.statistic.replace('_', ' ')}{units}", of), {})[entry.model] = _cell(entry)
-    labelled = any(of for _, of in rows)
-    cells = tuple((name, *([of] if labelled else []), *(row[model] for model in models)) for (name, of), row in rows.items())
-    header = ("statistic", *(["of"] if labelled else []), *models)
+        row = (f"{entry.statistic.replace('_', ' ')}{units}", *([of] if labelled else []))
+        cells.append((row, entry.model, _cell(entry)))
+    titles = ("statistic", *(["of"] if labelled else []))
     names = dict.fromkeys(entry.statistic for entry in entries)
     definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
     about = [_of_what(subject, measured, models, chosen), _behind(measured, entries, by_layer), _signs(measured, entries)]
     caption = " ".join(filter(None, [*about, *_absent(left_out)]))
-    return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
+    notes = (f"Definitions. {'; '.join(definitions)}.",)
+    return Table.of_cells("statistics", titles, dict(zip(models, models)), cells, caption, _frame(entries), notes)
 
 
 def _label(dim: str, label: Any) -> str:
