@@ -27,6 +27,7 @@ from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injecte
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.selection import Indices, token_positions, whole_number
+from diffscope.tasks.log_odds import token_odds
 
 if TYPE_CHECKING:
     from diffscope.scope import Scope
@@ -342,5 +343,5 @@ def log_odds_under_noise(
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:
     """Return the log-odds of the answer after each of several copies of a prompt that run together, (copy,)."""
-    logits = scope.logits(torch.tensor([prompt.ids] * copies), 1)[:, 0].double()
-    return (logits[:, answer] - logits[:, others].logsumexp(-1)).cpu().numpy()
+    logits = scope.logits(torch.tensor([prompt.ids] * copies), 1)[:, 0].double()  # (copy, vocabulary)
+    return token_odds(logits, answer, others).cpu().numpy()
