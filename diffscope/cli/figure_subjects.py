@@ -33,7 +33,7 @@ class Source:
     where: dict[str, str] | None = None
 
     def check(self, kind: str, read: str) -> None:
-        """Refuse what was given and would not be read; `read` names the fields that are."""
+        """Raise if an option was given that this figure ignores; `read` names those that it reads."""
         known = {*read.split(), "statistic", "where"}
         for field in fields(self):
             if field.name not in known and getattr(self, field.name):
@@ -273,7 +273,7 @@ def subject(source: Source, kind: str):
     Raises
     ------
     DiffscopeError
-        Something was given that it is not got from.
+        An option was given that this figure does not use.
     """
     get, read = SUBJECTS.get(kind, OF_A_CAPTURE)
     source.check(kind, read)

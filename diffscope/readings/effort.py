@@ -1,4 +1,4 @@
-"""Estimate how long a reading will take on one core: enough to tell what is done at once from what is asked for first."""
+"""Estimate roughly how long a reading will take on one core, to decide between computing at once and asking first."""
 
 from __future__ import annotations
 
