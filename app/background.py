@@ -6,6 +6,7 @@ The work never touches Streamlit. It tells its job how far it is, which is also 
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import OrderedDict
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 import streamlit as st
 from messages import escape_markdown, in_a_line
 
-from diffscope.readings import effort
+from diffscope.numbers import duration
 from diffscope.scope import Scope
 
 LOOK_EVERY = 0.5  # seconds
 MOST, MOST_OF_SESSION = 4, 2  # jobs that are worked on at a time, so that no reader keeps all others waiting
+UNTIL_STOPPED = 10.0  # seconds that jobs have to stop when the dashboard ends
 PREPARE = "prepare"  # begins the keys of jobs that nobody asked for
 SLOTS = threading.BoundedSemaphore(MOST)
 
@@ -61,7 +63,7 @@ class Job:
         self.error = ""
         self._begun = time.monotonic()
         self._halt = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="diffscope job", daemon=True)
+        self._thread = Worker(self, work)
         self._thread.start()
 
     @property
@@ -115,6 +117,27 @@ class Job:
             pass
         except Exception as error:  # a thread has nobody to raise it to
             self.error = in_a_line(error)
+
+
+class Worker(threading.Thread):
+    """The thread of a job."""
+
+    def __init__(self, job: Job, work: Callable[[Job], Any]):
+        super().__init__(target=job._run, args=(work,), name="diffscope job", daemon=True)
+        self.job = job
+
+
+def stop_all() -> None:
+    """Stop the jobs of all sessions and wait for them: an interpreter that ends while one computes aborts."""
+    workers = [thread for thread in threading.enumerate() if isinstance(thread, Worker)]
+    for worker in workers:
+        worker.job.stop()
+    end = time.monotonic() + UNTIL_STOPPED
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
+
+
+atexit.register(stop_all)
 
 
 class CancellableScope(Scope):
@@ -332,7 +355,7 @@ def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report]
     def work(job: Job) -> Any:
         return compute(lambda done, total: job.report(done, total, f"measuring {what}"))
 
-    result = background((what, key), f"measure-{what}", f"Measure {what} ({effort.in_words(seconds)})", lambda: work)
+    result = background((what, key), f"measure-{what}", f"Measure {what} (about {duration(seconds)})", lambda: work)
     if result is not None:
         jobs().keep_last(what, key)
         kept.keep(key, result)

@@ -15,6 +15,7 @@ from diffscope.conformance.prompts import Prompts
 from diffscope.errors import InsufficientMemory
 from diffscope.evidence.take import FEW, FEWER
 from diffscope.hypotheses.settings import Settings
+from diffscope.numbers import duration
 from diffscope.render import size_in_words
 from diffscope.scope import Scope
 from diffscope.scope.images import ImageModel
@@ -46,7 +47,7 @@ class Forecast:
     @property
     def words(self) -> str:
         """Both as a person reads them."""
-        return f"about {time_in_words(max(self.seconds, 1))}, {size_in_words(self.nbytes)} of memory"
+        return f"about {duration(max(self.seconds, 1))}, {size_in_words(self.nbytes)} of memory"
 
     @property
     def fits(self) -> bool:
@@ -147,10 +148,3 @@ def refuse_beyond_memory(forecast: Forecast, what: str) -> None:
     if not forecast.fits:
         free = size_in_words(free_memory(torch.device("cpu")))
         raise InsufficientMemory(f"{what} needs {size_in_words(forecast.nbytes)} and {free} are free; use a shorter prompt")
-
-
-def time_in_words(seconds: float) -> str:
-    """Write a duration as a person reads it."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

@@ -28,6 +28,7 @@ from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name, visible
 from diffscope.hypotheses import Settings
+from diffscope.numbers import duration
 from diffscope.render import size_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens
 from diffscope.tasks.encoding import require_answers
@@ -127,7 +128,7 @@ def work(job: Job, loaded, timed: Checked | None) -> Checked:
     ahead = forecast.of_check(loaded, speed)
     if ahead.seconds > LONG and timed is None:
         return Checked(speed)
-    words = f"the check takes about {forecast.time_in_words(max(ahead.seconds, 1))}"
+    words = f"the check takes about {duration(max(ahead.seconds, 1))}"
     return Checked(speed, check(loaded, progress=lambda done, total, what: job.report(done, total, f"{words} · {what}")))
 
 
@@ -168,7 +169,7 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
     rows = [
         {
             "what": what,
-            "time": f"about {forecast.time_in_words(max(each.seconds, 1))}",
+            "time": f"about {duration(max(each.seconds, 1))}",
             "memory besides the model": size_in_words(each.nbytes),
             "": "" if each.fits else "more than is free",
         }

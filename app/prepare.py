@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
 from collections.abc import Iterator
@@ -14,14 +13,14 @@ from amplifier.logits import branches_of
 from amplifier.numbers import gains_of
 from amplifier.ranks import ranks_of
 from amplifier.signal import signal_of
-from background import KEPT, PREPARE, Cancelled, Job, Measurement, Results, jobs, results
+from background import KEPT, PREPARE, Job, Measurement, Results, jobs, results
 from cache import capture, modified_at
 from question import distractors_in, question_of
 
 from diffscope.errors import DiffscopeError
 
 LONGEST = 20.0  # seconds of a measurement; longer ones are asked for
-PAUSE, UNTIL_CLOSED = 0.1, 10.0  # seconds
+PAUSE = 0.1  # seconds
 Step = tuple[Results, Measurement]
 
 
@@ -30,7 +29,6 @@ class Activity:
 
     def __init__(self) -> None:
         self.turn = threading.Lock()
-        self.closed = False
         self._pages = 0
         self._lock = threading.Lock()
 
@@ -50,19 +48,11 @@ class Activity:
             with self._lock:
                 self._pages -= 1
 
-    def close(self) -> None:
-        """Have the job that prepares end, before the interpreter does."""
-        self.closed = True
-        if self.turn.acquire(timeout=UNTIL_CLOSED):
-            self.turn.release()
-
 
 @st.cache_resource(show_spinner=False)
 def activity() -> Activity:
     """Return the activity of all sessions."""
-    of_all = Activity()
-    atexit.register(of_all.close)
-    return of_all
+    return Activity()
 
 
 def prepare(subject) -> None:
@@ -116,9 +106,7 @@ def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
 
 def wait(job: Job, of_all: Activity) -> None:
     """Wait while any page is computed."""
-    while of_all.busy and not of_all.closed:
+    while of_all.busy:
         job.check_cancelled()
         time.sleep(PAUSE)
-    if of_all.closed:
-        raise Cancelled
     job.check_cancelled()

@@ -52,6 +52,13 @@ def decibels(value: float) -> str:
     return _infinite(value) if math.isinf(value) else minus(f"{value:.1f}")
 
 
+def duration(seconds: float) -> str:
+    """Write a time: 20 s, 3 min, 2.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
 def change_in_nats(nats: float, error: float) -> str:
     """Write a change with its standard error if that is defined: +0.39 ± 0.12 nats; what is rounding as under 0.0001 nats."""
     _check(nats)

@@ -24,6 +24,9 @@ PRINTED = [
     (numbers.two_figures, 4767.0, "4800"),
     (numbers.two_figures, -1.26, "−1.3"),
     (numbers.two_figures, 0.0, "0"),
+    (numbers.duration, 7.4, "7 s"),
+    (numbers.duration, 150.0, "2 min"),
+    (numbers.duration, 9000.0, "2.5 h"),
 ]
 
 

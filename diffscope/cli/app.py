@@ -56,17 +56,30 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
     variables = os.environ | rules(token, models)
     stderr = 2  # for what the server says: stdout is for the address
     server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr, env=variables)
-    signal.signal(signal.SIGTERM, lambda *_: server.terminate())
     try:
+        signal.signal(signal.SIGTERM, end)
         if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health"):
             say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
         status = server.wait()
     except KeyboardInterrupt:
         stop(server)
         raise typer.Exit(STOPPED) from None
+    except Ended:
+        stop(server)
+        return
     if status not in (0, -signal.SIGTERM, -signal.SIGINT):
         how = f"was ended by signal {-status}" if status < 0 else f"stopped with status {status}"
         raise DiffscopeError(f"the dashboard {how}; what it printed above says why")
+
+
+class Ended(BaseException):
+    """Raised if the command is asked to end."""
+
+
+def end(*_):
+    """Leave what goes on, so that the server is stopped; once."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Ended
 
 
 def stop(server):
@@ -80,7 +93,7 @@ def stop(server):
 
 
 def server_options(host, port, share):
-    """Options of Streamlit, name and value; what a person's own settings say otherwise is overruled."""
+    """Return options of Streamlit by name, which overrule a person's own settings."""
     options = {
         "server.port": port,
         "server.address": host,
@@ -101,13 +114,13 @@ def server_options(host, port, share):
 
 
 def rules(token, models):
-    """The environment variables by which the dashboard knows what its readers may do."""
+    """Return the environment variables that tell the dashboard what its readers may do."""
     variables = {"DIFFSCOPE_TOKEN": token, "DIFFSCOPE_MODELS": str(models.expanduser().resolve()) if models else ""}
     return variables | ({"HF_HUB_OFFLINE": "1"} if token else {})
 
 
 def find_app(name="main.py"):
-    """The dashboard inside the installed package, or the one of the checkout that diffscope is imported from."""
+    """Return the dashboard inside the installed package, or that of the checkout that diffscope is imported from."""
     package = Path(diffscope.__file__).parent
     for script in (package / "_app" / name, package.parent / "app" / name):
         if script.is_file():
@@ -116,12 +129,12 @@ def find_app(name="main.py"):
 
 
 def is_own(host):
-    """Whether an address is of this machine alone."""
+    """Return whether an address is of this machine alone."""
     return all(ipaddress.ip_address(address[0].partition("%")[0]).is_loopback for *_, address in addresses(host))
 
 
 def addresses(host, port=0):
-    """What a name or address stands for, as sockets take it."""
+    """Return what a name or address stands for, as sockets take it."""
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
@@ -129,7 +142,7 @@ def addresses(host, port=0):
 
 
 def port_is_free(host, port):
-    """Whether nothing listens on this port of the machine."""
+    """Return whether nothing listens on this port of the machine."""
     for family, _, _, _, address in addresses(reachable(host), port):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             if probe.connect_ex(address) == 0:
@@ -138,12 +151,12 @@ def port_is_free(host, port):
 
 
 def reachable(host):
-    """By which address this machine reaches what listens at a host."""
+    """Return the address by which this machine reaches what listens at a host."""
     return {EVERYWHERE: "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def shown(host):
-    """By which address others reach what listens at a host."""
+    """Return the address by which others reach what listens at a host."""
     if host not in (EVERYWHERE, "::"):
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # asked for a route, it sends nothing
@@ -155,12 +168,12 @@ def shown(host):
 
 
 def address_of(host, port):
-    """The address of a page."""
+    """Return the address of a page."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def wait_until_up(server, health):
-    """Wait until the server answers; False if it ended before it did."""
+    """Wait until the server answers, and return True; False if it ended before."""
     while server.poll() is None:
         try:
             with urlopen(health, timeout=5):

@@ -60,7 +60,7 @@ def ran_out_of_memory(error):
 
 
 def show_table(headers, rows):
-    """Print rows under headers; numbers are aligned to the right. Where a screen would cut words, each row is a list."""
+    """Print rows under headers; numbers are aligned to the right. On a narrow screen each row is a list."""
     rows = [list(row) for row in rows]
     shown = [[show_value(value) for value in row] for row in rows]
     console = _console()

@@ -16,7 +16,7 @@ EXAMPLE = (
 )
 
 File = Annotated[
-    Path | None, typer.Argument(metavar="[PLAN.toml]", help="What to measure; options say it anew.", show_default=False)
+    Path | None, typer.Argument(metavar="[PLAN.toml]", help="The sweep plan; options override it.", show_default=False)
 ]
 Out = Annotated[
     Path | None, typer.Option(metavar="FOLDER", help="Where shards and dataset go; a sweep that stopped goes on there.")
@@ -29,7 +29,7 @@ Prompts = Annotated[
     typer.Option(metavar="TASK:FIELD=N,…|FILE", help="A task with its fields, or a file of prompts. Repeatable."),
 ]
 Queries = Annotated[
-    str | None, typer.Option(metavar="last|all|SPAN|sample:N", help="Whose rows are measured; of several, means.")
+    str | None, typer.Option(metavar="last|all|SPAN|sample:N", help="Which queries to measure; several are averaged.")
 ]
 PerShard = Annotated[int | None, typer.Option(min=1, metavar="N", help="Prompts a shard.")]
 Count = Annotated[int | None, typer.Option(min=1, metavar="N", help="How many processes work; with --ray, items at once.")]

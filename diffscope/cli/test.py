@@ -84,7 +84,7 @@ def command(
 ):
     """Test whether a model cancels noise or is sparse, with controls, by rules that were declared beforehand.
 
-    Exit status 0: every test that was named ran, or without names at least one; 1: the board says what was wanting; 2: refused.
+    Exit status 0: every named test ran, or without names at least one; 1: some could not run, see the board; 2: invalid input.
     """
     from diffscope.hypotheses import Settings, gather, lacking, summary
     from diffscope.hypotheses.gathering import with_own

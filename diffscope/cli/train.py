@@ -47,9 +47,7 @@ Status = Annotated[
 ]
 Anew = Annotated[
     bool,
-    typer.Option(
-        "--recompute-evidence", help="Train nothing; take the evidence of runs that have none, or one of another format."
-    ),
+    typer.Option("--recompute-evidence", help="Do not train; take evidence of runs that have none, or one of another format."),
 ]
 Report = Annotated[
     bool, typer.Option("--report", help="Train nothing; say what the runs in FOLDER have learned so far, scores included.")

@@ -26,7 +26,8 @@ from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injected_error
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts.encoded import Encoded
-from diffscope.prompts.selection import Indices, token_positions, whole_number
+from diffscope.prompts.selection import Indices, query_positions, whole_number
+from diffscope.tasks.log_odds import token_odds
 
 if TYPE_CHECKING:
     from diffscope.scope import Scope
@@ -104,8 +105,8 @@ def cmrr_by_injection(
         raise SpanError(f"there is no span {absent[0]!r}; spans are {known}")
     tables = []
     for index, prompt in enumerate(cap.prompts):
-        rows = _queries(prompt, queries)
         sets = prompt.key_sets()
+        rows = query_positions(queries, sets, len(prompt.ids))
         chosen = [sets.get(name, torch.zeros(0, dtype=torch.int64)) for name in names]
         tables.append([_of_layer(layer.prompt(index), rows, chosen, sigmas, draws, seed, ceiling) for layer in cap.layers])
     dataset = labelled_dataset(
@@ -150,14 +151,6 @@ def layer_with_a2_moved(layer: LayerAttention, by: int) -> LayerAttention:
 def _check_sigmas(sigmas: Sequence[float]) -> None:
     if not len(sigmas) or not all(isinstance(sigma, Real) and 0 < sigma < float("inf") for sigma in sigmas):
         raise DiffscopeError(f"standard deviations of noise are numbers above 0, and not {list(sigmas)}")
-
-
-def _queries(prompt: Encoded, queries: str | slice | Sequence[int] | None) -> Tensor:
-    """Return the positions of the chosen queries of a prompt, int64 (query,)."""
-    rows = token_positions(queries, prompt.key_sets(), len(prompt.ids))
-    if not len(rows):
-        raise DiffscopeError("no query was chosen; give at least one position")
-    return rows
 
 
 @torch.no_grad()
@@ -342,5 +335,5 @@ def log_odds_under_noise(
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:
     """Return the log-odds of the answer after each of several copies of a prompt that run together, (copy,)."""
-    logits = scope.logits(torch.tensor([prompt.ids] * copies), 1)[:, 0].double()
-    return (logits[:, answer] - logits[:, others].logsumexp(-1)).cpu().numpy()
+    logits = scope.logits(torch.tensor([prompt.ids] * copies), 1)[:, 0].double()  # (copy, vocabulary)
+    return token_odds(logits, answer, others).cpu().numpy()

@@ -27,7 +27,7 @@ from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.instruments.snr_formulas import decibels, jackknife_error, left_out, variances
 from diffscope.prompts.encoded import Encoded
-from diffscope.prompts.selection import token_positions, whole_number
+from diffscope.prompts.selection import query_positions, whole_number
 from diffscope.tasks.exchanging import filler_of, other_answers, other_fillers
 
 if TYPE_CHECKING:
@@ -176,9 +176,7 @@ def crossed(
     """Put every answer into every filler; parameters as of :func:`signal_to_noise`."""
     rng = np.random.default_rng(whole_number(seed, 0, 2**32, "the seed is a whole number from 0"))
     encoded = scope.encode(prompt, spans)
-    at = token_positions(queries, encoded.span_positions(), len(encoded.ids)).tolist()
-    if not at:
-        raise DiffscopeError("no query was chosen; give at least one position")
+    at = query_positions(queries, encoded.span_positions(), len(encoded.ids)).tolist()
     special = [] if scope.tokenizer is None else scope.tokenizer.all_special_ids
     filler = filler_of(encoded, signal, at, needles, keep, special)
     others = other_answers(encoded, signal, draws, rng, scope.tokenizer, answers)

@@ -66,6 +66,14 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
     return positions
 
 
+def query_positions(choice: Any, spans: Mapping[str, Any], n: int) -> Tensor:
+    """Return the positions of some queries as :func:`token_positions` does, or raise DiffscopeError if none was chosen."""
+    positions = token_positions(choice, spans, n)
+    if not len(positions):
+        raise DiffscopeError("no query was chosen; give at least one position")
+    return positions
+
+
 def _of_slice(tokens: slice, n: int) -> Tensor:
     """Return the positions in a slice of a prompt of n tokens, int64 (position,)."""
     try:

@@ -13,7 +13,7 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
-from diffscope.prompts.selection import token_positions
+from diffscope.prompts import selection
 
 Queries = int | str | slice | Sequence[int]
 RELEVANT = ("answer", "query", "sink")  # what the key set irrelevant is without
@@ -48,10 +48,7 @@ def query_positions(cap: Capture, queries: Queries) -> list[int]:
     DiffscopeError
         There is no such token or span.
     """
-    rows = token_positions(queries, cap.key_sets, cap.n_tokens).tolist()
-    if not rows:
-        raise DiffscopeError("no query was chosen; give at least one position")
-    return rows
+    return selection.query_positions(queries, cap.key_sets, cap.n_tokens).tolist()
 
 
 def query_position(cap: Capture, query: int | str) -> int:

@@ -1,4 +1,4 @@
-"""How long a reading will take, roughly and on one core: enough to tell what is done at once from what is asked for first."""
+"""Estimate roughly how long a reading will take on one core, to decide between computing at once and asking first."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def of_runs(scope: Scope, tokens: int, runs: int) -> float:
     """Estimate the seconds of so many runs of a model under edits, on a prompt of so many tokens."""
     weights = sum(parameter.numel() for parameter in scope.model.parameters())
     return runs * tokens * (2e-4 + 1e-10 * weights)
-
-
-def in_words(seconds: float) -> str:
-    """Write a time: about 20 s, about 3 min."""
-    return f"about {seconds:.0f} s" if seconds < 90 else f"about {seconds / 60:.0f} min"
 
 
 def _heads(cap: Capture) -> int:

@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.numbers import between, capital, counted, percent, two_figures
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
-from diffscope.readings.pairing_control import COUNT, HEADS, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import HEADS, LEAST, MIDDLE, OWN, beside_controls, controls_of_each
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
 
@@ -167,7 +167,7 @@ def _of_noise(estimates: xr.Dataset) -> str:
     if not len(own):
         return f"{below}; there is no other A2 in a layer to compare with.{signed}"
     both = _heads(int(((own < 1) & (own < least)).sum()), len(own))
-    return f"{below}; below 1 and every control {both} ({_controls(estimates)}).{signed}"
+    return f"{below}; below 1 and every control {both} ({controls_of_each(estimates)}).{signed}"
 
 
 def _signs(estimates: xr.Dataset, span: str, where: str) -> str:
@@ -219,9 +219,3 @@ def per_unit(estimates: xr.Dataset) -> str:
 
 def _on(estimates: xr.Dataset, name: str, control: str = OWN, span: str = "irrelevant") -> xr.DataArray:
     return estimates[name].sel(span=span, control=control)
-
-
-def _controls(estimates: xr.Dataset) -> str:
-    """Say how many controls a head has."""
-    counts = sorted({int(count) for count in estimates[COUNT].values.ravel() if count})
-    return f"{counted(counts[0], 'control') if len(counts) == 1 else f'{counts[0]} to {counts[-1]} controls'} a head"

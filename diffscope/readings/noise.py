@@ -15,7 +15,7 @@ from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_inject
 from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
-from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN, beside_controls
+from diffscope.readings.pairing_control import LARGEST, LEAST, MIDDLE, OWN, beside_controls, controls_of_each
 from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
@@ -125,14 +125,12 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
     error = error.where(np.isfinite(own) & np.isfinite(largest), 0.0)  # what is infinite has none
     above = int((own - largest > CLEARLY * error).where(compared, False).sum())
     controls = float(least.where(compared).min()), float(largest.where(compared).max())
-    counts = sorted({int(count) for count in values[COUNT].values.ravel() if count})
     if bool((error.where(compared).isnull() & compared).any()):
         return f"{start}. With other heads' A2 it is {between(controls, decibels)} dB; one draw has no standard error."
-    many = counted(counts[0], "control") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} controls"
     heads = f"{counted(int(compared.sum()), 'head')} {'is' if above == 1 else 'are'}"
     return (
-        f"{start}. With other heads' A2 it is {between(controls, decibels)} dB ({many} a head): {above} of {heads} above every "
-        "control by more than two standard errors."
+        f"{start}. With other heads' A2 it is {between(controls, decibels)} dB ({controls_of_each(values)}): {above} of {heads} "
+        "above every control by more than two standard errors."
     )
 
 

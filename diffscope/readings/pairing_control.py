@@ -13,6 +13,7 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
+from diffscope.numbers import counted
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import finite_mean, finite_median, rule
@@ -55,6 +56,12 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
     }
     counts = xr.DataArray(brings.sum(0), {"layer": cap.layer_numbers, "head": range(cap.n_heads)}, HEADS, attrs=about)
     return xr.Dataset({**variables, COUNT: counts}, attrs=own.attrs)
+
+
+def controls_of_each(estimates: xr.Dataset) -> str:
+    """Say how many controls each head has that has any: 1 control a head, 2 to 3 controls a head."""
+    counts = sorted({int(count) for count in estimates[COUNT].values.ravel() if count})
+    return f"{counted(counts[0], 'control') if len(counts) == 1 else f'{counts[0]} to {counts[-1]} controls'} a head"
 
 
 def compares_maps(statistic: str) -> bool:

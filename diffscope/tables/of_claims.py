@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from operator import itemgetter
+from typing import Any
 
 from diffscope import numbers
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.claims import Compared, Measured, compare, read_claims
+from diffscope.hypotheses.claims import Claim, Compared, Measured, compare, read_claims
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
-from diffscope.tables.table import Table
+from diffscope.tables.table import Column, Table
 
-BY_ANSWER = "heads by A1's mass [95 %]"
-HEADER = (
-    "source",
-    "claim",
-    "published",
-    "quantity",
-    "claimed",
-    "here [95 %]",
-    BY_ANSWER,
-    "untrained",
-    "seeds",
-    "answer",
-    "limits",
-)
+ENDS = ("value", "low", "high")
+SECOND = ("by_answer", "by_answer_low", "by_answer_high")
 CAPTION = (
     "Published claims beside this study. Brackets: 95 % intervals, not corrected for the number of claims, so that of "
     "twenty intervals of nothing one has a sign. Same sign, other sign: the whole interval is on the claimed side of 0, or "
@@ -53,45 +44,60 @@ def claims(study: Study) -> Table:
     DiffscopeError
         It is no study.
     """
-    import pandas as pd
-
     if not isinstance(study, Study):
         raise DiffscopeError(f"this table is of a study, as diffscope.open opens it, not of a {type(study).__name__}")
     sources, published = read_claims()
     compared = compare(published, {name: study.boards[name] for name in (ALL, WEIGHTS) if name in study.boards})
-    rows = tuple(row for each in compared for row in _rows(each))
-    records = [record for each in compared for record in _records(each)]
-    records = [{**record, "source": sources[record["source"]]} for record in records]
+    records = [record for each in compared for record in _records(each, sources)]
+    columns = _columns({each.claim.id: each.claim for each in compared})
     named = "; ".join(f"{short}: {source}" for short, source in sources.items())
-    return Table("claims", HEADER, rows, CAPTION, pd.DataFrame(records), (f"Sources. {named}.",))
+    return Table.of("claims", records, columns, CAPTION, (f"Sources. {named}.",), group="claim")
 
 
-def _rows(compared: Compared) -> list[tuple[str, ...]]:
+def _columns(claims: Mapping[str, Claim]) -> list[Column]:
+    """Return the columns: what is said of a claim at its first quantity alone; `claims` by name."""
+    return [
+        Column("source", lambda record: claims[record["claim"]].source, once=True),
+        Column("claim", itemgetter("says"), once=True),
+        Column("published", itemgetter("published"), once=True),
+        Column("quantity", lambda record: record["quantity"] or numbers.ABSENT),
+        Column("claimed", lambda record: record["claimed"] if record["quantity"] else numbers.ABSENT),
+        Column("here [95 %]", lambda record: numbers.with_interval(*(record[name] for name in ENDS))),
+        Column("heads by A1's mass [95 %]", lambda record: numbers.with_interval(*(record[name] for name in SECOND))),
+        Column("untrained", _untrained),
+        Column("seeds", _seeds),
+        Column("answer", _answer),
+        Column("limits", lambda record: claims[record["claim"]].limits, once=True),
+    ]
+
+
+def _untrained(record: Mapping[str, Any]) -> str:
+    """Return where models with random weights lie, if there are any."""
+    ends = record["null_low"], record["null_high"]
+    return numbers.ABSENT if all(map(math.isnan, ends)) else " to ".join(numbers.significant(end, 2) for end in ends)
+
+
+def _seeds(record: Mapping[str, Any]) -> str:
+    """Return how many seeds there are, in brackets if they are those whose weights are at hand."""
+    if all(math.isnan(record[name]) for name in (*ENDS, *SECOND)):  # there is no estimate
+        return numbers.ABSENT
+    return f"({record['seeds']})" if record["board"] == WEIGHTS else str(record["seeds"])
+
+
+def _answer(record: Mapping[str, Any]) -> str:
+    """Return the answer, with its reason if it is of a quantity."""
+    return f"{record['answer']}: {record['why']}" if record["quantity"] and record["why"] else record["answer"]
+
+
+def _records(compared: Compared, sources: Mapping[str, str]) -> list[dict]:
+    """Return one record for each quantity that bears on a claim, or one for a claim that cannot be asked."""
     claim = compared.claim
-    about = (claim.source, claim.says, claim.published)
-    if not compared.measured:
-        return [(*about, *[numbers.ABSENT] * 6, compared.answer, claim.limits)]
-    first, *rest = (_cells(measured) for measured in compared.measured)
-    return [(*about, *first, claim.limits), *(("", "", "", *cells, "") for cells in rest)]
-
-
-def _cells(measured: Measured) -> tuple[str, ...]:
-    """Return the cells of quantity, claim, value, untrained models, seeds and answer."""
-    estimate = measured.estimate
-    about = (measured.bearing.declared.label, measured.bearing.claimed)
-    if estimate is None:
-        return (*about, *[numbers.ABSENT] * 4, f"{measured.answer}: {measured.why}")
-    second = numbers.with_interval(*estimate.by_answer) if estimate.by_answer else numbers.ABSENT
-    here = numbers.with_interval(estimate.value, estimate.low, estimate.high)
-    untrained = f"{numbers.significant(estimate.null_low, 2)} to {numbers.significant(estimate.null_high, 2)}"
-    seeds = f"({estimate.seeds})" if measured.board == WEIGHTS else str(estimate.seeds)
-    answer = f"{measured.answer}: {measured.why}" if measured.why else measured.answer
-    return (*about, here, second, untrained if estimate.untrained else numbers.ABSENT, seeds, answer)
-
-
-def _records(compared: Compared) -> list[dict]:
-    claim = compared.claim
-    about = {"claim": claim.id, "source": claim.source, "says": claim.says, "published": claim.published}
+    about = {
+        "claim": claim.id,
+        "source": sources[claim.source],
+        "says": claim.says,
+        "published": claim.published,
+    }
     if not compared.measured:
         nothing = {"test": "", "quantity": "", "claimed": "", **_numbers(None), "answer": compared.answer, "why": claim.limits}
         return [{**about, **nothing}]
@@ -112,13 +118,13 @@ def _records(compared: Compared) -> list[dict]:
 def _numbers(measured: Measured | None) -> dict[str, float | int | str]:
     """Return the estimate and what it is of; of untrained models if there are any."""
     estimate = None if measured is None else measured.estimate
-    ends = {name: math.nan if estimate is None else getattr(estimate, name) for name in ("value", "low", "high")}
+    ends = {name: math.nan if estimate is None else getattr(estimate, name) for name in ENDS}
     nulls = {
         name: getattr(estimate, name) if estimate is not None and estimate.untrained else math.nan
         for name in ("null_low", "null_high")
     }
     by_answer = estimate.by_answer if estimate is not None and estimate.by_answer else (math.nan,) * 3
-    second = dict(zip(("by_answer", "by_answer_low", "by_answer_high"), by_answer))
+    second = dict(zip(SECOND, by_answer))
     counts = {name: 0 if estimate is None else getattr(estimate, name) for name in ("seeds", "prompts")}
     over = "" if estimate is None else estimate.interval or estimate.method
     return {**ends, **second, **nulls, **counts, "interval": over, "board": "" if measured is None else measured.board}

@@ -75,15 +75,14 @@ def depths(
         for name, table in named.items()
         for record in _records(table.sel(normalisation=normalisation, map=map), lengths, rows)
     ]
-    columns = [float(depth) for depth in first["depth"].values]
-    cells: dict[tuple, dict[float, str]] = {}
-    for record in records:
-        place = (record["model"], str(record["length"]))
-        for name, text in _printed(record):
-            cells.setdefault((*place, name), {})[record["depth"]] = text
     several = len(named) > 1
-    printed = tuple((*place[0 if several else 1 :], *(row[depth] for depth in columns)) for place, row in cells.items())
-    header = (*(["model"] if several else []), "tokens", "", *(f"{round(100 * depth)} %" for depth in columns))
+    titles = (*(["model"] if several else []), "tokens", "")
+    columns = {float(depth): f"{round(100 * depth)} %" for depth in first["depth"].values}
+    cells = [
+        ((*([record["model"]] if several else []), str(record["length"]), row), record["depth"], text)
+        for record in records
+        for row, text in _printed(record)
+    ]
     prompts = int(first.attrs["prompts"])
     caption = (
         f"Attention of the last query of retrieval prompts by depth of the answer, {' and '.join(named)}: "
@@ -102,7 +101,7 @@ def depths(
     definitions = [f"{WORDS.get(span, span)}: {first['mass'].attrs['definition']}, span {span}" for span in spans]
     definitions += [f"exact: {first['exact'].attrs['definition']}"] if "exact" in rows else []
     note = f"Definitions. {'; '.join(definitions)}."
-    return Table("depths", header, printed, caption, pd.DataFrame(records), (note,))
+    return Table.of_cells("depths", titles, columns, cells, caption, pd.DataFrame(records), (note,))
 
 
 def _printed(record: dict) -> list[tuple[str, str]]:

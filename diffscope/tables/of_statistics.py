@@ -159,7 +159,8 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
     by_prompt = values if "prompt" in values.dims else values.expand_dims("prompt")
     means = averaged(by_prompt, dims).values  # (prompt, model, labels)
     units = averaged(by_prompt, ["query"]).values  # and by head and layer
-    over = [dim for dim in ("layer", "head") if dim in dims and dim in units.dims]
+    over = [PLURALS[dim] for dim in ("head", "layer") if dim in dims and dim in units.dims]
+    unit = "prompts" if prompts > 1 else next(iter(over), "")
     rest = [str(dim) for dim in means.dims if dim not in ("prompt", "model")]
     entries = []
     for place in itertools.product(*(range(means.sizes[dim]) for dim in rest)):
@@ -171,7 +172,7 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
             of_prompts = means.isel({**at, "model": number}).values
             of_heads = units.isel({**at, "model": number}).values.ravel()
             value = _middle(of_prompts, rule(values))
-            spread = _over_prompts(of_prompts, rule(values)) if prompts > 1 else _over_heads(value, of_heads, over, rule(values))
+            spread = _spread(value, of_prompts if prompts > 1 else of_heads, unit, rule(values))
             row.append(_Entry(str(values.name), str(values.attrs.get("units", "1")), of, model, value, *spread))
         if any(math.isfinite(entry.value) for entry in row):
             entries += row
@@ -179,36 +180,38 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
 
 
 def _middle(values: np.ndarray, by: str) -> float:
+    """Return the mean or median of finite values; NaN without any."""
     finite = values[np.isfinite(values)]
     middle = np.median if by == "median" else np.mean
     return float(middle(finite)) if finite.size else math.nan
 
 
-def _over_prompts(values: np.ndarray, by: str) -> tuple[float, float, str, int]:
-    """Return the 95 % interval of a mean over prompts, or quartiles beside a median, what it is, and the number of prompts."""
+def _spread(value: float, values: np.ndarray, unit: str, by: str) -> tuple[float, float, str, int]:
+    """Return the ends of what stands beside an average, what it is, and the number of finite values.
+
+    Parameters
+    ----------
+    value : float
+        The average.
+    values : ndarray
+        What it is of.
+    unit : str
+        What they are: "prompts", of whose mean there is a 95 % interval; "heads" or "layers", of which there is the standard
+        deviation; or nothing. Beside a median there are the quartiles.
+    by : {"mean", "median"}
+    """
     finite = values[np.isfinite(values)]
     n = len(finite)
-    if n < 2:
+    if n < 2 or not unit:
         return math.nan, math.nan, "none", n
-    if by == "median":
-        low, high = np.quantile(finite, [0.25, 0.75])
-        return float(low), float(high), "quartiles of prompts", n
-    half = t_half_width(finite.std(ddof=1) / math.sqrt(n), n - 1)
-    return float(finite.mean()) - half, float(finite.mean()) + half, "95 % over prompts", n
-
-
-def _over_heads(value: float, values: np.ndarray, over: Sequence[str], by: str) -> tuple[float, float, str, int]:
-    """Return the ends of one standard deviation over heads or layers, or quartiles beside a median, and what they are."""
-    finite = values[np.isfinite(values)]
-    n = len(finite)
-    if n < 2 or not over:
-        return math.nan, math.nan, "none", n
-    unit = "heads" if "head" in over else "layers"
     if by == "median":
         low, high = np.quantile(finite, [0.25, 0.75])
         return float(low), float(high), f"quartiles of {unit}", n
-    spread = float(finite.std(ddof=1))
-    return value - spread, value + spread, f"SD over {unit}", n
+    deviation = finite.std(ddof=1)
+    if unit == "prompts":
+        half = t_half_width(deviation / math.sqrt(n), n - 1)
+        return value - half, value + half, "95 % over prompts", n
+    return value - float(deviation), value + float(deviation), f"SD over {unit}", n
 
 
 def _cell(entry: _Entry) -> str:
@@ -223,19 +226,20 @@ def _table(
     subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool, chosen: bool
 ) -> Table:
     models = list(dict.fromkeys(entry.model for entry in entries))
-    rows: dict[tuple, dict[str, str]] = {}
+    labelled = any(entry.of for entry in entries)
+    cells = []
     for entry in entries:
         units = "" if entry.units == "1" else f" [{entry.units}]"
         of = ", ".join(_label(dim, label) for dim, label in entry.of.items())
-        rows.setdefault((f"{entry.statistic.replace('_', ' ')}{units}", of), {})[entry.model] = _cell(entry)
-    labelled = any(of for _, of in rows)
-    cells = tuple((name, *([of] if labelled else []), *(row[model] for model in models)) for (name, of), row in rows.items())
-    header = ("statistic", *(["of"] if labelled else []), *models)
+        row = (f"{entry.statistic.replace('_', ' ')}{units}", *([of] if labelled else []))
+        cells.append((row, entry.model, _cell(entry)))
+    titles = ("statistic", *(["of"] if labelled else []))
     names = dict.fromkeys(entry.statistic for entry in entries)
     definitions = [f"{name.replace('_', ' ')}: {measured[name].attrs.get('definition', '–')}" for name in names]
     about = [_of_what(subject, measured, models, chosen), _behind(measured, entries, by_layer), _signs(measured, entries)]
     caption = " ".join(filter(None, [*about, *_absent(left_out)]))
-    return Table("statistics", header, cells, caption, _frame(entries), ("Definitions. " + "; ".join(definitions) + ".",))
+    notes = (f"Definitions. {'; '.join(definitions)}.",)
+    return Table.of_cells("statistics", titles, dict(zip(models, models)), cells, caption, _frame(entries), notes)
 
 
 def _label(dim: str, label: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -96,6 +96,38 @@ class Table:
             rows.append(tuple("" if again and column.once else column.text(record) for column in columns))
         header = tuple(column.title for column in columns)
         return cls(name, header, tuple(rows), caption, pd.DataFrame(records), tuple(filter(None, notes)))
+
+    @classmethod
+    def of_cells(
+        cls,
+        name: str,
+        titles: Sequence[str],
+        columns: Mapping[Any, str],
+        cells: Iterable[tuple[tuple[str, ...], Any, str]],
+        caption: str,
+        data: pd.DataFrame,
+        notes: Sequence[str] = (),
+    ) -> Table:
+        """Return a table of cells that stand in rows and columns.
+
+        Parameters
+        ----------
+        name, caption, data
+            Of the table.
+        titles : sequence of str
+            Of the columns that name a row.
+        columns : mapping of key to str
+            The other columns, each by its key with its title.
+        cells : iterable of (row, column, text)
+            What names the row, the key of the column, and what stands there: one for every row and column.
+        notes : sequence of str
+            Empty ones are left out.
+        """
+        rows: dict[tuple[str, ...], dict[Any, str]] = {}
+        for row, column, text in cells:
+            rows.setdefault(row, {})[column] = text
+        printed = tuple((*row, *(texts[column] for column in columns)) for row, texts in rows.items())
+        return cls(name, (*titles, *columns.values()), printed, caption, data, tuple(filter(None, notes)))
 
     def __repr__(self) -> str:
         return f"<Table {self.name}: {len(self.rows)} × {len(self.header)}>"

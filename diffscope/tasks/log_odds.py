@@ -127,4 +127,9 @@ def first_token_odds(scores: torch.Tensor, prompt: Prompt) -> float:
     if not branches:
         return np.nan
     right, *others = (branch[0] for branch in branches)
-    return float(scores[right] - scores[others].logsumexp(0))
+    return float(token_odds(scores, right, others))
+
+
+def token_odds(scores: torch.Tensor, right: int, others: Sequence[int]) -> torch.Tensor:
+    """Return the log-odds of one token against several others in nats, (...), from the logits (..., vocabulary) of a position."""
+    return scores[..., right] - scores[..., list(others)].logsumexp(-1)

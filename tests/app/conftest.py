@@ -69,8 +69,8 @@ def app(folders, monkeypatch):
         return test.run()
 
     yield start
-    if "prepare" in sys.modules:
-        sys.modules["prepare"].activity().close()  # its job ends before the modules that it runs are taken away
+    if "background" in sys.modules:
+        sys.modules["background"].stop_all()  # jobs end before the modules that they run are taken away
     st.cache_resource.clear()
     for name in [name for name, module in sys.modules.items() if str(APP) in str(getattr(module, "__file__", ""))]:
         sys.modules.pop(name, None)

@@ -1,6 +1,8 @@
 """Work in the background: it says how far it is, stops when it is told to, and belongs to one session."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -70,6 +72,25 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
     job.stop()
     ended(job)
     assert not done and not job.error and not job.stopping
+
+
+COMPUTING = """
+import threading, torch
+from background import Job
+begun = threading.Event()
+def work(job):
+    while True:
+        torch.randn(200, 200).svd()
+        begun.set()
+        job.check_cancelled()
+jobs = [Job(work), Job(work)]
+begun.wait()
+"""
+
+
+def test_an_interpreter_that_ends_stops_the_jobs_that_compute():
+    done = subprocess.run([sys.executable, "-c", COMPUTING], cwd=APP, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, "terminate" in done.stderr) == (0, False)
 
 
 def test_a_failure_is_a_line_and_a_defect_leaves_its_traceback_in_the_log(background, caplog):
