@@ -35,7 +35,7 @@ from diffscope.stats.sample import QuerySample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-USUAL = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
+USUAL = ("lambda", "overlap", "noise_gain", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
 SHOWN = 3  # alerts of one rule and step that are said on stderr; all are kept
 
 
