@@ -12,6 +12,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 
+SATURATING = 10.0  # a logit that may give one key nearly everything: smaller ones may grow
 NOTHING = 1e-3  # of |A1|, what |D| is below if a head has nothing left
 
 
@@ -44,7 +45,7 @@ class Rule:
     above, below : float, optional
         Bounds that the value may not leave.
     times : float, optional
-        How many times a value of the last `within` steps it may not reach.
+        How many times a value of the last `within` steps it may not reach; with `above`, if it is above that as well.
     within : int, optional
     """
 
@@ -69,7 +70,7 @@ class Rule:
         bounds = [f"{word} {bound:g}" for word, bound in (("above", self.above), ("below", self.below)) if bound is not None]
         if self.times is not None:
             bounds.append(f"{self.times:g} times as large within {self.within} steps")
-        return f"{name} {' or '.join(bounds)}"
+        return f"{name} {(' or ' if self.times is None else ' and ').join(bounds)}"
 
     def check(self, step: int, by_head: xr.Dataset) -> list[Alert]:
         """Return the alerts of a step: of places that were within the bounds at the last measurement.
@@ -95,7 +96,7 @@ class Rule:
         """Return in words what is beyond a bound, by place in the array."""
         array = values.values
         found: dict[tuple[int, ...], str] = {}
-        if self.above is not None:
+        if self.above is not None and self.times is None:
             found |= {at: f"is {_number(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
         if self.below is not None:
             found |= {at: f"is {_number(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
@@ -103,7 +104,7 @@ class Rule:
             while self._past and self._past[0][0] < step - self.within:
                 self._past.popleft()
             for before, past in self._past:
-                grown = _places((array > self.times * past) & (past > 0))
+                grown = _places((array > self.times * past) & (past > 0) & (array > (self.above or 0)))
                 found |= {at: f"has grown from {_number(past[at])} at step {before} to {_number(array[at])}" for at in grown}
             self._past.append((step, array))
         return found
@@ -130,7 +131,7 @@ def default_rules() -> list[Rule]:
     return [
         Rule("lambda", {"lambda_value": "used"}, above=2.0, below=-1.0),
         Rule("noise_gain", {"span": "irrelevant"}, below=NOTHING),
-        Rule("logit_outliers", {"outlier": "top_1"}, times=10.0, within=500),
+        Rule("logit_outliers", {"outlier": "top_1"}, above=SATURATING, times=10.0, within=500),
     ]
 
 

@@ -52,6 +52,16 @@ def test_logits_that_grow_tenfold_are_told(monitor, model):
     assert "has grown from" in monitor.alerts[0].text
 
 
+def test_small_logits_may_grow(monitor, model):
+    projections = [layer.self_attn.q_proj for layer in model.model.layers]
+    with torch.no_grad():
+        for step, times in enumerate((0.001, 20.0)):
+            for projection in projections:
+                projection.weight *= times
+            monitor.step(step)
+    assert not monitor.alerts
+
+
 def test_a_head_whose_d_is_zero_is_told(monitor, model):
     attention = model.model.layers[0].self_attn
     set_lambda(model, 1.0)
