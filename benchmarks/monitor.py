@@ -143,7 +143,7 @@ def trackers() -> str:
 def _reported(name: str, folder: Path, read: Callable[[Path], dict[int, float]]) -> tuple[dict[int, float], dict[int, float]]:
     places = {"TENSORBOARD_LOGGING_DIR": "board", "WANDB_DIR": "wandb", "TRACKIO_DIR": "trackio", "HF_HOME": "hub"}
     os.environ |= {key: str(folder / place) for key, place in places.items()}
-    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "MLFLOW_TRACKING_URI": f"file://{folder}/mlflow"}
     (folder / "wandb").mkdir()
     model = model_of(32, 1, len(diffscope.load("mini-diff").tokenizer))
     monitor = diffscope.monitor(model, rows(2), ["lambda"], every=2, budget=None, strict=True)
@@ -227,8 +227,6 @@ def _trackio(folder: Path) -> dict[int, float]:
     trackio.finish()
     found = {}
     for file in folder.rglob("*.db"):
-        if file.name == "mlflow.db":
-            continue
         with sqlite3.connect(file) as database:
             found |= _trackio_rows(database)
     return found
