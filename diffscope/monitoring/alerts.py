@@ -12,6 +12,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 
+SATURATING = 10.0  # a logit that may give one key nearly everything: smaller ones may grow
+NOTHING = 1e-3  # of |A1|, what |D| is below if a head has nothing left
+
 
 class Alert(NamedTuple):
     """A bound that was left.
@@ -42,10 +45,8 @@ class Rule:
     above, below : float, optional
         Bounds that the value may not leave.
     times : float, optional
-        How many times a value of the last `within` steps it may not reach.
+        How many times a value of the last `within` steps it may not reach; with `above`, if it is above that as well.
     within : int, optional
-    undefined : str
-        What it means if the value is undefined where the same of A1 is defined; nothing if empty.
     """
 
     statistic: str
@@ -54,13 +55,12 @@ class Rule:
     below: float | None = None
     times: float | None = None
     within: int | None = None
-    undefined: str = ""
     _past: deque[tuple[int, np.ndarray]] = field(default_factory=deque)
     _out: frozenset[tuple[int, ...]] = frozenset()  # places that are beyond a bound now
 
     def __post_init__(self) -> None:
         bounds = (self.above, self.below, self.times)
-        if all(bound is None for bound in bounds) and not self.undefined:
+        if all(bound is None for bound in bounds):
             raise DiffscopeError("an alert needs a bound: above=, below=, or times= with within=")
         if (self.times is None) != (self.within is None):
             raise DiffscopeError("times= and within= go together: monitor.alert('logit_outliers', times=10, within=500)")
@@ -70,7 +70,7 @@ class Rule:
         bounds = [f"{word} {bound:g}" for word, bound in (("above", self.above), ("below", self.below)) if bound is not None]
         if self.times is not None:
             bounds.append(f"{self.times:g} times as large within {self.within} steps")
-        return f"{name} {' or '.join(bounds) or self.undefined}"
+        return f"{name} {(' or ' if self.times is None else ' and ').join(bounds)}"
 
     def check(self, step: int, by_head: xr.Dataset) -> list[Alert]:
         """Return the alerts of a step: of places that were within the bounds at the last measurement.
@@ -81,10 +81,10 @@ class Rule:
         by_head : xarray.Dataset
             Averaged over queries and prompts. A statistic that was not measured gives no alert.
         """
-        if self.statistic not in by_head:
+        if self.statistic not in by_head or any(label not in by_head[dim] for dim, label in self.select.items()):
             return []
         values = by_head[self.statistic].sel(self.select, drop=True).transpose("layer", ...)
-        found = self._beyond(step, by_head, values)
+        found = self._beyond(step, values)
         new = [place for place in found if place not in self._out]
         self._out = frozenset(found)
         return [Alert(step, str(self), f"{self._name()} of {_where(values, place)} {found[place]}") for place in new]
@@ -92,22 +92,19 @@ class Rule:
     def _name(self) -> str:
         return " ".join([self.statistic, *(f"of {label}" for label in self.select.values())])
 
-    def _beyond(self, step: int, by_head: xr.Dataset, values: xr.DataArray) -> dict[tuple[int, ...], str]:
+    def _beyond(self, step: int, values: xr.DataArray) -> dict[tuple[int, ...], str]:
         """Return in words what is beyond a bound, by place in the array."""
         array = values.values
         found: dict[tuple[int, ...], str] = {}
-        if self.above is not None:
+        if self.above is not None and self.times is None:
             found |= {at: f"is {_number(array[at])}, above {self.above:g}" for at in _places(array > self.above)}
         if self.below is not None:
             found |= {at: f"is {_number(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
-        if self.undefined:
-            first = by_head[self.statistic].sel({**self.select, "map": "A1"}, drop=True).transpose(*values.dims).values
-            found |= {at: self.undefined for at in _places(np.isnan(array) & ~np.isnan(first))}
         if self.times is not None and self.within is not None:
             while self._past and self._past[0][0] < step - self.within:
                 self._past.popleft()
             for before, past in self._past:
-                grown = _places((array > self.times * past) & (past > 0))
+                grown = _places((array > self.times * past) & (past > 0) & (array > (self.above or 0)))
                 found |= {at: f"has grown from {_number(past[at])} at step {before} to {_number(array[at])}" for at in grown}
             self._past.append((step, array))
         return found
@@ -130,11 +127,11 @@ def _where(values: xr.DataArray, place: tuple[int, ...]) -> str:
 
 
 def default_rules() -> list[Rule]:
-    """Return the rules that every monitor has: λ beyond [−1, 2], a D that is zero, the largest logit growing tenfold."""
+    """Return the rules that every monitor has: of λ, of a D that has gone, and of the largest logit."""
     return [
         Rule("lambda", {"lambda_value": "used"}, above=2.0, below=-1.0),
-        Rule("entropy", {"map": "D"}, undefined="is undefined: D is zero at every query"),
-        Rule("logit_outliers", {"outlier": "top_1"}, times=10.0, within=500),
+        Rule("noise_gain", {"span": "irrelevant"}, below=NOTHING),
+        Rule("logit_outliers", {"outlier": "top_1"}, above=SATURATING, times=10.0, within=500),
     ]
 
 

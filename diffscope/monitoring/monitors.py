@@ -35,7 +35,7 @@ from diffscope.stats.sample import QuerySample
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-USUAL = ("lambda", "overlap", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
+USUAL = ("lambda", "overlap", "noise_gain", "entropy", "gini", "sink_mass", "negative_share", "row_sum", "logit_outliers")
 SHOWN = 3  # alerts of one rule and step that are said on stderr; all are kept
 
 
@@ -163,7 +163,7 @@ class Monitor:
         above, below : float, optional
             Bounds of the value, averaged over queries and prompts.
         times, within : float and int, optional
-            The value may not become so many times as large within so many steps.
+            The value may not become so many times as large within so many steps; with `above`, if it is above that as well.
         **labels : str
             Of further dimensions, such as ``map="D"``. Without them each label is held to the rule; of λ it is the one in use.
 

@@ -89,6 +89,7 @@ def test_a_model_that_the_trainer_makes_is_watched(tmp_path):
     assert isinstance(monitor.callback(), TrainerCallback)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # Lightning's own
 def test_lightning_sends_it_to_its_loggers(tmp_path):
     lightning = pytest.importorskip("lightning.pytorch")
 

@@ -24,7 +24,7 @@ def small(make=tiny.diffllama, **more):
 def trained(model, steps, forward=None, autocast=None, monitor=None):
     """The state after some steps: weights, buffers, the optimizer's, losses, and what the generators draw next."""
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
-    forward = forward or model
+    forward = model if forward is None else forward
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     losses = []
     for step in range(steps):
@@ -83,6 +83,7 @@ def adapted(model):
     return peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.1)), {}
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # of PEFT
 @pytest.mark.parametrize("wrap", [plain, checkpointed, under_autocast, adapted, compiled])
 def test_a_training_is_equal_to_the_bit(wrap, full):
     steps = 200 if full else 30
@@ -132,7 +133,7 @@ def test_two_processes_train_as_without_it_and_the_first_writes(tmp_path):
     for rank in range(2):
         with_it, without = (torch.load(tmp_path / f"{kind}-{rank}.pt") for kind in (True, False))
         assert_equal(with_it, without)
-    assert len(list((tmp_path / "kept").glob("step-*.nc"))) == 5
+    assert len(list((tmp_path / "kept").glob("step-*.nc"))) == 4  # 0, 3, 20 and 40
 
 
 def test_weights_that_are_wrapped_in_autocast_by_accelerate_are_measured_in_float32():

@@ -1,0 +1,258 @@
+"""Show what watching a training costs, that trackers get its numbers, and which alarm an accident sets off.
+
+python -m benchmarks.monitor                      # the tables; wandb, mlflow, trackio and tensorboard where they are installed
+python -m benchmarks.monitor --part accident
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, Trainer, TrainingArguments
+
+import diffscope
+from diffscope import QuerySample
+from diffscope.tasks.text import standard_library_text
+
+SIZES = {"0.2 M": (64, 2), "3 M": (192, 6), "17 M": (384, 8)}  # width and layers
+PROMPTS = (4, 16)  # of 128 tokens
+QUERIES = (32, 128)
+EVERY = 100
+ACCIDENT = 150  # the step from which the learning rate is 30 times as large
+LENGTH = 128
+RATE = 1e-3
+
+
+def model_of(width: int, layers: int, vocabulary: int) -> DiffLlamaForCausalLM:
+    torch.manual_seed(0)
+    config = DiffLlamaConfig(
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        vocab_size=vocabulary,
+    )
+    return DiffLlamaForCausalLM(config).train()
+
+
+def rows(count: int, held_out: bool = False) -> torch.Tensor:
+    """Tokens of the bundled text, (row, token)."""
+    tokenizer = diffscope.load("mini-diff").tokenizer
+    ids: list[int] = []
+    for text in standard_library_text(held_out):
+        ids += tokenizer(text)["input_ids"]
+        if len(ids) >= count * LENGTH:
+            break
+    return torch.tensor(ids[: count * LENGTH]).view(count, LENGTH)
+
+
+def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch.Tensor) -> float:
+    loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown."""
+    rule = ["---"] * len(header)
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *lines))
+
+
+def seconds(act: Callable[[], object], times: int = 3) -> float:
+    """Return the least processor time of some calls."""
+    took = []
+    for _ in range(times):
+        began = time.process_time()
+        act()
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+def cost() -> str:
+    """Time a measurement, and its share of a training on batches of 32 rows."""
+    vocabulary = len(diffscope.load("mini-diff").tokenizer)
+    batch, prompts = rows(32), rows(max(PROMPTS), held_out=True)
+    lines = []
+    for size, (width, layers) in SIZES.items():
+        model = model_of(width, layers, vocabulary)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+        training = seconds(lambda: step_of(model, optimizer, batch))  # noqa: B023 (called at once)
+        for count in PROMPTS:
+            for queries in QUERIES:
+                monitor = diffscope.monitor(model, prompts[:count], every=1, queries=QuerySample(queries), budget=None)
+                steps = iter(range(1000))
+                measuring = seconds(lambda: monitor.step(next(steps)))  # noqa: B023
+                share = measuring / (measuring + EVERY * training)
+                lines.append([size, count, queries, f"{training:.2f} s", f"{measuring:.2f} s", f"{100 * share:.2f} %"])
+    return table(["parameters", "prompts", "queries", "a step", "a measurement", f"share, every {EVERY} steps"], lines)
+
+
+def accident() -> str:
+    """Make the learning rate 30 times as large: which alarm is set off, and when does the loss show it?"""
+    vocabulary = len(diffscope.load("mini-diff").tokenizer)
+    model = model_of(64, 2, vocabulary)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
+    monitor = diffscope.monitor(model, rows(8, held_out=True), every=1, budget=None, queries=32)
+    monitor.alert("entropy", below=0.5, map="A1")
+    texts = rows(400)
+    losses = []
+    for step in range(ACCIDENT + 25):
+        if step == ACCIDENT:
+            for group in optimizer.param_groups:
+                group["lr"] *= 30
+        losses.append(step_of(model, optimizer, texts[torch.randint(len(texts), (8,))]))
+        if step >= ACCIDENT - 5:
+            monitor.step(step)
+    before = torch.tensor(losses[ACCIDENT - 50 : ACCIDENT])
+    beyond = float(before.mean() + 4 * before.std())
+    shown = next((step for step, loss in enumerate(losses) if step >= ACCIDENT and loss > beyond), None)
+    seen: dict[str, int] = {}
+    for alert in monitor.alerts:
+        seen.setdefault(alert.rule, alert.step)
+    lines = [[f"loss above {beyond:.2f} (mean of 50 steps and 4 standard deviations)", shown]]
+    lines += [[rule, step] for rule, step in seen.items()]
+    return table(["what shows it", f"first step (the accident is at {ACCIDENT})"], lines)
+
+
+def trackers() -> str:
+    """Read what each tracker was given by the Trainer from its own files, beside what the monitor's folder has."""
+    readers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
+    lines = []
+    for name, read in readers.items():
+        if not find_spec(name):
+            lines.append([name, "not installed", ""])
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            kept, found = _reported(name, Path(folder), read)
+        worst = max(abs(found.get(step, math.inf) - value) for step, value in kept.items())
+        lines.append([name, f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
+    return table(["tracker", "read from its files", "largest difference of λ"], lines)
+
+
+def _reported(name: str, folder: Path, read: Callable[[Path], dict[int, float]]) -> tuple[dict[int, float], dict[int, float]]:
+    places = {"TENSORBOARD_LOGGING_DIR": "board", "WANDB_DIR": "wandb", "TRACKIO_DIR": "trackio", "HF_HOME": "hub"}
+    os.environ |= {key: str(folder / place) for key, place in places.items()}
+    os.environ |= {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "MLFLOW_TRACKING_URI": f"file://{folder}/mlflow",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+    (folder / "wandb").mkdir()
+    model = model_of(32, 1, len(diffscope.load("mini-diff").tokenizer))
+    monitor = diffscope.monitor(model, rows(2), ["lambda"], every=2, budget=None, strict=True)
+    data = [{"input_ids": row, "labels": row} for row in rows(32)]
+    arguments = TrainingArguments(
+        output_dir=folder / "out",
+        max_steps=6,
+        per_device_train_batch_size=4,
+        report_to=name,
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_steps=3,
+        save_strategy="no",
+        project="monitor",
+    )
+    Trainer(model, arguments, train_dataset=data, callbacks=[monitor.callback()]).train()
+    values = diffscope.open(folder / "out" / "monitor")["lambda"].sel(lambda_value="used", layer=0).mean("head")
+    return dict(zip(values["step"].values.tolist(), values.values.tolist())), read(folder)
+
+
+LOGGED = "train/diffscope/lambda/layer_0"
+
+
+def _tensorboard(folder: Path) -> dict[int, float]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "board"))
+    events.Reload()
+    return {event.step: event.value for event in events.Scalars(LOGGED)}
+
+
+def _wandb(folder: Path) -> dict[int, float]:
+    import json
+
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.finish()
+    (file,) = folder.rglob("*.wandb")
+    found = {}
+    for data in _log_records(file.read_bytes()):
+        record = Record.FromString(data)
+        items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
+        if LOGGED in items:
+            found[items["train/global_step"]] = items[LOGGED]
+    return found
+
+
+def _log_records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a LevelDB log, which an offline run is: blocks of 32 KiB after a header of 7 bytes."""
+    at, whole = 7, b""
+    while at < len(data):
+        left = 2**15 - at % 2**15
+        if left < 7:  # no chunk begins in so few bytes
+            at += left
+            continue
+        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        whole += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # a whole record, or the last part of one
+            yield whole
+            whole = b""
+
+
+def _mlflow(folder: Path) -> dict[int, float]:
+    import mlflow
+
+    client = mlflow.MlflowClient()
+    runs = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
+    names = {name for run in runs for name in run.data.metrics if name.endswith("diffscope/lambda/layer_0")}
+    history = [each for run in runs for name in names for each in client.get_metric_history(run.info.run_id, name)]
+    mlflow.end_run()
+    return {each.step: each.value for each in history}
+
+
+def _trackio(folder: Path) -> dict[int, float]:
+    import sqlite3
+
+    found = {}
+    for file in folder.rglob("*.db"):
+        with sqlite3.connect(file) as database:
+            found |= _trackio_rows(database)
+    return found
+
+
+def _trackio_rows(database) -> dict[int, float]:
+    import json
+
+    rows_of = [json.loads(metrics) for (metrics,) in database.execute("select metrics from metrics")]
+    return {int(row["train/global_step"]): row[LOGGED] for row in rows_of if LOGGED in row}
+
+
+PARTS = {"cost": cost, "trackers": trackers, "accident": accident}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS)
+    chosen = parser.parse_args().part
+    torch.set_num_threads(1)
+    for name, part in PARTS.items():
+        if chosen in (None, name):
+            print(f"## {part.__doc__}\n\n{part()}\n")
+
+
+if __name__ == "__main__":
+    main()
