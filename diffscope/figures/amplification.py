@@ -13,7 +13,7 @@ from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import captures_of, check_choice, estimates_of
 from diffscope.figures.values import panels_beside
 from diffscope.stats.averaging import rule

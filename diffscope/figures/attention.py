@@ -19,7 +19,7 @@ from diffscope.figures import map_grid as _grid
 from diffscope.figures import rows as _rows
 from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import Captures, captures_of, one_prompt
 from diffscope.figures.values import cells
 

@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.figures import theme
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import check_choice, estimates_of, together
 from diffscope.figures.values import cells, curves
 

@@ -11,7 +11,7 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed

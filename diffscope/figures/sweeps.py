@@ -12,7 +12,7 @@ import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.values import curves
 from diffscope.stats.averaging import averaged, error_end, mean_over_prompts, rule
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import check_choice
 from diffscope.figures.values import curves
 

@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import checkpoint_images as _checkpoint_images
 from diffscope.figures import theme
 from diffscope.figures import training_chart as _training_chart
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 
 Contrast = Literal["sqrt", "linear"]
 

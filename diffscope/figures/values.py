@@ -11,7 +11,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart as _cell_chart
 from diffscope.figures import line_data as _line_data
 from diffscope.figures import strip_chart as _strip_chart
-from diffscope.figures.figure import Chart, Drawing, Figure, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.figures.figure import Chart, Figure
 from diffscope.figures.line_print import in_print
 from diffscope.figures.line_screen import on_screen
 
