@@ -195,7 +195,7 @@ def _bars_or_lines(
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
-            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
+            ax.bar(places, values, 0.8, bottom=bottom, label=label, color=colour, edgecolor=theme.PAPER, lw=0.4)
             above += np.nan_to_num(np.maximum(values, 0))
             below += np.nan_to_num(np.minimum(values, 0))
         elif style == "bars":
@@ -203,8 +203,8 @@ def _bars_or_lines(
                 places + 0.8 * aside,
                 values,
                 0.8 / count,
-                color=colour,
                 label=label,
+                **_filled(colour),
                 error_kw={"lw": 0.6, "ecolor": theme.INK},
                 **ends,
             )
@@ -222,6 +222,11 @@ def _bars_or_lines(
             ax.errorbar(places, values, color=colour, **look, **ends)
         else:
             _points(ax, series, places + beside, colour, marker, label, ends)
+
+
+def _filled(colour: str) -> dict:
+    """Return how a bar is filled: that of a control is light with an edge, so that grey print tells it apart."""
+    return {"color": theme.RULE, "edgecolor": colour, "lw": 0.6} if colour in theme.CONTROLS else {"color": colour}
 
 
 def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:

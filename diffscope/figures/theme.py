@@ -58,7 +58,7 @@ SPAN_COLOURS = {
 }
 #: colours of models, and of lines and bars that are neither maps, spans nor controls: none is blue or orange, and each is darker
 #: or lighter than the one before
-SERIES = ["#4b3a78", "#3a9188", "#a0456b", "#9a9140", "#a596cf", "#6b5a52", "#86c2b8"]
+SERIES = ["#4b3a78", "#4aa99d", "#a0456b", "#b5aa48", "#8d7bc4", "#6b5a52", "#86c2b8"]
 #: the colours of what everything is compared with
 CONTROLS = [MUTED, "#98a2b3", "#c0c7d1"]
 #: how the name of the control begins that figures of all kinds have
@@ -262,7 +262,6 @@ ON_DARK = {
     BLUES[7]: "#6baed6",
     ORANGES[7]: "#fdae6b",
     SERIES[0]: "#b3a3e6",
-    SERIES[1]: "#5fb8ae",
     SERIES[2]: "#d98aa8",
     SERIES[5]: "#b8a59b",
 }
