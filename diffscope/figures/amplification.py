@@ -14,7 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import captures_of, check_choice, estimates_of
+from diffscope.figures.inputs import captures_of, check_choice, check_labels, estimates_of
 from diffscope.figures.values import panels_beside
 from diffscope.stats.averaging import rule
 
@@ -141,9 +141,7 @@ def rejection(
     estimates = _read(subject, read, "cmrr_injected", "diffscope.readings.rejection(cap)")
     drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
     for table in drawn_of.values():
-        for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
-            if label is not None:
-                check_choice(dim, label, table[dim].values.tolist())
+        check_labels(table, layer=layer, head=head, sigma=sigma)
     if sigma is not None:
         parts = {name: charts.rejected(table, sigma) for name, table in drawn_of.items()}
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"

@@ -148,6 +148,32 @@ def check_choice(what: str, choice: Any, known: Iterable) -> None:
         raise DiffscopeError(f"there is no {what} {choice!r}; choose from {', '.join(map(str, known))}")
 
 
+def check_labels(values: xr.Dataset | xr.DataArray, **labels: Any) -> None:
+    """Refuse a label that a dimension of the values does not have; one that is None is not asked for.
+
+    Raises
+    ------
+    DiffscopeError
+        It names the labels that there are.
+    """
+    for dim, label in labels.items():
+        for each in label if isinstance(label, list) else [label]:
+            if each is not None:
+                check_choice(dim, each, values[dim].values.tolist())
+
+
+def select(values: xr.Dataset, **labels: Any) -> xr.Dataset:
+    """Return values at one label along each of some dimensions, which they lose, or at a list of labels.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such label; it names those that there are.
+    """
+    check_labels(values, **labels)
+    return values.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))
+
+
 def one_prompt(cap: Capture, prompt: int) -> Capture:
     """The prompt that a figure is of.
 

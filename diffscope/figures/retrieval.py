@@ -10,7 +10,7 @@ import xarray as xr
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.inputs import check_choice, estimates_of, select, together
 from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def by_depth(
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
     lines = list(DASHES) if span is None else [span]
-    chosen = {name: _chosen(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
+    chosen = {name: select(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
     colours = dict(zip(chosen, theme.SERIES * len(chosen)))
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
@@ -192,7 +192,7 @@ def depth_by_length(
             values[name], errors[name] = table["log_odds"], table["log_odds_se"]
             of_prompt = table["log_odds_of_prompt"]
         else:
-            mass = _chosen(table, map=map, normalisation=normalisation, span=quantity)
+            mass = select(table, map=map, normalisation=normalisation, span=quantity)
             values[name], errors[name] = mass["mass"], mass["mass_se"]
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
@@ -229,11 +229,3 @@ def _line(name: str, span: str, spans: list[str]) -> str:
 
 def _words(span: str) -> str:
     return WORDS.get(span, span)
-
-
-def _chosen(estimates: xr.Dataset, **labels: int | str | list[str]) -> xr.Dataset:
-    """One label along each of some dimensions, or several."""
-    for dim, label in labels.items():
-        for each in label if isinstance(label, list) else [label]:
-            check_choice(dim, each, estimates[dim].values.tolist())
-    return estimates.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))

@@ -12,7 +12,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, check_labels, checked_query, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
 from diffscope.stats.labels import is_unsigned, usual_label
@@ -85,10 +85,7 @@ def allocation(
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
     layers, numbers = _one_each(captures, "layer", layer), _one_each(captures, "head", head)
     for name, table in estimates.items():
-        labels = {"map": map, "normalisation": normalisation, "layer": layers[name], "head": numbers[name]}
-        for dim, label in labels.items():
-            if label is not None:
-                check_choice(dim, label, table["allocation"][dim].values.tolist())
+        check_labels(table["allocation"], map=map, normalisation=normalisation, layer=layers[name], head=numbers[name])
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layers[name])
     heads = None if head is None else {name: (layers[name], numbers[name]) for name in estimates}
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
