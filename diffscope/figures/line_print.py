@@ -125,7 +125,7 @@ def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str,
 
 
 def _print_references(ax, dataset: xr.Dataset) -> None:
-    """The lines of one panel that are no data."""
+    """Draw the reference lines of one panel."""
     if words := dataset.attrs["diagonal"]:
         ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
     for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
@@ -133,7 +133,7 @@ def _print_references(ax, dataset: xr.Dataset) -> None:
 
 
 def _apart(ticks: np.ndarray, width: float) -> bool:
-    """Whether a tick at every place of a panel so many inches wide leaves room for its label."""
+    """Return whether a tick at every place of a panel so many inches wide leaves room for its label."""
     if len(ticks) == 1:
         return True
     labels = max(len(f"{tick:g}") for tick in ticks) + 1
@@ -141,18 +141,18 @@ def _apart(ticks: np.ndarray, width: float) -> bool:
 
 
 def _step(places: list, width: float) -> int:
-    """Of how many labels one is shown below a panel so many inches wide: every one where there are few."""
+    """Return of how many labels one is shown below a panel so many inches wide; 1 if there are few."""
     return math.ceil(len(places) * TALLEST / width / LABELS) if len(places) > LABELS / 2 else 1
 
 
 def _turned(places: list, width: float) -> bool:
-    """Whether labels would touch if they were not turned."""
+    """Return whether labels would touch if they were not turned."""
     labels = places[:: _step(places, width)]
     return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
 
 
 def _name_places(ax, places: list, width: float) -> None:
-    """Labels below a panel so many inches wide."""
+    """Write labels below a panel so many inches wide."""
     step = _step(places, width)
     labels = [for_print(place) for place in places[::step]]
     look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if _turned(places, width) else {}
@@ -241,7 +241,7 @@ def _parted(places: np.ndarray, aside: float) -> np.ndarray:
 
 
 def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
-    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    """Draw one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     values = shown(part, "value")
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))

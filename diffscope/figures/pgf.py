@@ -37,7 +37,7 @@ def write_pgf(drawing, path: Path, dpi: int) -> None:
 
 
 def _pgf_renderer(drawing, file, path: Path):
-    """Matplotlib's renderer, without the LaTeX that it would run to measure texts and to learn how images are included."""
+    """Return Matplotlib's renderer, without the LaTeX that it would run to measure texts and to learn how images are included."""
     from matplotlib.backends.backend_pgf import RendererPgf
     from PIL import Image
 

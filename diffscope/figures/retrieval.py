@@ -40,7 +40,7 @@ def by_depth(
     span: str | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
+    """Draw what the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
     layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. Beside them,
@@ -137,7 +137,7 @@ def depth_by_length(
     normalisation: str = "share",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
+    """Draw whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
     their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give: one where that is the same for all
@@ -218,12 +218,12 @@ def depth_by_length(
 
 
 def _uniform(model: str) -> str:
-    """What uniform attention over a model's keys is called; of all models without a name."""
+    """Return what uniform attention over a model's keys is called; of all models without a name."""
     return f"{UNIFORM} ({model})" if model else UNIFORM
 
 
 def _line(name: str, span: str, spans: list[str]) -> str:
-    """What a line is called: by its span too where lines are of several."""
+    """Return what a line is called: by its span too where lines are of several."""
     return name if len(spans) == 1 else f"{name}: {_words(span).removeprefix('the ')}"
 
 
