@@ -122,14 +122,13 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     return figure
 
 
-def _with_columns(panel: xr.Dataset) -> xr.Dataset:
-    """Return a panel (y, x) without the last numbered columns if they have no value, such as heads that another model has."""
-    undefined = panel["value"].isnull().all("y").values
-    numbered = [str(label).isdigit() for label in panel["x"].values]
-    last = max(
-        (at for at, (empty, number) in enumerate(zip(undefined, numbered)) if number and not empty), default=len(undefined)
-    )
-    return panel.isel(x=[at for at, number in enumerate(numbered) if at <= last or not number])
+def _with_columns(dataset: xr.Dataset, panel: int) -> xr.Dataset:
+    """Return a panel (y, x) without the last numbered columns that only other panels have, such as heads of another model."""
+    known = dataset["value"].notnull().any("y").values  # (panel, x)
+    numbered = np.array([str(label).isdigit() for label in dataset["x"].values])  # not the column of all heads behind them
+    last = max(np.flatnonzero(known[panel] & numbered), default=len(numbered))
+    absent = known.any(0) & ~known[panel] & numbered & (np.arange(len(numbered)) > last)
+    return dataset.isel(panel=panel, x=~absent)
 
 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
@@ -138,7 +137,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
     tall = min(HIGHEST, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
     figure = canvas(width, tall)
     kind, (low, high) = _colours(dataset)
-    parts = [_with_columns(dataset.isel(panel=number)) for number in range(len(panels))]
+    parts = [_with_columns(dataset, number) for number in range(len(panels))]
     counts = [part.sizes["x"] for part in parts]
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=counts)[0]
     rows = [for_print(label) for label in _labels(dataset, "y")]

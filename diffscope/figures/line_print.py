@@ -118,7 +118,7 @@ def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str,
     firsts, seconds = factors
     drawn = dict(zip(labels, handles))
     others = {words: handle for words, handle in drawn.items() if words not in set(map(for_print, series))}
-    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items()}
+    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items() if for_print(name) in drawn}
     dashes = {for_print(second): Line2D([], [], color=theme.INK, ls=IN_PRINT[dash]) for second, dash in seconds.items()}
     together = entries | dashes | others
     return list(together.values()), list(together)
