@@ -263,6 +263,7 @@ ON_DARK = {
     ORANGES[7]: "#fdae6b",
     SERIES[0]: "#b3a3e6",
     SERIES[2]: "#d98aa8",
+    SERIES[4]: "#6f5bb5",
     SERIES[5]: "#b8a59b",
 }
 
