@@ -41,7 +41,7 @@ class Source:
                 raise DiffscopeError(f"the figure {kind} does not read {option}; leave it out")
 
     def scopes(self) -> dict:
-        """The models by name, the first and the one beside it."""
+        """Return the models by name, the first and the one beside it."""
         check_model(self.model)
         if self.baseline == self.model:
             raise DiffscopeError(f"--baseline is --model, {self.model}; give another one, or leave it out")
@@ -49,22 +49,22 @@ class Source:
         return {name: read_scope(name, self.device, self.dtype) for name in names}
 
     def of_one(self):
-        """The one model, of a figure that is of no more."""
+        """Return the one model of a figure that takes no more."""
         return next(iter(self.scopes().values()))
 
     def given(self) -> tuple:
-        """The prompt and its spans."""
+        """Return the prompt and its spans."""
         return read_prompt(self.prompt, self.prompt_file), read_spans(self.span or [])
 
     def file(self, kind: str):
-        """What lies in the file or folder that is drawn."""
+        """Return what lies in the file or folder that is drawn."""
         if self.saved is None:
             raise DiffscopeError(f"the figure {kind} is of a file or folder: diffscope figure PATH --kind {kind} --out FILE")
         return diffscope.open(self.saved)
 
 
 def capture(source: Source, kind: str):
-    """One capture, saved or taken now; of two models their comparison."""
+    """Return one capture, saved or taken now; of two models their comparison."""
     if source.baseline is None:
         given = (source.saved, source.model, source.prompt, source.prompt_file, source.span, source.device, source.dtype)
         return read_capture(*given)
@@ -77,7 +77,7 @@ def capture(source: Source, kind: str):
 
 
 def depths(source: Source, kind: str) -> dict:
-    """Retrieval by length and depth, of each model."""
+    """Return retrieval by length and depth, of each model."""
     from diffscope.readings import depths as read
     from diffscope.tasks import Retrieval
 
@@ -93,7 +93,7 @@ def depths(source: Source, kind: str) -> dict:
 
 
 def composition(source: Source, kind: str):
-    """What A2 is made of, fitted to other prompts."""
+    """Return what A2 is made of, fitted to other prompts."""
     from diffscope import readings
 
     scope = source.of_one()
@@ -104,7 +104,7 @@ def composition(source: Source, kind: str):
 
 
 def branches(source: Source, kind: str):
-    """What each branch of each head adds to the answer's logit."""
+    """Return what each branch of each head adds to the answer's logit."""
     from diffscope import readings
 
     if source.answer is None:
@@ -117,7 +117,7 @@ def branches(source: Source, kind: str):
 
 
 def signal_to_noise(source: Source, kind: str) -> dict:
-    """What the subtraction of each model gains, where the answer and the text around it are exchanged."""
+    """Return what the subtraction of each model gains, with the answer and the text around it exchanged."""
     from diffscope import readings
 
     prompt, spans = source.given()
@@ -129,7 +129,7 @@ def signal_to_noise(source: Source, kind: str) -> dict:
 
 
 def checkpoints(source: Source, kind: str) -> dict:
-    """Captures of one prompt at every checkpoint that was kept, and at the end."""
+    """Return captures of one prompt at every checkpoint that was kept, and at the end."""
     from diffscope.lab.training.run import checkpoints_of
 
     scope = source.of_one()
@@ -146,7 +146,7 @@ def checkpoints(source: Source, kind: str) -> dict:
 
 
 def interventions(source: Source, kind: str) -> dict:
-    """Answers and losses of each model where λ is multiplied."""
+    """Return answers and losses of each model with λ multiplied."""
     from diffscope import edits, readings
 
     tried = {factor: edits.scale_lambda(factor) for factor in FACTORS}
@@ -157,14 +157,14 @@ def interventions(source: Source, kind: str) -> dict:
 
 
 def ablations(source: Source, kind: str) -> dict:
-    """What each head of each model is worth."""
+    """Return what each head of each model is worth."""
     from diffscope import readings
 
     return _of_prompts(source, lambda scope, prompts, progress: readings.ablations(scope, prompts, progress=progress))
 
 
 def _of_prompts(source: Source, read: Callable) -> dict:
-    """A reading of each model on the prompts of --prompts."""
+    """Return a reading of each model on the prompts of --prompts."""
     from diffscope.tasks import Retrieval, read_prompts
     from diffscope.tasks.sampling import controlled
 
@@ -187,7 +187,7 @@ def _of_prompts(source: Source, read: Callable) -> dict:
 
 
 def _template(scopes: dict) -> str:
-    """The sentence of the first model, in which all are asked; what was trained on another is told."""
+    """Return the sentence of the first model, in which all are asked; say which model was trained on another."""
     from diffscope.tasks.training_sentence import template_mismatches, template_of
 
     models = {name: scope.model for name, scope in scopes.items()}
@@ -206,7 +206,7 @@ def _count(prompts: str, usual: int) -> int:
 
 
 def study(source: Source, kind: str):
-    """A study: a folder or its file, or a shipped one by its name, which need not be said."""
+    """Open a study: a folder or its file, or a shipped one by its name, which may be left out."""
     from diffscope.hypotheses.study import open_study
 
     kept = diffscope.open(source.saved) if source.saved is not None and source.saved.exists() else open_study(source.saved)
@@ -216,7 +216,7 @@ def study(source: Source, kind: str):
 
 
 def board(source: Source, kind: str):
-    """The first board of a study."""
+    """Return the first board of a study."""
     boards = study(source, kind).boards
     if not boards:
         raise DiffscopeError("this study has no board; run it anew with: diffscope study run --cohort FOLDER")
@@ -224,12 +224,12 @@ def board(source: Source, kind: str):
 
 
 def of_file(source: Source, kind: str):
-    """What lies in a file."""
+    """Return what lies in a file."""
     return source.file(kind)
 
 
 def values(source: Source, kind: str):
-    """One variable of measured statistics, one label along each dimension of --where."""
+    """Return one variable of measured statistics, one label along each dimension of --where."""
     dataset = source.file(kind)
     names = [str(name) for name in getattr(dataset, "data_vars", ())]
     if source.statistic not in names:
@@ -268,7 +268,7 @@ OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline")
 
 
 def subject(source: Source, kind: str):
-    """What the figure of this name is drawn of.
+    """Return what the figure of this name is drawn of.
 
     Raises
     ------
