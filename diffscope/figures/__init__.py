@@ -17,8 +17,9 @@ from typing import Any
 from diffscope.errors import DiffscopeError
 from diffscope.figures.amplification import amplifier, anatomy, attribution, rejection, signal_to_noise
 from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
+from diffscope.figures.declaration import FIGURES, check_keywords
 from diffscope.figures.edits import ablation, interventions
-from diffscope.figures.figure import FIGURES, Figure, check_keywords
+from diffscope.figures.figure import Figure
 from diffscope.figures.retrieval import by_depth, depth_by_length
 from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
 from diffscope.figures.sweeps import sweep
@@ -62,7 +63,7 @@ RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
 
 
 def figure(name: str, subject: Any, **choices: Any) -> Figure:
-    """A figure by its name, for whoever has the name as a string; otherwise call the function of that name.
+    """Draw a figure by its name, for callers that have the name as a string. Otherwise call the function of that name.
 
     Parameters
     ----------

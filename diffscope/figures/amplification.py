@@ -13,8 +13,8 @@ from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import captures_of, check_choice, estimates_of
+from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.figures.inputs import captures_of, check_choice, check_labels, estimates_of
 from diffscope.figures.values import panels_beside
 from diffscope.stats.averaging import rule
 
@@ -34,7 +34,7 @@ def amplifier(
     quantity: str = "best_lambda",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """One quantity of every head as a differential amplifier, beside its controls.
+    """Draw one quantity of every head as a differential amplifier, beside its controls.
 
     "best_lambda" is λ* against λ, on irrelevant keys and on the answer; "lambda" λ beside its initial value; "cmrr" what equal
     maps would be rejected by; "residual" what the subtraction leaves on irrelevant keys over its floor, "floor" that floor;
@@ -100,7 +100,7 @@ def rejection(
     sigma: float | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Common-mode rejection by injection, in dB: along the strength of the noise, or of every head at one strength.
+    """Draw common-mode rejection by injection, in dB: along the strength of the noise, or of every head at one strength.
 
     Along σ it is the median over heads with every head as a point behind it, or one head with its standard error over draws. The
     control is the same with the A2 of other heads of the layer, the ceiling the same with an A2 of A1's shape there. 0 dB: what
@@ -141,9 +141,7 @@ def rejection(
     estimates = _read(subject, read, "cmrr_injected", "diffscope.readings.rejection(cap)")
     drawn_of, lacking = _where_defined(estimates, "cmrr_injected")
     for table in drawn_of.values():
-        for dim, label in {"layer": layer, "head": head, "sigma": sigma}.items():
-            if label is not None:
-                check_choice(dim, label, table[dim].values.tolist())
+        check_labels(table, layer=layer, head=head, sigma=sigma)
     if sigma is not None:
         parts = {name: charts.rejected(table, sigma) for name, table in drawn_of.items()}
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
@@ -170,7 +168,7 @@ def signal_to_noise(
     quantity: str = "gain",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What the subtraction gains in signal-to-noise ratio in every head, in dB, before and after the norm.
+    """Draw what the subtraction gains in signal-to-noise ratio in every head, in dB, before and after the norm.
 
     "gain" is the ratio of D·V minus that of A1·V, beside the same with a uniform A2 and with that of the next head; "ratio" the
     ratios of A1·V, λA2·V and D·V themselves; "sides" what the subtraction does to the signal and to the noise. Signal is what
@@ -230,7 +228,7 @@ def anatomy(
     way: str = "shapley",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What A2 of every head is made of, beside A1 and, the control, the A2 of the next head in its place: stacked bars.
+    """Draw what A2 of every head is made of, beside A1 and, the control, the A2 of the next head in its place: stacked bars.
 
     The parts are a pedestal (uniform), a comb of positions (distance), sinks and keys that all look at (key), a copy of the other
     map, and what none of these explains (rest). Where the A2 of the next head is as much of a copy, being one says nothing.
@@ -282,7 +280,7 @@ def attribution(
     subject: Readings,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What A1 and −λ·A2 of every head add to the logits of the answer and of its distractors, directly, in nats.
+    """Draw what A1 and −λ·A2 of every head add to the logits of the answer and of its distractors, directly, in nats.
 
     Panels are the answer, the mean of the distractors and their difference. The control is −λ·A2 with the A2 of other prompts,
     their mean with a range from the least to the largest; that of :func:`branch_attribution` has the A2 of one other
@@ -324,7 +322,7 @@ def attribution(
 
 
 def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.Dataset]:
-    """Estimates by name, of captures that are read first or of readings."""
+    """Return estimates by name, of captures that are read first or of readings."""
     some = next(iter(subject.values()), None) if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset) else subject
     if isinstance(some, (list, tuple)):
         some = next(iter(some), None)
@@ -334,7 +332,7 @@ def _read(subject: Any, read: Any, variable: str, reading: str) -> dict[str, xr.
 
 
 def _where_defined(estimates: Mapping[str, xr.Dataset], variable: str) -> tuple[dict[str, xr.Dataset], list[str]]:
-    """Those in which a variable is defined, and the names of the others."""
+    """Return those in which a variable is defined, and the names of the others."""
     defined = {name: table for name, table in estimates.items() if bool(np.isfinite(table[variable]).any())}
     if not defined:
         raise DiffscopeError(f"there is nothing to draw: {variable} is undefined everywhere, as it is of standard attention")

@@ -38,7 +38,7 @@ GAINS = (-2.0, 2.0)
 
 
 def lambdas(estimates: xr.Dataset) -> Figure:
-    """λ of every head, and where it began."""
+    """Draw λ of every head, and where it began."""
     names = ["λ", "at initialisation"]
     together = xr.concat([estimates["lambda"], estimates["lambda_init"]], xr.DataArray(names, dims="which", name="which"))
     values = by_head(_titled(together, "λ"))
@@ -46,12 +46,12 @@ def lambdas(estimates: xr.Dataset) -> Figure:
 
 
 def rejection_by_lambda(estimates: xr.Dataset) -> Figure:
-    """What every head would reject if its maps were equal."""
+    """Draw what every head would reject if its maps were equal."""
     return curves(by_head(_titled(estimates["cmrr"], "CMRR")), x="head", style="bars", wide=True)
 
 
 def best_lambda(estimates: xr.Dataset) -> Figure:
-    """λ* of every head against its λ per unit of A1, on irrelevant keys and on the answer, beside the pairing control."""
+    """Draw λ* of every head against its λ per unit of A1, on irrelevant keys and on the answer, beside the pairing control."""
     values, _, _ = _beside_controls(_titled(estimates["lambda_star"], "λ*"))
     name = per_unit(estimates)
     return curves(
@@ -69,7 +69,7 @@ def best_lambda(estimates: xr.Dataset) -> Figure:
 
 
 def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure:
-    """What the subtraction leaves on irrelevant keys over its floor, or the floor itself, beside the pairing control."""
+    """Draw what the subtraction leaves on irrelevant keys over its floor, or the floor itself, beside the pairing control."""
     title = {"residual_over_floor": "residual / floor", "residual_floor": "floor"}[name]
     values, low, high = _beside_controls(_titled(estimates[name].sel(span="irrelevant", drop=True), title))
     grey = [CONTROLS[MIDDLE]]
@@ -80,14 +80,14 @@ def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure
 
 
 def beside_other_heads(values: xr.DataArray, **options) -> Figure:
-    """Values of every head (layer, head, control) as points, beside the range of those with the A2 of other heads."""
+    """Draw values of every head (layer, head, control) as points, beside the range of those with the A2 of other heads."""
     middle, low, high = _beside_controls(values)
     grey = [CONTROLS[MIDDLE]]
     return curves(middle, x="head", series="control", low=low, high=high, style="points", controls=grey, extremes=grey, **options)
 
 
 def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
-    """Noise gain or signal gain of every head on irrelevant keys and on the answer, beside the pairing control."""
+    """Draw noise gain or signal gain of every head on irrelevant keys and on the answer, beside the pairing control."""
     values, low, high = _beside_controls(_titled(estimates[name], name.replace("_", " ")))
     return curves(
         values,
@@ -107,7 +107,7 @@ def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
 
 
 def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
-    """Effective ranks of λ·A2, A1 and D of every head, beside its rows permuted and the uniform map."""
+    """Draw effective ranks of λ·A2, A1 and D of every head, beside its rows permuted and the uniform map."""
     chosen = estimates.sel(definition=definition, rank_control=list(RANKS), ranked_map=["lambda_A2", "A1", "D"])
     standard = not chosen["effective_rank"].sel(ranked_map="lambda_A2").notnull().any()
     drawn = chosen.sel(ranked_map=["D"]) if standard else chosen
@@ -128,7 +128,7 @@ def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:
 
 
 def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
-    """What every head rejects of injected noise of one strength, with its standard error, beside controls and ceiling."""
+    """Draw what every head rejects of injected noise of one strength, with its standard error, beside controls and ceiling."""
     chosen = estimates.sel(sigma=sigma)
     error = by_head(chosen["cmrr_injected_error"].sel(control=OWN, drop=True))
     values, low, high = _beside_controls(_titled(chosen["cmrr_injected"], "CMRR by injection"))
@@ -150,7 +150,7 @@ def rejected(estimates: xr.Dataset, sigma: float) -> Figure:
 
 
 def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
-    """What one head rejects over the strength of the noise, beside the pairing control and the ceiling."""
+    """Draw what one head rejects over the strength of the noise, beside the pairing control and the ceiling."""
     of_head = estimates.sel(layer=layer, head=head, drop=True)
     error = of_head["cmrr_injected_error"].sel(control=OWN, drop=True)
     values, low, high = _ranged(_titled(of_head["cmrr_injected"], f"CMRR of L{layer}H{head}"))
@@ -170,7 +170,7 @@ def rejected_by_sigma(estimates: xr.Dataset, layer: int, head: int) -> Figure:
 
 
 def rejected_by_all(estimates: xr.Dataset) -> Figure:
-    """What heads reject over the strength of the noise, their median and each of them, beside pairing control and ceiling."""
+    """Draw what heads reject over the strength of the noise: their median and each, beside pairing control and ceiling."""
     values = _worded(_titled(estimates["cmrr_injected"].sel(control=list(CONTROLS)), "CMRR by injection"), control=CONTROLS)
     values = xr.concat([values, *_ceiling(estimates)], "control")
     heads = _with_sigma(values.where(np.isfinite(values)))
@@ -186,14 +186,14 @@ def rejected_by_all(estimates: xr.Dataset) -> Figure:
 
 
 def _ceiling(estimates: xr.Dataset) -> list[xr.DataArray]:
-    """The ceiling of rejection as a series of its own; none where it was not measured."""
+    """Return the ceiling of rejection as a series of its own; none where it was not measured."""
     if "cmrr_ceiling" not in estimates:
         return []
     return [estimates["cmrr_ceiling"].expand_dims(control=[CEILING])]
 
 
 def gained(estimates: xr.Dataset) -> Figure:
-    """What the subtraction gains in signal-to-noise ratio in every head, with its standard error, beside other second maps."""
+    """Draw what the subtraction gains in signal-to-noise ratio in every head, ± standard error, beside other second maps."""
     gain = estimates["snr_gain"]
     values = _staged(_titled(gain, "signal-to-noise gain"), gain, a2=SECONDS)
     error = _staged(estimates["snr_gain_error"], gain, a2=SECONDS).where(values["a2"] == SECONDS["own"])
@@ -212,7 +212,7 @@ def gained(estimates: xr.Dataset) -> Figure:
 
 
 def heard(estimates: xr.Dataset) -> Figure:
-    """The signal-to-noise ratio of A1·V, λA2·V and D·V of every head, with standard errors."""
+    """Draw the signal-to-noise ratio of A1·V, λA2·V and D·V of every head, with standard errors."""
     chosen = estimates.sel(output=list(OUTPUTS))
     values = _staged(_titled(chosen["snr"], "signal-to-noise ratio"), chosen["snr"], output=OUTPUTS)
     error = _staged(chosen["snr_error"], chosen["snr"], output=OUTPUTS)
@@ -232,7 +232,7 @@ def heard(estimates: xr.Dataset) -> Figure:
 
 
 def gained_by_side(estimates: xr.Dataset) -> Figure:
-    """What the subtraction does to the signal, and what to the noise, of every head."""
+    """Draw what the subtraction does to the signal, and what to the noise, of every head."""
     sides = [estimates[name].sel(a2="own", drop=True) for name in SIDES]
     values = xr.concat(sides, xr.DataArray(list(SIDES.values()), dims="side", name="side"), combine_attrs="override")
     values = _staged(_titled(values, "change by the subtraction"), values)
@@ -240,13 +240,13 @@ def gained_by_side(estimates: xr.Dataset) -> Figure:
 
 
 def _staged(values: xr.DataArray, known: xr.DataArray, **words: Mapping[str, str]) -> xr.DataArray:
-    """Values of every head before the norm, and after it where others are known."""
+    """Return values of every head before the norm, and after it where others are known."""
     stages = [stage for stage in STAGES if stage == "before" or known.sel(stage=stage).notnull().any()]
     return by_head(_worded(values.sel(stage=stages), stage=STAGES, **words))
 
 
 def lost(estimates: xr.Dataset) -> Figure:
-    """Log-odds of the answer lost to common and to opposite noise, with standard errors, over the strength of the noise."""
+    """Draw log-odds of the answer lost to common and to opposite noise, with standard errors, over the strength of the noise."""
     values = _worded(_titled(estimates["log_odds_lost"], "log-odds lost"), mode=MODES)
     error = _worded(estimates["log_odds_lost_error"], mode=MODES)
     everything = {"all of it": float(estimates["log_odds"])}
@@ -256,7 +256,7 @@ def lost(estimates: xr.Dataset) -> Figure:
 
 
 def made_of(estimates: xr.Dataset, way: str = "shapley") -> Figure:
-    """What A2 and A1 of every head are made of, as stacked bars."""
+    """Draw what A2 and A1 of every head are made of, as stacked bars."""
     values = estimates[way].sel(control=AS_IT_IS)
     if values.sel(map="A2").notnull().any():
         values = _worded(values.sel(map=["A2", "A1"]), map=SYMBOLS, part=PARTS)
@@ -267,7 +267,7 @@ def made_of(estimates: xr.Dataset, way: str = "shapley") -> Figure:
 
 
 def made_of_beside_next(estimates: xr.Dataset, way: str = "shapley") -> Figure:
-    """What A2 and A1 of every head are made of, and A2 of the next head in its place, as stacked bars."""
+    """Draw what A2 and A1 of every head are made of, and A2 of the next head in its place, as stacked bars."""
     values = estimates[way]
     if not values.sel(map="A2").notnull().any():
         return made_of(estimates, way)
@@ -278,7 +278,7 @@ def made_of_beside_next(estimates: xr.Dataset, way: str = "shapley") -> Figure:
 
 
 def added(estimates: xr.Dataset) -> Figure:
-    """What A1 and −λ·A2 of every head add to logits, and what A2 of other prompts would, with its range."""
+    """Draw what A1 and −λ·A2 of every head add to logits, and what A2 of other prompts would, with its range."""
     contribution = estimates["contribution"]
     values = contribution.sel(branch=[FIRST, SECOND, OTHER])
     low = contribution.sel(branch=[FIRST, SECOND, LEAST_OTHER]).assign_coords(branch=values["branch"])
@@ -302,7 +302,7 @@ def added(estimates: xr.Dataset) -> Figure:
 
 
 def added_by_prompts(table: xr.Dataset) -> Figure:
-    """The same of what :func:`diffscope.attribution.branch_attribution` gives: means over prompts with their standard errors."""
+    """Draw the same of :func:`diffscope.attribution.branch_attribution`: means over prompts with standard errors."""
     parts = [targets(table["contribution"].sel(branch=name, drop=True)) for name in ("A1", "A2")]
     if "other_a2" in table:
         parts.append(targets(table["other_a2"]))
@@ -320,7 +320,7 @@ def added_by_prompts(table: xr.Dataset) -> Figure:
 
 
 def account(estimates: xr.Dataset) -> Figure:
-    """How all parts of the model add up to the logits of the answer and of the distractors, layer by layer."""
+    """Draw how all parts of the model add up to the logits of the answer and of the distractors, layer by layer."""
     values = _worded(estimates["account"].sel(target=["answer", "distractors"]), target=TARGETS)
     values = values.sel(part=values.any(["place", "target"]))
     if SECOND not in values["part"]:
@@ -333,7 +333,7 @@ def _titled(values: xr.DataArray, title: str) -> xr.DataArray:
 
 
 def _worded(values, **words: Mapping[str, str]):
-    """With labels as they are printed."""
+    """Return values with labels as they are printed."""
     return values.assign_coords(
         {dim: [named.get(str(label), str(label)) for label in values[dim].values] for dim, named in words.items()}
     )
@@ -346,7 +346,7 @@ def _with_sigma(values: xr.DataArray) -> xr.DataArray:
 
 
 def _beside_controls(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Values of every head and the middle of its controls, and the range of these."""
+    """Return values of every head and the middle of its controls, and the range of these."""
     if "span" in values.dims:  # without a marked answer there is none to draw
         spans = [str(name) for name in values["span"].values if name != "answer" or values.sel(span=name).notnull().any()]
         values = values.sel(span=spans)
@@ -355,7 +355,7 @@ def _beside_controls(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, 
 
 
 def _ranged(values: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray, xr.DataArray]:
-    """Values and the middle of their controls, and the least and largest of these; of values themselves there is no range."""
+    """Return values and the middle of their controls, and the least and largest control; values have no range."""
     middle, low, high = (
         values.sel(control=[OWN, control]).assign_coords(control=list(CONTROLS.values())) for control in (MIDDLE, LEAST, LARGEST)
     )

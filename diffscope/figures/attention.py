@@ -19,7 +19,7 @@ from diffscope.figures import map_grid as _grid
 from diffscope.figures import rows as _rows
 from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import Captures, captures_of, one_prompt
 from diffscope.figures.values import cells
 
@@ -52,7 +52,7 @@ def maps(
     limit: float | Literal["robust"] | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """The maps of one head side by side: A1, A2, λ·A2 and D; of a comparison D of both models; or one map of many heads.
+    """Draw the maps of one head side by side: A1, A2, λ·A2, D; of a comparison D of both models; or one map of many heads.
 
     Parameters
     ----------
@@ -144,7 +144,7 @@ def row(
     keys: Window | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What one query attends to: A1 as bars up, λ·A2 as bars down, and what is left, D, as points.
+    """Draw what one query attends to: A1 as bars up, λ·A2 as bars down, and what is left, D, as points.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ def heads(
     contrast: Contrast = "linear",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """A statistic by layer and head; of a comparison of both models side by side, on one scale.
+    """Draw a statistic by layer and head; of a comparison of both models side by side, on one scale.
 
     Parameters
     ----------
@@ -238,7 +238,7 @@ def lambdas(
     prompt: int = 0,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """λ by layer: mean and range over heads and queries, beside its initial value.
+    """Draw λ by layer: mean and range over heads and queries, beside its initial value.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ def fidelity(
     cap: Capture,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """The error of the rebuilt attention output by layer, beside its tolerance.
+    """Draw the error of the rebuilt attention output by layer, beside its tolerance.
 
     Parameters
     ----------
@@ -297,7 +297,7 @@ def cohort(
     dataset: xr.Dataset,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Every arm of a trained cohort: its curves, when it formed, its answers by length and number of distractors.
+    """Draw every arm of a trained cohort: its curves, when it formed, its answers by length and number of distractors.
 
     Parameters
     ----------
@@ -317,7 +317,7 @@ def board(
     verdicts: Sequence[Verdict | Mapping],
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Tests of the hypotheses: each estimate with its interval, beside what there would be without an effect.
+    """Draw tests of the hypotheses: each estimate with its interval, beside what there would be without an effect.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ def data(
     measured: xr.Dataset | None = None,
     **choices,
 ) -> xr.Dataset:
-    """One statistic over (layer, head); parameters as of ``diffscope.figures.heads``."""
+    """Return one statistic over (layer, head); parameters as of ``diffscope.figures.heads``."""
     if measured is None:
         cap = one_prompt(cap, prompt)
         prompt = 0
@@ -40,7 +40,7 @@ def data(
 
 
 def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prompt: int, choices: dict) -> str:
-    """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
+    """Return in which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
     if not is_unsigned(dataset.attrs["selection"]):
         return ""
     from diffscope.readings.signs import of_span  # which loads code of models
@@ -51,7 +51,7 @@ def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prom
 
 
 def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
-    """One statistic (model, layer, head) of two models; parameters as of :func:`data`."""
+    """Return one statistic (model, layer, head) of two models; parameters as of :func:`data`."""
     measured = comparison.measure([statistic]) if measured is None else measured
     of_models = []
     for name, cap in zip(comparison.names, comparison.captures):
@@ -125,7 +125,7 @@ def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | N
 
 
 def by_head(values: xr.DataArray) -> xr.DataArray:
-    """Values (layer, head, ...) along one dimension ``head`` with the labels L0H0, L0H1, …"""
+    """Return values (layer, head, ...) along one dimension ``head`` with the labels L0H0, L0H1, …"""
     flat = values.stack(place=("layer", "head"))
     names = [f"L{layer}H{head}" for layer, head in flat["place"].values]
     flat = flat.drop_vars(["place", "layer", "head"]).rename(place="head").assign_coords(head=names)
@@ -133,7 +133,7 @@ def by_head(values: xr.DataArray) -> xr.DataArray:
 
 
 def _at_query(array: xr.DataArray, query: int | None) -> tuple[xr.DataArray, str]:
-    """The values at one query, and which it is."""
+    """Return the values at one query, and which it is."""
     if query is None or query < 0 or "query" not in array.coords:
         array = array.isel(query=-1 if query is None else query)
     elif query in array["query"].values:

@@ -13,7 +13,7 @@ UNIFORM = "uniform"  # how controls that know nothing begin
 
 
 def shown(estimates: xr.Dataset) -> xr.Dataset:
-    """What ``readings.by_layer`` estimates, with series that say where they are undefined.
+    """Return what ``readings.by_layer`` estimates, with series that say where they are undefined.
 
     Raises
     ------
@@ -26,13 +26,13 @@ def shown(estimates: xr.Dataset) -> xr.Dataset:
 
 
 def titled(values: xr.DataArray) -> str:
-    """What the axis of a statistic is called."""
+    """Return what the axis of a statistic is called."""
     units = values.attrs.get("units", "1")
     return str(values.attrs["long_name"]) + ("" if units in ("", "1") else f", {units}")
 
 
 def looks(tables: Mapping[str, xr.Dataset], models: list[str]) -> dict[str, tuple[str, str]]:
-    """A colour for each model, in which its controls are broken lines; controls of all models are grey."""
+    """Return a colour for each model, in which its controls are broken lines; controls of all models are grey."""
     colours = dict(zip(models, theme.SERIES * len(models)))
     return {
         str(label): (colours.get(model, theme.MUTED), _dash(control))

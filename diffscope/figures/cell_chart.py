@@ -26,7 +26,7 @@ NUMBERED = 400  # cells: of more the numbers would not be read
 
 
 def data(values: xr.DataArray, x: str, y: str, panels: str | None = None, error: xr.DataArray | None = None) -> xr.Dataset:
-    """Values (panel, y, x) and their errors; parameters as of ``diffscope.figures.cells``."""
+    """Return values (panel, y, x) and their errors; parameters as of ``diffscope.figures.cells``."""
     chosen = by_role(values, {"x": x, "y": y, "panel": panels})
     about = {
         "model": str(values.attrs.get("model", "")),
@@ -40,7 +40,7 @@ def data(values: xr.DataArray, x: str, y: str, panels: str | None = None, error:
 
 
 def _colours(dataset: xr.Dataset) -> tuple[str, tuple[float, float]]:
-    """One scale of all panels: its name and its ends."""
+    """Return one scale of all panels: its name and its ends."""
     values = dataset["value"].values
     finite = values[np.isfinite(values)]
     kind = "diverging" if (finite < 0).any() else "blue"
@@ -52,21 +52,21 @@ def _labels(dataset: xr.Dataset, dim: str) -> list[str]:
 
 
 def _number(value: float, decimals: int) -> str:
-    """So many decimals, or three digits of what is larger."""
+    """Write a number with so many decimals, or with three digits if it is larger."""
     if not np.isfinite(value):
         return ""
     return (f"{value:.{decimals}f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
 
 
 def _decimals(values: np.ndarray) -> int:
-    """Two, or as many as leave the largest value two digits: the same for all cells."""
+    """Return how many decimals all cells have: two, or as many as leave the largest value two digits."""
     finite = values[np.isfinite(values)]
     largest = float(np.abs(finite).max(initial=0.0))
     return 2 if largest == 0 else max(2, 1 - math.floor(math.log10(largest)))
 
 
 def _numbers(panel: xr.Dataset, between: str) -> list[list[str]]:
-    """What stands in the cells of a panel (y, x): its number, and below it the error."""
+    """Return what stands in the cells of a panel (y, x): its number, and below it the error."""
     decimals = _decimals(panel["value"].values)
     errors = panel["error"].values if "error" in panel else np.full(panel["value"].shape, np.nan)
     return [
@@ -122,14 +122,13 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     return figure
 
 
-def _with_columns(panel: xr.Dataset) -> xr.Dataset:
-    """Return a panel (y, x) without the last numbered columns if they have no value, such as heads that another model has."""
-    undefined = panel["value"].isnull().all("y").values
-    numbered = [str(label).isdigit() for label in panel["x"].values]
-    last = max(
-        (at for at, (empty, number) in enumerate(zip(undefined, numbered)) if number and not empty), default=len(undefined)
-    )
-    return panel.isel(x=[at for at, number in enumerate(numbered) if at <= last or not number])
+def _with_columns(dataset: xr.Dataset, panel: int) -> xr.Dataset:
+    """Return a panel (y, x) without the last numbered columns that only other panels have, such as heads of another model."""
+    known = dataset["value"].notnull().any("y").values  # (panel, x)
+    numbered = np.array([str(label).isdigit() for label in dataset["x"].values])  # not the column of all heads behind them
+    last = max(np.flatnonzero(known[panel] & numbered), default=len(numbered))
+    absent = known.any(0) & ~known[panel] & numbered & (np.arange(len(numbered)) > last)
+    return dataset.isel(panel=panel, x=~absent)
 
 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
@@ -138,7 +137,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
     tall = min(HIGHEST, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
     figure = canvas(width, tall)
     kind, (low, high) = _colours(dataset)
-    parts = [_with_columns(dataset.isel(panel=number)) for number in range(len(panels))]
+    parts = [_with_columns(dataset, number) for number in range(len(panels))]
     counts = [part.sizes["x"] for part in parts]
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False, width_ratios=counts)[0]
     rows = [for_print(label) for label in _labels(dataset, "y")]

@@ -23,7 +23,7 @@ SIDE = 150  # pixels a picture is high on the screen
 def data(
     captures: Mapping[int, Capture], layer: int | None = None, head: int = 0, name: str = "D", size: int = SIZE
 ) -> xr.Dataset:
-    """The map (step, query, key) of one head, NaN where a query does not see a key; parameters as of the public function."""
+    """Return the map (step, query, key) of one head, NaN if a query does not see a key; parameters as of the figure."""
     if not (isinstance(captures, Mapping) and captures and all(isinstance(cap, Capture) for cap in captures.values())):
         raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
     steps = sorted(captures)
@@ -47,13 +47,13 @@ def data(
 
 
 def _limits(data: xr.Dataset) -> tuple[str, float, float]:
-    """The scale of the colours and its ends, the same for all pictures."""
+    """Return the scale of the colours and its ends, the same for all pictures."""
     kind = theme.scale_of(data.attrs["map"], data["map"].values)
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(data["map"].values), initial=0.0)))
 
 
 def heading(data: xr.Dataset) -> str:
-    """One line that says what is seen."""
+    """Return one line that says what is seen."""
     attrs = data.attrs
     title = theme.TITLES[attrs["map"]].partition(" = ")[0]
     parts = [title, short_name(attrs["model"].partition("@")[0]), f"layer {attrs['layer']}", f"head {attrs['head']}"]
@@ -61,7 +61,7 @@ def heading(data: xr.Dataset) -> str:
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "sqrt"):
-    """The drawing for the screen; the pictures are square at any width.
+    """Draw for the screen; the pictures are square at any width.
 
     A click selects one, with its step as what plotly calls custom data: an invisible point lies on each, because only points can
     be selected.
@@ -104,7 +104,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, contrast: str = "sqrt"
 
 
 def _point(step: int, x: float, y: float):
-    """An invisible point that covers a picture."""
+    """Return an invisible point that covers a picture."""
     import plotly.graph_objects as go
 
     unseen = {"marker": {"opacity": 0}}
@@ -121,7 +121,7 @@ def _point(step: int, x: float, y: float):
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None, contrast: str = "sqrt"):
-    """The drawing for print."""
+    """Draw for print."""
     steps = data["step"].values.tolist()
     columns = min(len(steps), IN_A_ROW)
     rows = -(-len(steps) // columns)

@@ -19,7 +19,7 @@ SEEDS = (theme.SERIES[0], theme.SERIES[4], *theme.CONTROLS)
 
 
 def data(cohort: xr.Dataset) -> xr.Dataset:
-    """What is drawn of a cohort's dataset: ``retrieval`` (arm, seed, step), ``formation``, ``finished`` (arm, seed) and the grid.
+    """Return what is drawn of a cohort: ``retrieval`` (arm, seed, step), ``formation``, ``finished`` (arm, seed) and the grid.
 
     ``grid`` (arm, length, distractors) is the mean over prompts, then over the seeds that are finished.
     """
@@ -37,7 +37,7 @@ def data(cohort: xr.Dataset) -> xr.Dataset:
 
 
 def _formed(data: xr.Dataset, arm: str) -> str:
-    """The steps at which an arm formed, by seed: a dash where it did not, a question mark where the run is missing."""
+    """Return the steps at which an arm formed, by seed: a dash where it did not, a question mark where the run is missing."""
     runs = data.sel(arm=arm)
     steps = zip(runs["formation"].values, runs["finished"].values)
     never = {0: "?", 1: "–"}
@@ -45,14 +45,14 @@ def _formed(data: xr.Dataset, arm: str) -> str:
 
 
 def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """The grid with one row an arm and one column a cell, and the (length, distractors) of the columns."""
+    """Return the grid with one row an arm and one column a cell, and the (length, distractors) of the columns."""
     flat = data["grid"].transpose("arm", "length", "distractors")
     cells = [(int(length), int(distractors)) for length in flat["length"].values for distractors in flat["distractors"].values]
     return flat.values.reshape(flat.sizes["arm"], -1), cells
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print: one row an arm, its curves on the left, its answers on the right."""
+    """Draw for print: one row an arm, its curves on the left, its answers on the right."""
     arms = [str(arm) for arm in data["arm"].values]
     figure = canvas(width, ROW * len(arms) + 0.75, w_pad=0.01, h_pad=0.005)
     grid = figure.add_gridspec(len(arms), 2, width_ratios=[1.0, 1.5])
@@ -77,7 +77,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
 
 
 def _draw_curves(ax, data: xr.Dataset, arm: str) -> None:
-    """Exact answers by step, a curve a seed, and where each run formed."""
+    """Draw exact answers by step, a curve a seed, and where each run formed."""
     for seed, colour in zip(data["seed"].values, SEEDS * len(data["seed"])):
         run = data.sel(arm=arm, seed=seed)
         ax.plot(data["step"].values, run["retrieval"].values, color=colour, lw=0.8)
@@ -90,7 +90,7 @@ def _draw_curves(ax, data: xr.Dataset, arm: str) -> None:
 
 
 def _draw_cells(ax, data: xr.Dataset, row: int) -> None:
-    """One arm's answers, a cell a length and number of distractors."""
+    """Draw one arm's answers, a cell a length and number of distractors."""
     values, cells = _cells(data)
     colours = theme.colour_map("blue", "linear")
     ax.imshow(values[row : row + 1], cmap=colours, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
@@ -107,7 +107,7 @@ def _draw_cells(ax, data: xr.Dataset, row: int) -> None:
 
 
 def _name_cells(ax, data: xr.Dataset) -> None:
-    """The number of distractors under each cell, and the length under the middle of its cells."""
+    """Write the number of distractors under each cell, and the length under the middle of its cells."""
     _, cells = _cells(data)
     columns = data.sizes["distractors"]
     names = [
@@ -119,7 +119,7 @@ def _name_cells(ax, data: xr.Dataset) -> None:
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = None):
-    """The drawing for the screen: curves as means over seeds with each seed behind, answers as one table."""
+    """Draw for the screen: curves as means over seeds with each seed behind, answers as one table."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 

@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import check_choice, estimates_of, together
 from diffscope.figures.values import cells, curves
 
@@ -31,7 +31,7 @@ def interventions(
     quantity: str | Sequence[str] = ("log_odds", "loss"),
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
+    """Draw what edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
 
     Lines or points are means over prompts with one standard error, each prompt is a point behind them, and broken lines are the
     unedited models. Values of an edit that are numbers stand in ascending order.
@@ -105,7 +105,7 @@ def ablation(
     subject: Readings,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
+    """Draw what each head is worth: how the answer's log-odds change when it alone is taken away, as cells by layer and head.
 
     Every cell is a mean over prompts, in nats, with one standard error below it; the last of a layer is of all its heads at once.
     Panels are named by the model, with the change that taking all heads of these layers away makes. Heads that stand in for each
@@ -152,14 +152,14 @@ def ablation(
 
 
 def _with_layers(estimates: xr.Dataset, end: str, most: int) -> xr.DataArray:
-    """Changes of each of so many heads, or their errors, and after them those of all heads of the layer, (layer, head)."""
+    """Return changes of each of so many heads, or their errors, and after them those of all heads of the layer, (layer, head)."""
     heads = estimates[f"change{end}"].transpose("layer", "head").reindex(head=range(most))
     heads = heads.assign_coords(head=[str(head) for head in heads["head"].values])
     return xr.concat([heads, estimates[f"layer_change{end}"].expand_dims(head=[ALL])], "head").transpose("layer", "head")
 
 
 def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
-    """One score of all readings and of the unedited models, (series, edit): its mean, its error and its prompts."""
+    """Return one score of all readings and of the unedited models, (series, edit): its mean, its error and its prompts."""
     parts: dict[str, xr.Dataset] = {}
     for label, table in estimates.items():
         edited = {"value": table[name], "error": table[f"{name}_se"], "points": table[f"{name}_of_prompt"]}
@@ -173,17 +173,17 @@ def _of_score(estimates: Mapping[str, xr.Dataset], name: str) -> xr.Dataset:
 
 
 def _scored(estimates: Mapping[str, xr.Dataset], name: str) -> str:
-    """Of how many prompts a score is defined: without distractors a prompt has no log-odds."""
+    """Return of how many prompts a score is defined: without distractors a prompt has no log-odds."""
     return ", ".join(dict.fromkeys(str(int(table[name].notnull().sum())) for table in estimates.values()))
 
 
 def _has_errors(estimates: Mapping[str, xr.Dataset], names: Sequence[str]) -> bool:
-    """Whether any of some standard errors is defined."""
+    """Return whether any of some standard errors is defined."""
     return any(bool(table[name].notnull().any()) for table in estimates.values() for name in names)
 
 
 def _everything(estimates: xr.Dataset) -> str:
-    """What taking all heads away at once changes, and of which layers these are."""
+    """Return what taking all heads away at once changes, and of which layers these are."""
     return f"{estimates.attrs['everything_of']}: {_signed(float(estimates['everything']))}"
 
 

@@ -13,7 +13,7 @@ VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", ""
 
 
 def readable(prompt: Encoded) -> list[str]:
-    """The tokens of a prompt, each as a text that can be read.
+    """Return the tokens of a prompt, each as a text that can be read.
 
     Where the bytes of a character are spread over several tokens, each of these has the character and says which part it is:
     ``🙂‹part 1/4›``. Bytes that belong to no character of the prompt's text stay as the tokenizer decodes them.
@@ -27,7 +27,7 @@ def readable(prompt: Encoded) -> list[str]:
 
 
 def _split_characters(prompt: Encoded) -> list[list[int]]:
-    """Runs of tokens, two or more, that share characters of the text and are none by themselves."""
+    """Return runs of tokens, two or more, that share characters of the text and are none by themselves."""
     runs: list[list[int]] = []
     stop = 0  # of the last token's characters
     for at, (token, offsets) in enumerate(zip(prompt.tokens, prompt.offsets)):
@@ -43,7 +43,7 @@ def _split_characters(prompt: Encoded) -> list[list[int]]:
 
 
 def visible(token: str) -> str:
-    """The token with its whitespace and control characters made visible."""
+    """Return the token with its whitespace and control characters made visible."""
     if token == "":
         return VISIBLE[""]
     return "".join(_visible_character(c) for c in str(token))
@@ -62,17 +62,17 @@ def shorten(text: str, longest: int = 12) -> str:
 
 
 def for_html(text: str) -> str:
-    """Escaped for plotly, whose labels and hover boxes read HTML, and read dollars as mathematics."""
+    """Escape a text for plotly, whose labels and hover boxes read HTML, and read dollars as mathematics."""
     return html.escape(text, quote=False).replace("$", "&#36;")
 
 
 def for_print(text: str) -> str:
-    """Characters that none of the fonts can draw become a box."""
+    """Replace characters that no font can draw by a box."""
     return "".join(c if c.isascii() or drawable(ord(c)) else "□" for c in text)
 
 
 def lacking(text: str) -> str:
-    """The characters of a text that become a box in print, each once."""
+    """Return the characters of a text that become a box in print, each once."""
     return "".join(dict.fromkeys(c for c in text if not c.isascii() and not drawable(ord(c))))
 
 

@@ -21,7 +21,7 @@ UNDEFINED = " (undefined)"  # behind the name of a series
 
 
 def captures_of(subject: Any) -> dict[str, Capture]:
-    """Captures by name, of anything that a figure of captures takes.
+    """Return captures by name, of anything that a figure of captures takes.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def _captures(subject: Any) -> dict[str, Any]:
 
 
 def _numbered(names: list[str]) -> list[str]:
-    """Names of which none comes twice."""
+    """Return names of which none comes twice."""
     times = Counter(names)
     seen: Counter = Counter()
     labels = []
@@ -61,7 +61,7 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Dataset]:
-    """The estimates of readings by name, of anything that a figure of readings takes.
+    """Return the estimates of readings by name, of anything that a figure of readings takes.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Datase
 
 
 def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataArray:
-    """Arrays by name along a new dimension, with labels of all; NaN where one lacks a label of another.
+    """Return arrays by name along a new dimension, with labels of all; NaN where one lacks a label of another.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def check_defined(values: xr.DataArray) -> None:
 
 
 def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
-    """Values with labels of a dimension that say where every value is undefined."""
+    """Return values with labels of a dimension that say where every value is undefined."""
     others = [other for other in values.dims if other != dim]
     known = values.notnull().any(others).values
     labels = [str(label) if defined else f"{label}{UNDEFINED}" for label, defined in zip(values[dim].values, known)]
@@ -120,7 +120,7 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
 
 
 def checked_query(query: Any, *words: str) -> int | str:
-    """A position, which "last" is too (-1), or one of some words.
+    """Return a position, which "last" is too (-1), or one of some words.
 
     Raises
     ------
@@ -148,8 +148,34 @@ def check_choice(what: str, choice: Any, known: Iterable) -> None:
         raise DiffscopeError(f"there is no {what} {choice!r}; choose from {', '.join(map(str, known))}")
 
 
+def check_labels(values: xr.Dataset | xr.DataArray, **labels: Any) -> None:
+    """Refuse a label that a dimension of the values does not have; one that is None is not asked for.
+
+    Raises
+    ------
+    DiffscopeError
+        It names the labels that there are.
+    """
+    for dim, label in labels.items():
+        for each in label if isinstance(label, list) else [label]:
+            if each is not None:
+                check_choice(dim, each, values[dim].values.tolist())
+
+
+def select(values: xr.Dataset, **labels: Any) -> xr.Dataset:
+    """Return values at one label along each of some dimensions, which they lose, or at a list of labels.
+
+    Raises
+    ------
+    DiffscopeError
+        There is no such label; it names those that there are.
+    """
+    check_labels(values, **labels)
+    return values.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))
+
+
 def one_prompt(cap: Capture, prompt: int) -> Capture:
-    """The prompt that a figure is of.
+    """Return the prompt that a figure is of.
 
     Raises
     ------
@@ -165,7 +191,7 @@ def one_prompt(cap: Capture, prompt: int) -> Capture:
 
 
 def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
-    """The attention inputs of a layer by its number in the model, by default the first; it has the head asked for."""
+    """Return the attention inputs of a layer by its number in the model, by default the first; it has the head asked for."""
     number = cap.layer_numbers[0] if layer is None else layer
     check_index("layer", number, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
@@ -173,12 +199,12 @@ def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
 
 
 def visible_cells(layer: LayerAttention, queries, keys) -> np.ndarray:
-    """Whether a query sees a key, (query, key)."""
+    """Return whether a query sees a key, (query, key)."""
     return layer.visible(np.array(queries)).cpu().numpy()[:, keys]
 
 
 def window(choice, n: int, name: str) -> slice:
-    """A slice, a (start, stop) pair, one position, "last" or None as a slice of at least one position."""
+    """Return a slice, a (start, stop) pair, one position, "last" or None as a slice of at least one position."""
     if choice is None:
         return slice(0, n)
     choice = -1 if is_last(choice) else choice
@@ -196,7 +222,7 @@ def window(choice, n: int, name: str) -> slice:
 
 
 def position_of(query: int | str, n: int) -> int:
-    """A query of a prompt of n tokens, counted from 0: "last", or a position, from the end if it is negative.
+    """Return a query of a prompt of n tokens, counted from 0: "last", or a position, from the end if it is negative.
 
     Raises
     ------
@@ -210,7 +236,7 @@ def position_of(query: int | str, n: int) -> int:
 
 
 def runs(positions) -> list[tuple[int, int]]:
-    """Consecutive positions as (first, one past the last)."""
+    """Return consecutive positions as (first, one past the last)."""
     positions = np.unique(np.asarray(positions, dtype=int))
     if positions.size == 0:
         return []
@@ -219,19 +245,19 @@ def runs(positions) -> list[tuple[int, int]]:
 
 
 def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
-    """Data whose coordinates of tokens, as far as there are any, are texts that can be read."""
+    """Return data whose coordinates of tokens, as far as there are any, are texts that can be read."""
     tokens = np.array(readable(cap.prompts[0]), dtype=object)
     names = {f"{dim}_token": (dim, tokens[data[dim].values].astype(str)) for dim in ("query", "key") if dim in data.dims}
     return data.assign_coords(names)
 
 
 def edited(cap: Capture) -> str:
-    """The edits that were on, in words; nothing where there were none."""
+    """Return the edits that were on, in words; an empty text without edits."""
     return str(cap.facts.get("edits", ""))
 
 
 def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
-    """What the data of a figure says about where it comes from."""
+    """Return what the data of a figure says about where it comes from."""
     return {
         "model": cap.model_name,
         "family": cap.family,

@@ -10,7 +10,7 @@ from diffscope.errors import DiffscopeError
 
 
 def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, str]:
-    """The role that each dimension plays, from the dimension of each role.
+    """Return the role that each dimension plays, from the dimension of each role.
 
     Raises
     ------
@@ -29,14 +29,14 @@ def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, 
 
 
 def _without_role(dims: list[str]) -> str:
-    """Which dimensions are neither along an axis nor told apart, in words."""
+    """Return a sentence that names the dimensions that this figure does not draw."""
     names = ", ".join(map(repr, dims))
     many = len(dims) > 1
     return f"the values have {'dimensions' if many else 'a dimension'} {names} that this figure was not told how to draw; "
 
 
 def _remedy(dim: str, free: list[str]) -> str:
-    """What to do about a dimension without a role, as Python."""
+    """Return what to do about a dimension without a role, as Python."""
     keywords = {"panel": "panels"}
     roles = [f"{keywords.get(role, role)}={dim!r}" for role in free]
     draw = f"draw it ({' or '.join(roles)}), " if roles else ""
@@ -44,19 +44,19 @@ def _remedy(dim: str, free: list[str]) -> str:
 
 
 def in_roles(values: xr.DataArray, chosen: Mapping[str, str], roles: tuple[str, ...]) -> xr.DataArray:
-    """The values with roles as dimensions, in this order; a role that no dimension plays has one label without a name."""
+    """Return the values with roles as dimensions, in this order; a role that no dimension plays has one label without a name."""
     array = values.reset_coords(drop=True).rename(chosen)
     missing = {role: [""] for role in roles if role not in array.dims}
     return array.expand_dims(missing).transpose(*roles).astype(float)
 
 
 def along_title(values: xr.DataArray, dim: str) -> str:
-    """What the axis along a dimension is called."""
+    """Return what the axis along a dimension is called."""
     return str(values[dim].attrs.get("long_name", dim)) if dim in values.coords else dim
 
 
 def values_title(values: xr.DataArray) -> str:
-    """What the axis of the values is called, with their units."""
+    """Return what the axis of the values is called, with their units."""
     name = str(values.attrs.get("long_name", values.name or ""))
     units = str(values.attrs.get("units", ""))
     return f"{name}, {units}" if units not in ("", "1") else name

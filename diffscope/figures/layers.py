@@ -12,7 +12,7 @@ from diffscope.figures.inputs import edited, one_prompt
 
 
 def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
-    """λ by layer: mean, smallest and largest over heads and queries, and the initial value where there is one."""
+    """Return λ by layer: mean, smallest and largest over heads and queries, and the initial value where there is one."""
     cap = one_prompt(cap, prompt)
     if not cap.differential:
         raise DiffscopeError("standard attention has no λ")
@@ -25,7 +25,7 @@ def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
 
 
 def fidelity_data(cap) -> xr.Dataset:
-    """Error of the rebuilt attention output and its tolerance, by layer."""
+    """Return error of the rebuilt attention output and its tolerance, by layer."""
     one_prompt(cap, 0)
     dataset = cap.fidelity[["error", "tolerance"]]
     return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))

@@ -33,7 +33,7 @@ def data(
     points: xr.DataArray | None = None,
     looks: Looks | None = None,
 ) -> xr.Dataset:
-    """Values (panel, series, x) with their range, and points (panel, series, x, point); parameters as of ``figures.curves``."""
+    """Return values (panel, series, x), their range and points (panel, series, x, point); parameters as of ``figures.curves``."""
     chosen = by_role(values, {"x": x, "series": series, "panel": panels})
     arrays = {"value": values}
     if (low is None) != (high is None):
@@ -60,7 +60,7 @@ def data(
 
 
 def _behind(points: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
-    """Single values (panel, series, x, point) that are drawn behind the others; all dimensions without a role are one."""
+    """Return single values (panel, series, x, point) that are drawn behind the others; all dimensions without a role are one."""
     single = [dim for dim in points.dims if dim not in chosen]
     labels = [" ".join(map(str, np.atleast_1d(label))) for label in points.stack(point=single)["point"].values.tolist()]
     flat = points.stack(point=single, create_index=False).reset_coords(drop=True).assign_coords(point=labels)
@@ -68,7 +68,7 @@ def _behind(points: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
 
 
 def dash_of(dataset: xr.Dataset, name: str) -> str:
-    """Of a series' line: solid, dash or dot."""
+    """Return how the line of a series is drawn: solid, dash or dot."""
     return dataset.attrs["looks"].get(name, ("", "solid"))[1]
 
 
@@ -83,20 +83,20 @@ def colours_of(dataset: xr.Dataset) -> dict[str, str]:
 
 
 def ends_of(dataset: xr.Dataset) -> tuple[float, float]:
-    """Between which numbers a diagonal is drawn: those of the horizontal axis, and 0."""
+    """Return between which numbers a diagonal is drawn: those of the horizontal axis, and 0."""
     at = dataset["at"].values
     finite = at[np.isfinite(at)]
     return min(0.0, *finite), max(0.0, *finite)
 
 
 def shown(dataset: xr.Dataset, name: str) -> np.ndarray:
-    """Values as far as they are within what is drawn; what is beyond stands at the end."""
+    """Return values, of which those beyond what is drawn stand at its end."""
     values = dataset[name].values
     return np.clip(values, *dataset.attrs["within"]) if dataset.attrs["within"] else values
 
 
 def spread(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """How far the range of values goes down and up, of which a rounding may make less than nothing; NaN where there is none."""
+    """Return the lengths of the range below and above values, at least 0 despite rounding; NaN without a range."""
     values = shown(dataset, "value")
     down, up = values - shown(dataset, "low"), shown(dataset, "high") - values
     none = np.maximum(down, up) <= 0
@@ -104,18 +104,18 @@ def spread(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
 
 
 def within_a_decade(dataset: xr.Dataset) -> bool:
-    """Whether values are so close that a logarithmic axis has a tick at most between them."""
+    """Return whether values are so close that a logarithmic axis has a tick at most between them."""
     finite = dataset["value"].values[dataset["value"].values > 0]
     return len(finite) > 0 and finite.max() < 10 * finite.min()
 
 
 def beyond(dataset: xr.Dataset) -> np.ndarray:
-    """-1 below what is drawn, 1 above it, 0 within."""
+    """Return -1 for a value below what is drawn, 1 for one above it, 0 for one within."""
     return np.sign(dataset["value"].values - shown(dataset, "value"))
 
 
 def places_of(dataset: xr.Dataset) -> tuple[list, bool]:
-    """Where values stand along x, and whether these are numbers."""
+    """Return where values stand along x, and whether these are numbers."""
     places = dataset["x"].values.tolist()
     numbers = all(isinstance(place, (int, float)) for place in places)
     return (places if numbers else [str(place) for place in places]), numbers

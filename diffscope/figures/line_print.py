@@ -118,14 +118,14 @@ def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str,
     firsts, seconds = factors
     drawn = dict(zip(labels, handles))
     others = {words: handle for words, handle in drawn.items() if words not in set(map(for_print, series))}
-    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items()}
+    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items() if for_print(name) in drawn}
     dashes = {for_print(second): Line2D([], [], color=theme.INK, ls=IN_PRINT[dash]) for second, dash in seconds.items()}
     together = entries | dashes | others
     return list(together.values()), list(together)
 
 
 def _print_references(ax, dataset: xr.Dataset) -> None:
-    """The lines of one panel that are no data."""
+    """Draw the reference lines of one panel."""
     if words := dataset.attrs["diagonal"]:
         ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
     for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
@@ -133,7 +133,7 @@ def _print_references(ax, dataset: xr.Dataset) -> None:
 
 
 def _apart(ticks: np.ndarray, width: float) -> bool:
-    """Whether a tick at every place of a panel so many inches wide leaves room for its label."""
+    """Return whether a tick at every place of a panel so many inches wide leaves room for its label."""
     if len(ticks) == 1:
         return True
     labels = max(len(f"{tick:g}") for tick in ticks) + 1
@@ -141,18 +141,18 @@ def _apart(ticks: np.ndarray, width: float) -> bool:
 
 
 def _step(places: list, width: float) -> int:
-    """Of how many labels one is shown below a panel so many inches wide: every one where there are few."""
+    """Return of how many labels one is shown below a panel so many inches wide; 1 if there are few."""
     return math.ceil(len(places) * TALLEST / width / LABELS) if len(places) > LABELS / 2 else 1
 
 
 def _turned(places: list, width: float) -> bool:
-    """Whether labels would touch if they were not turned."""
+    """Return whether labels would touch if they were not turned."""
     labels = places[:: _step(places, width)]
     return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
 
 
 def _name_places(ax, places: list, width: float) -> None:
-    """Labels below a panel so many inches wide."""
+    """Write labels below a panel so many inches wide."""
     step = _step(places, width)
     labels = [for_print(place) for place in places[::step]]
     look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"} if _turned(places, width) else {}
@@ -195,7 +195,7 @@ def _bars_or_lines(
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
-            ax.bar(places, values, 0.8, bottom=bottom, color=colour, label=label)
+            ax.bar(places, values, 0.8, bottom=bottom, label=label, color=colour, edgecolor=theme.PAPER, lw=0.4)
             above += np.nan_to_num(np.maximum(values, 0))
             below += np.nan_to_num(np.minimum(values, 0))
         elif style == "bars":
@@ -203,8 +203,8 @@ def _bars_or_lines(
                 places + 0.8 * aside,
                 values,
                 0.8 / count,
-                color=colour,
                 label=label,
+                **_filled(colour),
                 error_kw={"lw": 0.6, "ecolor": theme.INK},
                 **ends,
             )
@@ -224,6 +224,11 @@ def _bars_or_lines(
             _points(ax, series, places + beside, colour, marker, label, ends)
 
 
+def _filled(colour: str) -> dict:
+    """Return how a bar is filled: that of a control is light with an edge, so that grey print tells it apart."""
+    return {"color": theme.RULE, "edgecolor": colour, "lw": 0.6} if colour in theme.CONTROLS else {"color": colour}
+
+
 def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:
     """Draw the ends of the ranges of one series as small points."""
     for end in shown(part, "value") + np.stack(spread(part)) * [[-1], [1]]:
@@ -236,7 +241,7 @@ def _parted(places: np.ndarray, aside: float) -> np.ndarray:
 
 
 def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
-    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    """Draw one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     values = shown(part, "value")
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))

@@ -115,7 +115,7 @@ def on_screen(
 
 
 def _across(dataset: xr.Dataset, places: list, numbers: bool, log: str) -> dict:
-    """The horizontal axis of a panel."""
+    """Return the horizontal axis of a panel."""
     kind = "log" if "x" in log else "linear"
     axis = theme.screen_axis(type=kind if numbers else "category")
     axis["title"] = axis["title"] | {"text": for_html(dataset.attrs["x"])}
@@ -125,7 +125,7 @@ def _across(dataset: xr.Dataset, places: list, numbers: bool, log: str) -> dict:
 
 
 def _up(dataset: xr.Dataset, column: int, log: str, scale: str) -> dict:
-    """The vertical axis of a panel: where all have one scale, the first has its labels."""
+    """Return the vertical axis of a panel: where all have one scale, the first has its labels."""
     axis = theme.screen_axis(showgrid=True, gridcolor=theme.UNSEEN, type="log" if "y" in log else "linear")
     if "y" in log:
         positive = dataset["value"].values[dataset["value"].values > 0]
@@ -142,7 +142,7 @@ def _up(dataset: xr.Dataset, column: int, log: str, scale: str) -> dict:
 
 
 def _reach(dataset: xr.Dataset) -> list[float]:
-    """The ends of a vertical axis that holds all that is drawn."""
+    """Return the ends of a vertical axis that holds all that is drawn."""
     drawn = [array.values.ravel() for name, array in dataset.data_vars.items() if name != "at"]
     values = np.concatenate([*drawn, [*dataset.attrs["references"].values()]])
     finite = values[np.isfinite(values)]
@@ -152,7 +152,7 @@ def _reach(dataset: xr.Dataset) -> list[float]:
 
 
 def _references(dataset: xr.Dataset, axis: str) -> list[dict]:
-    """The lines of one panel that are no data."""
+    """Return the reference lines of one panel."""
     words = {"textposition": "end", "font": {"size": 10, "color": theme.MUTED}}
     line = {"color": theme.MUTED, "width": 1}
     lines = []
@@ -167,7 +167,7 @@ def _references(dataset: xr.Dataset, axis: str) -> list[dict]:
 
 
 def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict]:
-    """The single values behind one series of one panel, (x, point)."""
+    """Return the single values behind one series of one panel, (x, point)."""
     if not has_single(part):
         return []
     values = shown(part, "points")
@@ -183,7 +183,7 @@ def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict
 
 
 def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, symbol: str) -> list[dict]:
-    """One series of one panel, (x,): its values, and its range where there is one."""
+    """Return one series of one panel, (x,): its values, and its range where there is one."""
     values = shown(part, "value")
     label = for_html(name)
     of_point = np.stack([np.asarray(places, object), part["value"].values.astype(object)], -1)
@@ -236,7 +236,7 @@ def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
 
 
 def _marks(part: xr.Dataset, common: dict, colour: str, symbol: str) -> list[dict]:
-    """One series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+    """Return one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     side = np.nan_to_num(beyond(part))
     solid = dash_of(part, str(part["series"].item())) == "solid"
     traces = []

@@ -30,7 +30,7 @@ def data(
     size: int = LARGEST,
     names: Sequence[str] | None = None,
 ) -> xr.Dataset:
-    """The maps of one head over (query, key), exactly as the capture gives them; parameters as of ``diffscope.figures.maps``.
+    """Return the maps of one head over (query, key) as the capture gives them; parameters as of ``diffscope.figures.maps``.
 
     The coordinate ``visible`` says which cells hold a key that their query sees.
     """
@@ -69,7 +69,7 @@ def data(
 
 
 def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) -> xr.Dataset:
-    """What is left of one head's map in each of two models, D; under the models' names."""
+    """Return what is left of one head's map in each of two models, D; under the models' names."""
     layers = layer if isinstance(layer, (tuple, list)) else (layer, layer)
     heads = head if isinstance(head, (tuple, list)) else (head, head)
     maps = {}

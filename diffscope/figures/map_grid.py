@@ -37,7 +37,7 @@ def data(
     keys=None,
     size: int = SIZE,
 ) -> xr.Dataset:
-    """The map (model, layer, head, query, key), NaN where a query does not see a key or a model has no such head.
+    """Return the map (model, layer, head, query, key), NaN where a query does not see a key or a model has no such head.
 
     Parameters are as of ``diffscope.figures.maps``; of standard attention it is the one map that there is.
     """
@@ -63,7 +63,7 @@ def data(
 
 
 def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, keys, size: int) -> xr.DataArray:
-    """The map (layer, head, query, key) of the chosen heads of one model."""
+    """Return the map (layer, head, query, key) of the chosen heads of one model."""
     numbers = _chosen("layer", layers, cap.layer_numbers)
     places = _chosen("head", heads, range(cap.n_heads))
     rows, columns = window(queries, cap.n_tokens, "queries"), window(keys, cap.n_tokens, "keys")
@@ -87,7 +87,7 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
 
 
 def drawn_of(attention: LayerAttention, name: str) -> str:
-    """Which map of a layer is drawn: where D is A1 that is read.
+    """Return which map of a layer is drawn: A1 for D, if the layer has no second map.
 
     Raises
     ------
@@ -149,24 +149,24 @@ def _begins(dataset: xr.Dataset) -> list[float]:
 
 
 def _extent(dataset: xr.Dataset) -> tuple[float, float]:
-    """Width and height of all pictures together, in widths of one."""
+    """Return width and height of all pictures together, in widths of one."""
     return _begins(dataset)[-1] - BETWEEN - GAP, dataset.sizes["layer"] * (1 + GAP) - GAP
 
 
 def _scale(dataset: xr.Dataset) -> tuple[str, float, float]:
-    """The scale of the colours and its ends, the same for all pictures."""
+    """Return the scale of the colours and its ends, the same for all pictures."""
     kind = theme.scale_of(dataset.attrs["map"], dataset["map"].values)
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(dataset["map"].values), initial=0.0)))
 
 
 def title_of(dataset: xr.Dataset) -> str:
-    """What the map is called; of models with one map beside models with two, both."""
+    """Return what the map is called; of models with one map beside models with two, both."""
     title = theme.TITLES[dataset.attrs["map"]]
     return f"{title}, or A of standard attention" if dataset.attrs["mixed"] else title
 
 
 def heading(dataset: xr.Dataset) -> str:
-    """One line that says what is seen."""
+    """Return one line that says what is seen."""
     attrs = dataset.attrs
     models = [short_name(attrs["models"][0])] if len(attrs["models"]) == 1 else []
     pooled = [f"largest |value| of each {attrs['bin']} × {attrs['bin']}"] if attrs["bin"] > 1 else []
@@ -174,7 +174,7 @@ def heading(dataset: xr.Dataset) -> str:
 
 
 def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sqrt"):
-    """The drawing for the screen."""
+    """Draw for the screen."""
     import plotly.graph_objects as go
 
     kind, low, high = _scale(dataset)
@@ -211,7 +211,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
 
 
 def _labels(dataset: xr.Dataset) -> Iterator[tuple[float, float, str, bool]]:
-    """Where each label stands, what it says, and whether it names a row: layers, heads, and of several models these."""
+    """Yield where each label stands, what it says, and whether it names a row: layers, heads, several models."""
     step = 1 + GAP
     for row, layer in enumerate(dataset["layer"].values):
         yield -GAP, row * step + 0.5, f"layer {layer}", True
@@ -223,7 +223,7 @@ def _labels(dataset: xr.Dataset) -> Iterator[tuple[float, float, str, bool]]:
 
 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "sqrt"):
-    """The drawing for print."""
+    """Draw for print."""
     kind, low, high = _scale(dataset)
     across, down = _extent(dataset)
     left, right, bottom = 0.48, 0.42, 0.08  # inches
@@ -258,7 +258,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
 
 
 def _name(ax, dataset: xr.Dataset, side: float) -> None:
-    """Layers left of their rows, heads above their columns, models above their heads; of small pictures some."""
+    """Write layers left of their rows, heads above their columns, models above their heads; of small pictures some."""
     words = "head {}" if side >= NAMED else "{}"
     every = max(1, int(np.ceil(0.16 / side)))
     step = 1 + GAP

@@ -30,7 +30,7 @@ def draw(
     limit: float | str | None = None,
     title: str | None = None,
 ):
-    """The drawing for print; parameters as of ``diffscope.figures.maps``."""
+    """Draw for print; parameters as of ``diffscope.figures.maps``."""
     shown = panels(data, scale, limit)
     columns = _columns(data, len(shown), width)
     lines = -(-len(shown) // columns)
@@ -82,14 +82,14 @@ def _image(ax, data, panel, contrast):
 
 
 def _columns(data: xr.Dataset, count: int, width: float) -> int:
-    """How many maps stand beside each other: fewer where that lets every token keep its name."""
+    """Return how many maps stand beside each other: fewer where that lets every token keep its name."""
     usual = min(count, 2 if width < NARROW else 4)
     fits = [columns for columns in (usual, 2) if columns <= usual and _room(data, width, columns) >= SMALLEST]
     return fits[0] if fits else usual
 
 
 def _room(data: xr.Dataset, width: float, columns: int) -> float:
-    """Points there are for the name of each token; none for bins of tokens."""
+    """Return how many points the name of each token has; none for bins of tokens."""
     inches = (width - MARGIN) / columns - 0.08
     return inches * 72 / max(data.sizes["query"], data.sizes["key"]) if data.attrs.get("bin", 1) == 1 else 0.0
 
@@ -119,7 +119,7 @@ def _ticks(ax, data: xr.Dataset, room: float, first: bool, last: bool):
 
 
 def _named(data: xr.Dataset, dim: str, room: float) -> list[int]:
-    """Which tokens have their name on an axis: all, or as many as can be read, those of spans and the ends before others."""
+    """Return which tokens have a name on an axis: all, or as many as can be read, those of spans and the ends first."""
     count = data.sizes[dim]
     if room >= SMALLEST:
         return list(range(count))
@@ -134,7 +134,7 @@ def _named(data: xr.Dataset, dim: str, room: float) -> list[int]:
 
 
 def _mark_spans(ax, data: xr.Dataset) -> list[str]:
-    """Thin lines on the upper and left edge; the names of the spans that are in view."""
+    """Draw spans as thin lines on the upper and left edge, and return the names of those in view."""
     names = []
     for name, dim, first, last in spans_in_view(data):
         names.append(name)

@@ -22,7 +22,7 @@ def draw(
     title: str | None = None,
     height: int = 430,
 ):
-    """The drawing for the screen; parameters as of ``diffscope.figures.maps``."""
+    """Draw for the screen; parameters as of ``diffscope.figures.maps``."""
     import plotly.graph_objects as go
 
     shown = panels(data, scale, limit)
@@ -70,7 +70,7 @@ def draw(
 
 
 def _name_spans(figure, names: list[str]) -> None:
-    """A legend with the colours of the spans."""
+    """Add a legend with the colours of the spans."""
     import plotly.graph_objects as go
 
     for name in names:
@@ -82,7 +82,7 @@ def _name_spans(figure, names: list[str]) -> None:
 
 
 def _hover(shown, i: int, all_values: bool) -> str:
-    """What the pointer reads on map i: its value, and where there are few cells those of the others."""
+    """Return what the pointer reads on map i: its value, and where there are few cells those of the others."""
     if not all_values:
         return f"query %{{y}}<br>key %{{x}}<br><b>{for_html(shown[i].short)}  %{{z:.4f}}</b><extra></extra>"
     lines = [f"{for_html(panel.short)}  %{{customdata[{k}]:.4f}}" for k, panel in enumerate(shown)]
@@ -185,7 +185,7 @@ def _words(text, left, above, size=12):
 
 
 def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], list[str]]:
-    """Thin brackets above the keys of every map and left of the first one's queries, and the names of the spans in view."""
+    """Return brackets above the keys of every map and left of the first one's queries, and the names of the spans in view."""
     marks = []
     names = []
     for name, dim, first, last in spans_in_view(data):

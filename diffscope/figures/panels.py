@@ -33,7 +33,7 @@ class Panel:
 
 
 def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = None) -> list[Panel]:
-    """The maps of a dataset, ready to be drawn; parameters as of ``diffscope.figures.maps``."""
+    """Return the maps of a dataset, ready to be drawn; parameters as of ``diffscope.figures.maps``."""
     seen = {
         str(name): np.where(data["visible"].values, np.asarray(array.values, dtype=np.float32), np.nan)
         for name, array in data.data_vars.items()
@@ -57,7 +57,7 @@ def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = 
 
 
 def _end(maps: list[np.ndarray], limit: float | str | None, pooled: bool) -> float:
-    """The value at the end of a scale of several maps."""
+    """Return the value at the end of a scale of several maps."""
     if limit is not None and limit != "robust":
         return float(limit)
     sizes = np.abs(np.concatenate([values[np.isfinite(values)] for values in maps]))
@@ -69,7 +69,7 @@ def _end(maps: list[np.ndarray], limit: float | str | None, pooled: bool) -> flo
 
 
 def end_label(value: float, panel: Panel) -> str:
-    """What stands at a tick of a scale; at an end that values go beyond, that they do."""
+    """Return the words at a tick of a scale, which say at an end that values go beyond it."""
     number = "0" if value == 0 else f"{value:.2g}".replace("-", "−")
     below, above = panel.beyond
     if value > 0 and above:
@@ -82,7 +82,7 @@ def positions(data: xr.Dataset, dim: str) -> np.ndarray:
 
 
 def labels(data: xr.Dataset, dim: str) -> list[str]:
-    """The visible token at each position of a dimension; of a bin, its positions."""
+    """Return the visible token at each position of a dimension; of a bin, its positions."""
     bin_size = data.attrs.get("bin", 1)
     if bin_size > 1:
         last = data.attrs["n_tokens"] - 1
@@ -91,19 +91,19 @@ def labels(data: xr.Dataset, dim: str) -> list[str]:
 
 
 def edges(data: xr.Dataset, dim: str) -> tuple[float, float]:
-    """Where the first cell of a dimension begins and the last ends, in positions."""
+    """Return where the first cell of a dimension begins and the last ends, in positions."""
     firsts = positions(data, dim)
     return firsts[0] - 0.5, firsts[-1] + data.attrs.get("bin", 1) - 0.5
 
 
 def marked_spans(data: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
-    """Spans worth a mark: all but the first token's."""
+    """Return spans worth a mark: all but the first token's."""
     spans = data.attrs.get("spans", {})
     return {name: pieces for name, pieces in spans.items() if name != "sink" and pieces}
 
 
 def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
-    """Each run of positions of a marked span, as far as it is drawn: name, dimension, and its two ends on that axis."""
+    """Return each run of positions of a marked span, as far as it is drawn: name, dimension, and its two ends on that axis."""
     for name, pieces in marked_spans(data).items():
         for dim in ("key", "query"):
             low, high = edges(data, dim)
@@ -115,7 +115,7 @@ def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
 
 
 def heading(data: xr.Dataset) -> str:
-    """One line that says what is seen."""
+    """Return one line that says what is seen."""
     attrs = data.attrs
     parts = [short_name(attrs["model"])] if attrs.get("model") else []
     if "layer" in attrs:

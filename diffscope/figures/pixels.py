@@ -37,7 +37,7 @@ class Pixels:
     contrast: str
 
     def values(self) -> np.ndarray:
-        """The values that the levels stand for, float32."""
+        """Return the values that the levels stand for, float32."""
         position = self.levels.astype(np.float32)
         if self.levels.dtype != np.float16:
             most = LEVELS[str(self.levels.dtype)]
@@ -46,12 +46,12 @@ class Pixels:
         return share * np.float32(self.limit)
 
     def scale(self) -> dict:
-        """What a receiver has to know beside the bytes."""
+        """Return what a receiver has to know beside the bytes."""
         return {"limit": self.limit, "signed": self.signed, "contrast": self.contrast, "dtype": str(self.levels.dtype)}
 
 
 def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt", depth: Depth = "uint8") -> Pixels:
-    """Values as levels of a colour scale.
+    """Return values as levels of a colour scale.
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ def log_axis(axis) -> None:
 
 
 def _power(value: float, low: float, high: float) -> str:
-    """A tick of a logarithmic axis from `low` to `high`."""
+    """Return a tick of a logarithmic axis from `low` to `high`."""
     if low >= 1e-3 and high <= 1e4:
         return f"{value:g}"
     exponent = round(np.log10(value))
@@ -91,7 +91,7 @@ def _power(value: float, low: float, high: float) -> str:
 
 
 def canvas(width: float, height: float, w_pad: float = 0.02, h_pad: float = 0.02):
-    """An empty matplotlib figure that belongs to no window."""
+    """Return an empty matplotlib figure that belongs to no window."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -166,7 +166,7 @@ def wrap_texts(figure) -> bool:
 
 
 def _length(text) -> float:
-    """Pixels that a text takes in the direction of its lines."""
+    """Return how many pixels a text takes in the direction of its lines."""
     extent = text.get_window_extent()
     return extent.height if text.get_rotation() == 90 else extent.width
 

@@ -9,8 +9,8 @@ import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.figures import theme
-from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.figures.inputs import check_choice, estimates_of, select, together
 from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def by_depth(
     span: str | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
+    """Draw what the last query gives to the answer and to irrelevant tokens by depth of the answer, in all four normalisations.
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
     layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. Beside them,
@@ -83,7 +83,7 @@ def by_depth(
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
     lines = list(DASHES) if span is None else [span]
-    chosen = {name: _chosen(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
+    chosen = {name: select(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
     colours = dict(zip(chosen, theme.SERIES * len(chosen)))
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
@@ -137,7 +137,7 @@ def depth_by_length(
     normalisation: str = "share",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
+    """Draw whether a model answers, or where it looks, by depth of the answer and length of the prompt, as cells.
 
     Every cell is a mean over prompts; below it stands one standard error over prompts, or for exact answers half the width of
     their 95 % interval (Wilson). Of attention, a panel has what uniform attention would give: one where that is the same for all
@@ -192,7 +192,7 @@ def depth_by_length(
             values[name], errors[name] = table["log_odds"], table["log_odds_se"]
             of_prompt = table["log_odds_of_prompt"]
         else:
-            mass = _chosen(table, map=map, normalisation=normalisation, span=quantity)
+            mass = select(table, map=map, normalisation=normalisation, span=quantity)
             values[name], errors[name] = mass["mass"], mass["mass_se"]
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
@@ -218,22 +218,14 @@ def depth_by_length(
 
 
 def _uniform(model: str) -> str:
-    """What uniform attention over a model's keys is called; of all models without a name."""
+    """Return what uniform attention over a model's keys is called; of all models without a name."""
     return f"{UNIFORM} ({model})" if model else UNIFORM
 
 
 def _line(name: str, span: str, spans: list[str]) -> str:
-    """What a line is called: by its span too where lines are of several."""
+    """Return what a line is called: by its span too where lines are of several."""
     return name if len(spans) == 1 else f"{name}: {_words(span).removeprefix('the ')}"
 
 
 def _words(span: str) -> str:
     return WORDS.get(span, span)
-
-
-def _chosen(estimates: xr.Dataset, **labels: int | str | list[str]) -> xr.Dataset:
-    """One label along each of some dimensions, or several."""
-    for dim, label in labels.items():
-        for each in label if isinstance(label, list) else [label]:
-            check_choice(dim, each, estimates[dim].values.tolist())
-    return estimates.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))

@@ -18,7 +18,7 @@ LARGEST = 4096  # keys drawn one by one
 
 
 def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, prompt: int = 0, keys=None) -> xr.Dataset:
-    """A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
+    """Return A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
     cap = one_prompt(cap, prompt)
     attention = layer_at(cap, layer, head)
     tokens = readable(cap.prompts[0])
@@ -44,12 +44,12 @@ def _heading(data: xr.Dataset) -> str:
 
 
 def _first(data: xr.Dataset) -> str:
-    """The name of the map whose bars point up."""
+    """Return the name of the map whose bars point up."""
     return "A" if "A" in data.data_vars else "A1"
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
-    """The drawing for the screen; parameters as of ``diffscope.figures.row``."""
+    """Draw for the screen; parameters as of ``diffscope.figures.row``."""
     import plotly.graph_objects as go
 
     keys = positions(data, "key")
@@ -93,7 +93,7 @@ def _colour(name: str) -> str:
 
 
 def _key_axis(data: xr.Dataset, few: bool) -> dict:
-    """An axis whose labels are tokens; of few keys every one."""
+    """Return an axis whose labels are tokens; of few keys every one."""
     keys = positions(data, "key")
     names = {str(key): f"{for_html(shorten(token))} {key}" for key, token in zip(keys, labels(data, "key"), strict=True)}
     axis = theme.screen_axis(range=[keys[0] - 0.6, keys[-1] + 0.6], tickformat="d", labelalias=names)
@@ -103,7 +103,7 @@ def _key_axis(data: xr.Dataset, few: bool) -> dict:
 
 
 def _shading(data: xr.Dataset) -> list[dict]:
-    """The keys of each span on its colour."""
+    """Return shapes that mark the keys of each span with its colour."""
     look = {
         "type": "rect",
         "xref": "x",
@@ -122,7 +122,7 @@ def _shading(data: xr.Dataset) -> list[dict]:
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print; parameters as of ``diffscope.figures.row``."""
+    """Draw for print; parameters as of ``diffscope.figures.row``."""
     from matplotlib.ticker import MaxNLocator
 
     keys = positions(data, "key")
@@ -155,7 +155,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
 
 
 def _shade(ax, data: xr.Dataset) -> list[str]:
-    """The keys of each span in view on its colour; the spans' names."""
+    """Draw the keys of each span in view on its colour, and return the names of these spans."""
     keys = positions(data, "key")
     names = []
     for name, pieces in marked_spans(data).items():

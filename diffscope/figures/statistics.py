@@ -11,8 +11,8 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
-from diffscope.figures.figure import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_choice, checked_query, undefined_said
+from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.figures.inputs import Captures, captures_of, check_labels, checked_query, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
 from diffscope.stats.labels import is_unsigned, usual_label
@@ -32,7 +32,7 @@ def allocation(
     query: int | Literal["last"] = -1,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Five bars: what a query gives to the first token, before the answer, to the answer, after it, and to the question.
+    """Draw five bars: what a query gives to the first token, before the answer, to the answer, after it, and to the question.
 
     The form of the first figure of "Differential Transformer" (Ye et al., 2024), of any number of models. Bars are means over
     heads, then layers (of a batch, over its prompts first), and small points are the least head and the largest; or all is of
@@ -85,10 +85,7 @@ def allocation(
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
     layers, numbers = _one_each(captures, "layer", layer), _one_each(captures, "head", head)
     for name, table in estimates.items():
-        labels = {"map": map, "normalisation": normalisation, "layer": layers[name], "head": numbers[name]}
-        for dim, label in labels.items():
-            if label is not None:
-                check_choice(dim, label, table["allocation"][dim].values.tolist())
+        check_labels(table["allocation"], map=map, normalisation=normalisation, layer=layers[name], head=numbers[name])
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layers[name])
     heads = None if head is None else {name: (layers[name], numbers[name]) for name in estimates}
     bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
@@ -129,7 +126,7 @@ def statistic_by_layer(
     query: int | Literal["last", "mean"] = -1,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """A statistic by layer: its mean over heads as a line, every head as a point behind it, and its controls.
+    """Draw a statistic by layer: its mean over heads as a line, every head as a point behind it, and its controls.
 
     The mean is a median where the registry averages the statistic so (ratios without a bound, ranks). Of a batch every point is
     that of a head over its prompts. Controls are broken lines, in the colour of the model, or grey where they are the same for
@@ -215,7 +212,7 @@ def similarity(
     query: int | Literal["last"] = -1,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What A1 and A2 of every head share, beside the null: the same of A1 and the A2 of the other heads of its layer.
+    """Draw what A1 and A2 of every head share, beside the null: the same of A1 and the A2 of the other heads of its layer.
 
     Two softmax maps of one model share position and sinks anyhow; only what is beyond every such pair is a head's own. The null
     is drawn as the mean over the other heads (a median where the statistic is averaged so), with a range from the least to the
@@ -270,7 +267,7 @@ def similarity(
 
 
 def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) -> xr.DataArray:
-    """One variable of several statistics along ``statistic``, called by their titles; of one as it is."""
+    """Return one variable of several statistics along ``statistic``, called by their titles; of one as it is."""
     arrays = [table[part].drop_vars(["model", "control"]) for table in tables.values()]
     if len(arrays) == 1:
         return arrays[0].assign_attrs(long_name=titles[0], units="1")
@@ -280,7 +277,7 @@ def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) 
 
 
 def _of_captures(captures: Mapping[str, Capture], span: str | None, query: int | str) -> str:
-    """In which heads of each model |D| on a span is negative."""
+    """Return in which heads of each model |D| on a span is negative."""
     from diffscope.readings.signs import of_span
 
     chosen = {name: span or usual_label([*cap[0].key_sets], "span") for name, cap in captures.items()}
@@ -288,7 +285,7 @@ def _of_captures(captures: Mapping[str, Capture], span: str | None, query: int |
 
 
 def _of_bars(estimates: Mapping[str, xr.Dataset], heads: Mapping[str, int | None]) -> str:
-    """In which of the heads that are drawn of each model |D| on the answer is negative."""
+    """Return in which of the heads that are drawn of each model |D| on the answer is negative."""
     from diffscope.readings.signs import by_head
 
     said = {}
@@ -300,7 +297,7 @@ def _of_bars(estimates: Mapping[str, xr.Dataset], heads: Mapping[str, int | None
 
 
 def _of_models(said: Mapping[str, str]) -> str:
-    """Sentences by model, each with its name where there are several models."""
+    """Return sentences by model, each with its name where there are several models."""
     from diffscope.readings.signs import within
 
     return "".join(f" {within(f'In {name}', words) if len(said) > 1 else words}" for name, words in said.items() if words)
@@ -316,7 +313,7 @@ def _one_each(captures: Mapping[str, Capture], what: str, number: int | tuple[in
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:
-    """Estimates of an allocation, of one layer where one is chosen."""
+    """Return estimates of an allocation, of one layer where one is chosen."""
     if layer is None:
         return estimates
     return estimates.sel(layer=[layer]).assign(over_layers=estimates["over_heads"].sel(layer=layer, drop=True))

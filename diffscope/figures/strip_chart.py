@@ -18,7 +18,7 @@ POINTS = 0.22  # from the first to the last point of a strip
 
 
 def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = False) -> xr.Dataset:
-    """Values (series, x, point), and where each stands; parameters as of ``diffscope.figures.strips``."""
+    """Return values (series, x, point), and where each stands; parameters as of ``diffscope.figures.strips``."""
     chosen = by_role(values, {"x": x, "series": series, "point": points})
     drawn = in_roles(values, chosen, ROLES).dropna("x", how="all")
     if not drawn.size:
@@ -40,7 +40,7 @@ def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = 
 
 
 def _lines(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """From each point of a strip to the same of the next: both ends and a gap, (3 · lines,) along each axis."""
+    """Return lines from each point of a strip to the same of the next: both ends and a gap, (3 · lines,) along each axis."""
     ends = []
     for name in ("at", "value"):
         values = dataset[name].values
@@ -54,7 +54,7 @@ def _colours(dataset: xr.Dataset) -> dict[str, str]:
 
 
 def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
-    """The drawing for the screen."""
+    """Draw for the screen."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -80,7 +80,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
 
 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
-    """The drawing for print."""
+    """Draw for print."""
     figure = canvas(width, max(1.8, width * 0.45))
     ax = figure.subplots()
     if dataset.attrs["joined"]:

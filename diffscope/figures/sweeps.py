@@ -12,7 +12,7 @@ import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.values import curves
 from diffscope.stats.averaging import averaged, error_end, mean_over_prompts, rule
 from diffscope.stats.labels import is_unsigned, told_unsigned, usual_label
@@ -43,7 +43,7 @@ def sweep(
     where: Mapping[str, str | float] | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """A variable of a sweep along any of its dimensions, or along a field of its prompts such as their length.
+    """Draw a variable of a sweep along any of its dimensions, or along a field of its prompts such as their length.
 
     What plays no role is averaged: over heads, then layers, then the prompts, by the statistic's own rule, which for ratios
     without a bound is the median. Means have one standard error over prompts, medians the quartiles of prompts, and a place with
@@ -138,12 +138,12 @@ def sweep(
 
 
 def _fields(values: xr.DataArray) -> dict[str, np.ndarray]:
-    """Values of every prompt (prompt,), by the name of the field."""
+    """Return values of every prompt (prompt,), by the name of the field."""
     return {str(name): each.values for name, each in values.coords.items() if each.dims == ("prompt",) and name != "prompt"}
 
 
 def _along(values: xr.DataArray, fields: Mapping[str, np.ndarray]) -> str:
-    """What a variable is drawn along where nobody says."""
+    """Return what a variable is drawn along by default."""
     if values.sizes.get("step", 1) > 1:
         return "step"
     differing = [name for name, column in fields.items() if len(set(column.tolist())) > 1]
@@ -156,7 +156,7 @@ def _along(values: xr.DataArray, fields: Mapping[str, np.ndarray]) -> str:
 
 
 def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[str]) -> tuple[xr.DataArray, list[str]]:
-    """Values at the labels that were chosen, of dimensions and of fields of prompts, and what has to be said of these."""
+    """Return values at the labels that were chosen, of dimensions and of fields of prompts, and what has to be said of these."""
     words = []
     for name, wanted in where.items():
         fields = _fields(values)
@@ -178,12 +178,12 @@ def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[s
 
 
 def _told(label: str | float) -> str:
-    """A label as it is printed: 96 of 96.0."""
+    """Return a label as it is printed: 96 of 96.0."""
     return str(int(label)) if isinstance(label, float) and label.is_integer() else str(label)
 
 
 def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[str]]:
-    """The usual label along every dimension that has no role and is not averaged over, and these labels."""
+    """Return the usual label along every dimension that has no role and is not averaged over, and these labels."""
     words = []
     for dim in [str(dim) for dim in values.dims]:
         if dim in roles or dim in ("prompt", *HEADS):
@@ -198,7 +198,7 @@ def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[s
 
 
 def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: list[str], summary) -> xr.DataArray:
-    """What `summary` makes of the prompts, for every combination of those fields that are drawn along."""
+    """Return what `summary` makes of the prompts, for every combination of those fields that are drawn along."""
     chosen = [role for role in roles if role in fields]
     labels = [sorted(set(fields[name].tolist())) for name in chosen]
     cells = []
@@ -212,6 +212,6 @@ def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: lis
 
 
 def _named(values: xr.DataArray, roles: list[str | None]) -> xr.DataArray:
-    """With labels of fields that are numbers as they are printed: length 96."""
+    """Return values with labels of fields that are numbers as they are printed: length 96."""
     numbers = [role for role in roles if role and values[role].dtype.kind in "if"]
     return values.assign_coords({role: [f"{role} {label:g}" for label in values[role].values] for role in numbers})

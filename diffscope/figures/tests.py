@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import check_choice
 from diffscope.figures.values import curves
 
@@ -46,7 +46,7 @@ def study(
     arms: Sequence[str] | str | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """What the arms of a study came to: every seed, means over seeds and their 95 % intervals.
+    """Draw what the arms of a study came to: every seed, means over seeds and their 95 % intervals.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _lambda(subject: Study, arms: Chosen) -> Drawn:
 
 
 def _in_order(step: str) -> tuple[int, int]:
-    """Steps as numbers, then those that are another one in every run."""
+    """Return a key that sorts steps as numbers, before those that are another one in every run."""
     return (1, PLACES.index(step)) if step in PLACES else (0, int(step))
 
 
@@ -161,7 +161,7 @@ QUANTITIES: dict[str, Callable[[Study, Chosen], Drawn]] = {
 
 
 def quantities(subject: Study) -> list[str]:
-    """The quantities that a study has."""
+    """Return the quantities that a study has."""
     known = {row["quantity"] for row in subject.outcomes}
     described = {row["quantity"] for row in subject.described}
     known |= {"lambda" for name in described if name == LAMBDA}
@@ -170,13 +170,13 @@ def quantities(subject: Study) -> list[str]:
 
 
 def _by_arm(rows: Sequence[dict[str, Any]], words: dict[str, str], **choices: Any) -> Drawing:
-    """One number of each arm, its seeds behind it."""
+    """Draw one number of each arm, its seeds behind it."""
     values, seeds = _labelled([row | {"arm": _of_runs(row)} for row in rows], ("arm",))
     return _curves(values, words, x="arm", style="points", points=seeds, **choices)
 
 
 def _by_distractors(rows: Sequence[dict[str, Any]], words: dict[str, str]) -> Drawing:
-    """One number by arm, length and number of distractors, its seeds behind it."""
+    """Draw one number by arm, length and number of distractors, its seeds behind it."""
     labelled = [row | {"arm": _of_runs(row), "length": f"{row['length']} tokens"} for row in rows]
     values, seeds = _labelled(labelled, ("length", "arm", "distractors"))
     axes = {"x": "distractors", "series": "arm", "panels": "length", "log": "x" if values["distractors"].min() > 0 else ""}
@@ -184,12 +184,12 @@ def _by_distractors(rows: Sequence[dict[str, Any]], words: dict[str, str]) -> Dr
 
 
 def _of_runs(row: dict[str, Any]) -> str:
-    """An arm, and in how many of its runs the circuit formed, where not in all."""
+    """Return an arm, and in how many of its runs the circuit formed, where not in all."""
     return f"{row['arm']} ({row['runs'] - len(row['never'])} of {row['runs']})" if row["never"] else row["arm"]
 
 
 def _rows(rows: Sequence[dict[str, Any]], arms: Chosen, quantity: str, usual: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The rows of one quantity and some arms, in the order of the arms; by default the usual ones that there are, or all.
+    """Return the rows of one quantity and some arms, in the order of the arms; by default the usual ones that there are, or all.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _rows(rows: Sequence[dict[str, Any]], arms: Chosen, quantity: str, usual: Se
 
 
 def _labelled(rows: Sequence[dict[str, Any]], dims: Sequence[str]) -> tuple[xr.Dataset, xr.DataArray]:
-    """Rows as ``value``, ``low`` and ``high`` over these dimensions, and each seed of them where they have it."""
+    """Return rows as ``value``, ``low`` and ``high`` over these dimensions, and each seed of them where they have it."""
     coords: dict[str, list] = {dim: list(dict.fromkeys(row[dim] for row in rows)) for dim in dims}
     seeds = sorted({seed for row in rows for seed in row.get("each", ())}, key=int)
     shape = tuple(map(len, coords.values()))

@@ -58,7 +58,7 @@ SPAN_COLOURS = {
 }
 #: colours of models, and of lines and bars that are neither maps, spans nor controls: none is blue or orange, and each is darker
 #: or lighter than the one before
-SERIES = ["#4b3a78", "#3a9188", "#a0456b", "#9a9140", "#a596cf", "#6b5a52", "#86c2b8"]
+SERIES = ["#4b3a78", "#4aa99d", "#a0456b", "#b5aa48", "#8d7bc4", "#6b5a52", "#86c2b8"]
 #: the colours of what everything is compared with
 CONTROLS = [MUTED, "#98a2b3", "#c0c7d1"]
 #: how the name of the control begins that figures of all kinds have
@@ -84,7 +84,7 @@ WEB_FONT = "'Source Sans', 'Source Sans 3', 'Source Sans Pro', Inter, -apple-sys
 
 
 def _stops(ramp: list[str], contrast: str) -> list[tuple[float, str]]:
-    """Positions from 0 to 1 for the colours of a ramp.
+    """Return positions from 0 to 1 for the colours of a ramp.
 
     With `contrast="sqrt"` a value's colour follows the root of its share of the maximum, so
     that weights of a few per cent can be seen beside a sink of 0.9. Values are not changed.
@@ -95,7 +95,7 @@ def _stops(ramp: list[str], contrast: str) -> list[tuple[float, str]]:
 
 
 def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
-    """(position, colour) stops of a scale: "blue" and "orange" start at zero, "diverging" has zero at 0.5."""
+    """Return (position, colour) stops of a scale: "blue" and "orange" start at zero, "diverging" has zero at 0.5."""
     if kind == "blue":
         return _stops(BLUES, contrast)
     if kind == "orange":
@@ -106,12 +106,12 @@ def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
 
 
 def scale_of(name: str, values: np.ndarray) -> str:
-    """The colour scale of a map: with two sides where values are below 0, as those of λ·A2 are where λ is."""
+    """Return the colour scale of a map: with two sides where values are below 0, as those of λ·A2 are where λ is."""
     return "diverging" if (values < 0).any() else SCALES[name]
 
 
 def colour_limits(kind: str, top: float) -> tuple[float, float]:
-    """Limits that keep zero where the scale has it, whatever the data."""
+    """Return limits that keep zero where the scale has it, whatever the data."""
     top = float(top) if top > 0 else 1.0
     return (-top, top) if kind == "diverging" else (0.0, top)
 
@@ -132,7 +132,7 @@ def span_colour(name: str) -> str:
 
 
 def width(venue: str | None = None, wide: bool = True) -> float:
-    """Inches of a venue's full width, or of one column."""
+    """Return inches of a venue's full width, or of one column."""
     from diffscope.errors import DiffscopeError
 
     name = (venue or "neurips").lower()
@@ -142,7 +142,7 @@ def width(venue: str | None = None, wide: bool = True) -> float:
 
 
 def print_style(venue: str | None = None) -> dict:
-    """rcParams of a printed figure, as a plain dictionary."""
+    """Return rcParams of a printed figure, as a plain dictionary."""
     size = CAPTIONS.get((venue or "neurips").lower(), 9) - 1
     return {
         "font.family": typeface.families(),
@@ -209,7 +209,7 @@ def styled(venue: str | None = None) -> Iterator[None]:
 
 
 def screen_layout(**more) -> dict:
-    """A plotly layout, as a plain dictionary."""
+    """Return a plotly layout, as a plain dictionary."""
     base = {
         "template": None,
         "font": {"family": WEB_FONT, "size": 12, "color": INK},
@@ -230,7 +230,7 @@ def screen_layout(**more) -> dict:
 
 
 def screen_axis(**more) -> dict:
-    """A plotly axis, as a plain dictionary."""
+    """Return a plotly axis, as a plain dictionary."""
     base = {
         "showgrid": False,
         "zeroline": False,
@@ -262,14 +262,14 @@ ON_DARK = {
     BLUES[7]: "#6baed6",
     ORANGES[7]: "#fdae6b",
     SERIES[0]: "#b3a3e6",
-    SERIES[1]: "#5fb8ae",
     SERIES[2]: "#d98aa8",
+    SERIES[4]: "#6f5bb5",
     SERIES[5]: "#b8a59b",
 }
 
 
 def on_dark(figure):
-    """A plotly figure of this package as it is drawn on a dark page: light text, and scales that begin at the page's dark."""
+    """Return a plotly figure for a dark page: light text, and scales that begin at the page's dark."""
     import plotly.graph_objects as go
 
     return go.Figure(_darkened(figure.to_dict()))
@@ -284,12 +284,12 @@ def _darkened(part):
 
 
 def _is_scale(part) -> bool:
-    """Whether these are the (position, colour) stops of a colour scale."""
+    """Return whether these are the (position, colour) stops of a colour scale."""
     return len(part) > 1 and all(isinstance(stop, (list, tuple)) and len(stop) == 2 and isinstance(stop[1], str) for stop in part)
 
 
 def _dark_scale(stops) -> list[list]:
-    """Zero is the page's dark, and the largest value the lightest colour that is still told apart from its neighbours."""
+    """Return a scale that begins at the page's dark and ends at the lightest colour that differs from its neighbours."""
     shades = {}
     for ramp in (BLUES, ORANGES):
         night = [NIGHT, *ramp[3:][::-1]]
@@ -300,6 +300,6 @@ def _dark_scale(stops) -> list[list]:
 
 
 def _between(first: str, second: str, share: float) -> str:
-    """The colour that is so far on the way from one to another."""
+    """Return the colour that is so far on the way from one to another."""
     parts = [[int(colour[at : at + 2], 16) for at in (1, 3, 5)] for colour in (first, second)]
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(*parts))

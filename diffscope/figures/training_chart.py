@@ -19,7 +19,7 @@ ROOM = 64  # pixels of the labels
 
 
 def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
-    """Values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
+    """Return values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
     from diffscope.readings.pairing_control import MIDDLE, OWN  # with which models' code would be loaded for every figure
 
     if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
@@ -50,7 +50,7 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
 
 
 def _same_for_heads(values: xr.DataArray) -> bool:
-    """Whether all heads of a layer have one value, as of most mechanisms λ."""
+    """Return whether all heads of a layer have one value, as of most mechanisms λ."""
     return bool((values.max("head") == values.min("head")).all()) and values.sizes["head"] > 1
 
 
@@ -59,7 +59,7 @@ def _by_layer(values: xr.DataArray) -> dict[str, np.ndarray]:
 
 
 def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
-    """The courses of the heads that there are, by name."""
+    """Return the courses of the heads that there are, by name."""
     return {
         f"L{int(layer)}H{int(head)}": course.values
         for layer in values["layer"]

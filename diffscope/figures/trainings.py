@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import checkpoint_images as _checkpoint_images
 from diffscope.figures import theme
 from diffscope.figures import training_chart as _training_chart
-from diffscope.figures.figure import Drawing, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
 
 Contrast = Literal["sqrt", "linear"]
 
@@ -31,7 +31,7 @@ def training(
     head: int = 0,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """A statistic of every head over the steps of a training, one head set apart, beside its control where it has one.
+    """Draw a statistic of every head over the steps of a training, one head set apart, beside its control where it has one.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ def _of_monitor(kept: xr.Dataset) -> xr.Dataset:
 
 
 def _signs(estimates: xr.Dataset, statistic: str) -> str:
-    """In which heads a share of |D| is negative at the last step; nothing of other statistics."""
+    """Return in which heads a share of |D| is negative at the last step; nothing of other statistics."""
     from diffscope.readings import signs  # with which models' code would be loaded for every figure
 
     if f"{statistic}_negative" not in estimates or estimates["lambda"].isnull().all():
@@ -119,7 +119,7 @@ def checkpoints(
     contrast: Contrast = "sqrt",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """One head's map at every checkpoint of a training, on one scale.
+    """Draw one head's map at every checkpoint of a training, on one scale.
 
     Parameters
     ----------

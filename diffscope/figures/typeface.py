@@ -41,7 +41,7 @@ def drawable(code: int) -> bool:
 
 
 def _files() -> dict[str, str]:
-    """The fonts that are always there, by the name that matplotlib is told."""
+    """Return the fonts that are always there, by the name that matplotlib is told."""
     import matplotlib
 
     dejavu = Path(matplotlib.get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf"

@@ -11,7 +11,8 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart as _cell_chart
 from diffscope.figures import line_data as _line_data
 from diffscope.figures import strip_chart as _strip_chart
-from diffscope.figures.figure import Chart, Drawing, Figure, Printing, figure
+from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.figures.figure import Chart, Figure
 from diffscope.figures.line_print import in_print
 from diffscope.figures.line_screen import on_screen
 
@@ -40,7 +41,7 @@ def curves(
     scale: Literal["shared", "own"] = "shared",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Any labelled values: along one dimension, with a colour for each label of another and a panel for each of a third.
+    """Draw any labelled values along one dimension, a colour for each label of another, a panel for each of a third.
 
     Parameters
     ----------
@@ -105,7 +106,7 @@ def strips(
     joined: bool = False,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Single values as strips of points: one strip a label of a dimension, side by side at every place along another.
+    """Draw single values as strips of points: one strip a label of a dimension, side by side at every place along another.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ def cells(
     error: xr.DataArray | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Any labelled values as coloured cells with their numbers, on one scale.
+    """Draw any labelled values as coloured cells with their numbers, on one scale.
 
     Parameters
     ----------
@@ -169,7 +170,7 @@ def panels_beside(parts: Mapping[str, Figure]) -> Drawing:
 
 
 def _beside(parts: Mapping[str, xr.Dataset]) -> xr.Dataset:
-    """Data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
+    """Return data (panel, series, x) of several along ``panel``, with all series and places in the order in which they come."""
     renamed = []
     for name, data in parts.items():
         panels = [f"{name}: {panel}" if panel else name for panel in map(str, data["panel"].values)]

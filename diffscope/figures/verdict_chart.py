@@ -56,7 +56,7 @@ NO_EFFECT = {  # the band of what does not matter
 
 
 def data(board: Sequence[Mapping]) -> xr.Dataset:
-    """What is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
+    """Return what is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
 
     Primary tests come first. Of a measurement, which has no rule, it is the first quantity. ``word`` (row, account) is what the
     test says of each account; empty of a measurement.
@@ -105,24 +105,24 @@ def _rows(verdict: Mapping) -> list[dict]:
 
 
 def _first(data: xr.Dataset) -> np.ndarray:
-    """Which rows begin a test."""
+    """Return which rows begin a test."""
     tests = data["test"].values
     return np.r_[True, tests[1:] != tests[:-1]]
 
 
 def _names(data: xr.Dataset) -> list[str]:
-    """The test of the rows that begin one, empty for the others."""
+    """Return the test of the rows that begin one, empty for the others."""
     return [str(test) if first else "" for test, first in zip(data["test"].values, _first(data))]
 
 
 def _quantities(data: xr.Dataset) -> list[str]:
-    """What each row is of; one in which nothing is drawn says why."""
+    """Return what each row is of; one in which nothing is drawn says why."""
     known = np.isfinite(data["value"].values)
     return [str(label) if drawn else f"{label}: not measured" for label, drawn in zip(data["label"].values, known)]
 
 
 def _words(data: xr.Dataset) -> list[tuple[int, int, str]]:
-    """Row, column and word of what is said of accounts, once a test."""
+    """Return row, column and word of what is said of accounts, once a test."""
     rows = np.flatnonzero(_first(data))
     return [
         (int(row), column, str(word))
@@ -168,7 +168,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
 
 
 def _columns(ax, data: xr.Dataset) -> None:
-    """The words of accounts, a column each, at the first row of every test."""
+    """Draw the words of accounts, a column each, at the first row of every test."""
     accounts = data["account"].values
     ax.set_xlim(-0.5, len(accounts) - 0.5)
     ax.set_xticks(range(len(accounts)), accounts)
@@ -184,12 +184,12 @@ def _columns(ax, data: xr.Dataset) -> None:
 
 
 def _reach(x: Mapping[str, np.ndarray]) -> float:
-    """How far from 0 the axis goes on both sides."""
+    """Return how far from 0 the axis goes on both sides."""
     return float(np.nanmax(np.abs([x[name] for name in NUMBERS]), initial=np.arcsinh(3)))
 
 
 def _bars(ax, x: Mapping[str, np.ndarray], states: Sequence[str]) -> None:
-    """Of every row the range without an effect, the interval and the estimate."""
+    """Draw the range without an effect, the interval and the estimate of every row."""
     for row, state in enumerate(states):
         y = [row + 0.28] * 2
         ax.plot([x["null_low"][row], x["null_high"][row]], y, color=theme.RULE, lw=4, solid_capstyle="butt", zorder=1)
@@ -244,12 +244,12 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
 
 
 def _alone(data: xr.Dataset) -> bool:
-    """Whether there is one test, whose words take no columns of a narrow screen."""
+    """Return whether there is one test, whose words take no columns of a narrow screen."""
     return len(set(data["test"].values)) == 1
 
 
 def _labels(data: xr.Dataset) -> list[dict]:
-    """What stands above each row: of the first of a test its name, alone with its words, then the quantity."""
+    """Return what stands above each row: of the first of a test its name, alone with its words, then the quantity."""
     place = {"xref": "paper", "x": 0.004, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
     labels = []
     names = _names(data)
@@ -264,7 +264,7 @@ def _labels(data: xr.Dataset) -> list[dict]:
 
 
 def _badges(data: xr.Dataset) -> list[dict]:
-    """The words of accounts right of the axes, a column each under the account's name."""
+    """Return the words of accounts right of the axes, a column each under the account's name."""
     at = {"xref": "paper", "x": 1, "xanchor": "center", "showarrow": False}
     places = [(column + 0.5) * PIXELS + 4 for column in range(data.sizes["account"])]
     heads = [

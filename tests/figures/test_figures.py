@@ -305,7 +305,7 @@ def test_cells_show_every_value_on_one_scale():
     assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
     assert drawn.layout.annotations[0].text == "&lt;one&gt;"
     printed = figures.cells(values, panels="side").matplotlib()
-    assert [len(ax.texts) for ax in printed.axes[:2]] == [6, 6] and printed.axes[1].images[0].get_clim() == (-4, 4)
+    assert [len(ax.texts) for ax in printed.axes[:2]] == [6, 4] and printed.axes[1].images[0].get_clim() == (-4, 4)
 
 
 def test_on_a_dark_page_zero_is_the_page_and_nothing_is_black(cap):
