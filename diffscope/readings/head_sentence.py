@@ -257,9 +257,11 @@ def _controls(row: Row) -> Pieces:
 def _left(row: Row) -> Pieces:
     """Say how large |D| is there, beside A1; what is left of A1 only if |D| is smaller."""
     own = row.estimates.sel(control=OWN)
-    gain, negative = float(own["noise_gain"]), float(own["negative_noise"])
+    gain, negative, factor = float(own["noise_gain"]), float(own["negative_noise"]), _amplified(row)
     about = (
         "Noise gain = Σ|D| / ΣA1 on these tokens; from 1 on |D| is as large as A1 or larger: on the whole nothing is cancelled."
+        if factor == 1
+        else f"Noise gain = Σ|D| / ΣA1 on these tokens, where D = {two_figures(factor)} × A1 − λ·A2."
     )
     taken = f"Token by token λ·A2 takes away {percent(float(own['taken']))} of A1"
     control: Pieces = []
@@ -273,7 +275,7 @@ def _left(row: Row) -> Pieces:
     if not math.isnan(negative):  # D is zero there
         sign = [", ", Part(signs.of_it(1, negative), "How much of |D| on these tokens is negative.")]
     if gain >= 1:
-        end = ": nothing is cancelled" if gain >= _amplified(row) else ""
+        end = ": nothing is cancelled" if gain >= factor else ""
         return ["|D| is ", Part(two_figures(gain), words), " × A1 there", *control, *sign, end]
     return [Part(percent(gain), words), " of A1 is left there", *control, *sign]
 

@@ -91,8 +91,9 @@ def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
 @pytest.mark.parametrize("lam, gain, words", [(0.5, 2.0, "|D| is 1.5 × A1 there"), (-0.5, 1.0, "|D| is 1.5 × A1 there")])
 def test_nothing_is_cancelled_only_if_no_less_comes_out_than_went_in(lam, gain, words):
     """A2 is A1. With a gain of 2 a quarter of what goes in is cancelled; with λ below 0 there is more than A1."""
-    said_of = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double()).sentence
-    assert words in said_of and ("nothing is cancelled" in said_of) == (gain == 1)
+    reading = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double())
+    assert words in reading.sentence and ("nothing is cancelled" in reading.sentence) == (gain == 1)
+    assert ("D = 2.0 × A1" in help_of(reading, "1.5")) == (gain == 2)
 
 
 def test_maps_of_different_size_may_cancel_though_they_overlap_little():
