@@ -253,17 +253,6 @@ def test_the_python_that_is_shown_draws_the_same(amplifier, logits, noise, tmp_p
     assert len(list(tmp_path.glob("*.pdf"))) == 17
 
 
-def test_numbers_are_measured_while_explore_is_read(app):
-    fine(app())
-    import background
-
-    kinds = [background.results(what, background.KEPT) for what in ("gains", "effective ranks", "what the maps are made of")]
-    end = time.monotonic() + 60
-    while not all(len(kind) for kind in kinds):
-        assert time.monotonic() < end, "they are never measured"
-        time.sleep(0.1)
-
-
 def test_what_numbers_and_logits_show_is_measured_while_explore_is_read(app, monkeypatch):
     fine(app())
     import background  # of the app, which has been started
