@@ -169,7 +169,7 @@ def _reported(name: str, folder: Path, read: Callable[[Path], dict[int, float]])
     return dict(zip(values["step"].values.tolist(), values.values.tolist())), read(folder)
 
 
-LOGGED = "train/diffscope/lambda/layer_0"
+LOGGED = "train/diffscope/lambda/layer_0/mean"
 
 
 def _tensorboard(folder: Path) -> dict[int, float]:
@@ -218,7 +218,7 @@ def _mlflow(folder: Path) -> dict[int, float]:
 
     client = mlflow.MlflowClient()
     runs = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
-    names = {name for run in runs for name in run.data.metrics if name.endswith("diffscope/lambda/layer_0")}
+    names = {name for run in runs for name in run.data.metrics if name.endswith("diffscope/lambda/layer_0/mean")}
     history = [each for run in runs for name in names for each in client.get_metric_history(run.info.run_id, name)]
     mlflow.end_run()
     return {each.step: each.value for each in history}

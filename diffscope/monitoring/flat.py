@@ -1,4 +1,4 @@
-"""Give measurements the flat names under which trackers group them: ``diffscope/overlap/layer_3``."""
+"""Give measurements the flat names under which trackers group them: ``diffscope/overlap/layer_3/mean``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def flat(means: xr.Dataset, by_head: xr.Dataset, per_head: bool = False) -> dict
     Returns
     -------
     dict of str to float
-        ``diffscope/NAME/layer_3`` is a layer's average; ``…/min`` and ``…/max`` are of its heads; ``…/head_1`` is one head.
+        ``diffscope/NAME/layer_3/mean`` is a layer's average, ``…/min`` and ``…/max`` are of its heads, ``…/head_1`` is one head; of
+        a whole layer there is ``diffscope/NAME/layer_3``. No name is the folder of another: MLflow makes files of them.
     """
     values: dict[str, float] = {}
     layers = means["layer"].values.tolist()
@@ -52,9 +53,10 @@ def flat(means: xr.Dataset, by_head: xr.Dataset, per_head: bool = False) -> dict
             heads = by_head[name].sel(chosen).transpose("layer", ...).values  # (layer, head), or (layer,)
             for layer, value, of_heads in zip(layers, of_layers, heads):
                 at = f"{PREFIX}/{path}/layer_{layer}"
-                values[at] = float(value)
                 if of_heads.ndim:
-                    values |= _of_heads(at, of_heads, per_head)
+                    values |= {f"{at}/mean": float(value)} | _of_heads(at, of_heads, per_head)
+                else:
+                    values[at] = float(value)
     return {at: value for at, value in values.items() if not np.isnan(value)}
 
 

@@ -86,7 +86,7 @@ class Monitor:
     >>> import diffscope
     >>> scope = diffscope.load("mini-diff")
     >>> monitor = diffscope.monitor(scope.model, [[5, 17, 3, 99, 17]], statistics=["lambda"], every=10)
-    >>> round(monitor.step(0)["diffscope/lambda/layer_0"], 2)
+    >>> round(monitor.step(0)["diffscope/lambda/layer_0/mean"], 2)
     0.2
     """
 
@@ -200,9 +200,9 @@ class Monitor:
         Returns
         -------
         dict of str to float
-            Such as ``diffscope/lambda/layer_3``: a layer's average over heads and prompts, with ``/min`` and ``/max`` of heads
-            or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts bounds
-            that were left.
+            Such as ``diffscope/lambda/layer_3/mean``, a layer's average over heads and prompts, ``/min`` and ``/max`` of its
+            heads or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts the
+            bounds that were left.
         """
         if not _first_process() or step == self._step or not self.schedule.due(step):
             return {}

@@ -54,7 +54,7 @@ def test_the_trainer_reports_it_and_trains_and_logs_as_before(tmp_path, monkeypa
     assert kept["loss"].sel(step=4) == losses[0][0]  # the last one that was known
     reported = scalars(tmp_path / "board")
     by_layer = kept["lambda"].sel(lambda_value="used").mean("head").values[:, 0]
-    assert [reported["train/diffscope/lambda/layer_0", step] for step in (0, 1, 2, 4, 6)] == pytest.approx(by_layer)
+    assert [reported["train/diffscope/lambda/layer_0/mean", step] for step in (0, 1, 2, 4, 6)] == pytest.approx(by_layer)
 
 
 def test_values_are_those_of_the_saved_checkpoint(tmp_path):
@@ -125,7 +125,7 @@ def test_lightning_sends_it_to_its_loggers(tmp_path):
         enable_model_summary=False,
     )
     trainer.fit(module, torch.utils.data.DataLoader(ROWS, batch_size=4))
-    assert list(logger.rows) == [0, 2, 4] and "diffscope/lambda/layer_0" in logger.rows[4]
+    assert list(logger.rows) == [0, 2, 4] and "diffscope/lambda/layer_0/mean" in logger.rows[4]
 
 
 def test_without_lightning_it_says_what_to_install(monkeypatch):

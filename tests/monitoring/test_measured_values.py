@@ -36,10 +36,10 @@ def test_logged_and_kept_values_are_those_of_a_capture_of_the_saved_checkpoint(k
         np.testing.assert_allclose(kept[name], expected[name].transpose(*kept[name].dims), rtol=1e-6, atol=1e-7)
     entropy = expected["entropy"].sel(map="A1", layer=1)
     assert logged["diffscope/entropy_A1/layer_1/head_2"] == pytest.approx(float(entropy.sel(head=2)), rel=1e-6)
-    assert logged["diffscope/entropy_A1/layer_1"] == pytest.approx(float(entropy.mean()), rel=1e-6)
+    assert logged["diffscope/entropy_A1/layer_1/mean"] == pytest.approx(float(entropy.mean()), rel=1e-6)
     largest = expected["logit_outliers"].sel(outlier="top_1", layer=0)
     assert logged["diffscope/logit_outliers/layer_0"] == pytest.approx(float(largest), rel=1e-6)
-    assert ("diffscope/lambda/layer_0" in logged) == (kind != "llama")  # what is undefined is left out
+    assert ("diffscope/lambda/layer_0/mean" in logged) == (kind != "llama")  # what is undefined is left out
 
 
 def test_a_layer_is_logged_with_its_least_and_largest_head(model):
@@ -47,8 +47,14 @@ def test_a_layer_is_logged_with_its_least_and_largest_head(model):
     logged = monitor.step(0)
     cap = diffscope.load(model).capture(tiny.ids(20))
     heads = cap.measure(["overlap"])["overlap"].sel(span="irrelevant", layer=1).mean("query")
-    for end, value in (("", heads.mean()), ("/min", heads.min()), ("/max", heads.max())):
-        assert logged[f"diffscope/overlap/layer_1{end}"] == pytest.approx(float(value), rel=1e-6)
+    for end, value in (("mean", heads.mean()), ("min", heads.min()), ("max", heads.max())):
+        assert logged[f"diffscope/overlap/layer_1/{end}"] == pytest.approx(float(value), rel=1e-6)
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_no_name_is_the_folder_of_another(model, per_head):
+    names = Monitor(model, [tiny.ids(20)], per_head=per_head).step(0)
+    assert not [name for name in names if any(other.startswith(f"{name}/") for other in names)]
 
 
 def test_the_control_of_overlap_has_the_second_map_of_another_head(model):
@@ -65,7 +71,7 @@ def test_the_control_of_overlap_has_the_second_map_of_another_head(model):
 
 def test_heads_without_another_second_map_have_no_control():
     model = tiny.own(heads=1)
-    assert "diffscope/overlap_control/layer_0" not in Monitor(model, [tiny.ids(20)], statistics=["overlap"]).step(0)
+    assert "diffscope/overlap_control/layer_0/mean" not in Monitor(model, [tiny.ids(20)], statistics=["overlap"]).step(0)
 
 
 def test_it_measures_early_and_every_so_many_steps(model):
