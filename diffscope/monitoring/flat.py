@@ -42,8 +42,8 @@ def flat(means: xr.Dataset, by_head: xr.Dataset, per_head: bool = False) -> dict
     Returns
     -------
     dict of str to float
-        ``diffscope/NAME/layer_3/mean`` is a layer's average, ``…/min`` and ``…/max`` are of its heads, ``…/head_1`` is one head; of
-        a whole layer there is ``diffscope/NAME/layer_3``. No name is the folder of another: MLflow makes files of them.
+        ``diffscope/NAME/layer_3/mean`` is a layer's average, ``…/min`` and ``…/max`` are of its heads, ``…/head_1`` is one head;
+        of a whole layer there is ``diffscope/NAME/layer_3``. No name is the folder of another: MLflow makes files of them.
     """
     values: dict[str, float] = {}
     layers = means["layer"].values.tolist()
