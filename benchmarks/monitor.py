@@ -188,9 +188,12 @@ def _wandb(folder: Path) -> dict[int, float]:
 
     wandb.finish()
     (file,) = folder.rglob("*.wandb")
+    records: list[Record] = []
+    while not any(record.HasField("exit") for record in records):  # it is written by another process
+        time.sleep(0.5)
+        records = [Record.FromString(data) for data in _log_records(file.read_bytes())]
     found = {}
-    for data in _log_records(file.read_bytes()):
-        record = Record.FromString(data)
+    for record in records:
         items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
         if LOGGED in items:
             found[items["train/global_step"]] = items[LOGGED]
