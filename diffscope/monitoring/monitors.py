@@ -335,7 +335,8 @@ class Monitor:
         seconds, every = self.schedule.seconds, f"every {self.schedule.stride} steps"
         if self.schedule.stride > self.schedule.every:
             every += f" (stretched from {self.schedule.every} to keep its budget)"
-        _say(f"a measurement takes {seconds:.2g} s; {every} that is {100 * share:.2g} % of the training's time")
+        of = f"{100 * share:.2g} % of" if share < 1 else f"{share:,.1f} times"
+        _say(f"a measurement takes {seconds:.2g} s; {every} that is {of} the training's time")
 
     def _about(self) -> dict[str, Any]:
         """Return what tells the measurements of this monitor from those of another."""
