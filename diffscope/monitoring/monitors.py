@@ -122,6 +122,7 @@ class Monitor:
         self._batches = list(by_length(self.scope.prepare(prompts, spans)))
         self._warned: set[str] = set()  # the reasons of failures that were told
         self._told_cost = False
+        self._first: int | None = None  # the step at which this process began to watch
         self._step: int | None = None  # the last one that was measured
         self._not_finite = False  # whether the last measurement had numbers that are not finite
         self.record: Record | None = None
@@ -204,6 +205,8 @@ class Monitor:
             heads or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts the
             bounds that were left.
         """
+        if self._first is None:
+            self._first = step
         if not _first_process() or step == self._step or not self.schedule.due(step):
             return {}
         began = _now(self.scope.model)
@@ -275,12 +278,16 @@ class Monitor:
         before = self.record.weights(step)
         if before == weights:
             return True
+        seen = self._first if self._step is None else self._step  # what is kept after it is of an earlier process
+        begins = step if seen is None else min(step, seen + 1)
         moved = []
-        if self._step is None or before is not None:  # another course of the training begins here, or is seen here first
-            moved = self.record.replace_from(step)
+        # Another course of the training begins here, is seen here first, or has gone past steps that nothing can be said of.
+        if self._step is None or before is not None or any(begins <= kept < step for kept in self.record.steps):
+            moved = self.record.replace_from(begins)
         if moved:
             steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
-            self._warn(f"{steps} in {self.record.path}: of another course of this training, and moved to a folder there")
+            of = "of another course of this training, or cannot be told from one"
+            self._warn(f"{steps} in {self.record.path}: {of}; moved to a folder there")
         return False
 
     def _found(self, step: int, by_head: xr.Dataset) -> list[Alert]:
@@ -328,7 +335,8 @@ class Monitor:
         seconds, every = self.schedule.seconds, f"every {self.schedule.stride} steps"
         if self.schedule.stride > self.schedule.every:
             every += f" (stretched from {self.schedule.every} to keep its budget)"
-        _say(f"a measurement takes {seconds:.2g} s; {every} that is {100 * share:.2g} % of the training's time")
+        of = f"{100 * share:.2g} % of" if share < 1 else f"{share:,.1f} times"
+        _say(f"a measurement takes {seconds:.2g} s; {every} that is {of} the training's time")
 
     def _about(self) -> dict[str, Any]:
         """Return what tells the measurements of this monitor from those of another."""

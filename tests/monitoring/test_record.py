@@ -54,6 +54,14 @@ def test_another_course_of_the_training_replaces_later_steps_and_says_so(tmp_pat
     assert len(list((tmp_path / "kept" / "replaced-1").glob("*.nc"))) == 3
 
 
+@pytest.mark.parametrize("begins", [64, 65])  # at a step that is measured, and between two
+def test_steps_that_a_resumed_training_goes_past_are_replaced(begins, tmp_path):
+    list(watched(tmp_path / "kept", range(60, 68), every=2))
+    with pytest.warns(DiffscopeWarning, match="step 66 in .* another course"):
+        list(watched(tmp_path / "kept", range(begins, 69), every=4))
+    assert Record(tmp_path / "kept").steps == [60, 62, 64, 68]
+
+
 def test_a_folder_of_something_else_is_refused(tmp_path):
     list(watched(tmp_path / "kept", range(1)))
     with pytest.raises(DiffscopeError, match="other statistics"):
