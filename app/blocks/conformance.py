@@ -21,13 +21,13 @@ def show_check(report):
     rows = [
         {
             "layer": row["layer"],
-            "verdict": WORDS[report.verdict_of(row["layer"])],
-            "what is read": report.reading_of(row),
-            "error": report.errors[row["layer"]],
-            "allowed": report.tolerances[row["layer"]],
-            "remark": "; ".join(report.remarks_on(row["layer"])),
+            "verdict": WORDS[row["verdict"]],
+            "what is read": row["reading"],
+            "error": row["error"],
+            "allowed": row["tolerance"],
+            "remark": "; ".join(row["remarks"]),
         }
-        for row in report.layers
+        for row in report.rows()
     ]
     number = st.column_config.NumberColumn(format="%.1e")
     st.dataframe(
