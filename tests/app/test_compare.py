@@ -249,9 +249,9 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
     uniform = expected["uniform"].sel(length=256, span="answer")
     np.testing.assert_allclose(values(cells[2]["z"]), uniform.values.ravel(), rtol=1e-5)
-    fine(test.selectbox(key="compare-cells").set_value("exact").run())
+    fine(test.selectbox(key="compare-cells").set_value("log_odds").run())
     code = next(code.value for code in test.code if "readings.contrast" in code.value)
-    assert "lengths=(256,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='exact')" in code
+    assert "lengths=(256,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='log_odds'" in code
 
 
 def test_a_failure_in_the_background_is_one_line(compare):
