@@ -40,8 +40,8 @@ def data(
 
 
 def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prompt: int, choices: dict) -> str:
-    """Return in which heads the weights that a share of |D| sums are negative; nothing of what has a sign, or no value."""
-    if not is_unsigned(dataset.attrs["selection"]) or bool(dataset[str(array.name)].isnull().all()):
+    """Return in which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
+    if not is_unsigned(dataset.attrs["selection"]):
         return ""
     from diffscope.readings.signs import of_span  # which loads code of models
 

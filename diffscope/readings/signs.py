@@ -74,7 +74,7 @@ def within(place: str, said: str) -> str:
 def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
     """Say in which heads |D| on a span is negative at one query, or in the mean over all ("mean"), by :func:`by_head`.
 
-    Nothing of standard attention; of a batch the mean over its prompts.
+    Nothing of standard attention, and of a span that no prompt has; of a batch the mean over the prompts that have it.
     """
     if not cap.differential:
         return ""
@@ -82,7 +82,10 @@ def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
     for prompt in cap:
         rows = None if query == "mean" else query_positions(prompt, query)
         measured = prompt.measure(NEEDED, queries=rows)
-        parts.append(averaged(_of_d(measured, span), ["query"], "mean").values)
+        if span in measured["span"].values:
+            parts.append(averaged(_of_d(measured, span), ["query"], "mean").values)
+    if not parts:
+        return ""
     share, negative = mean_over_prompts(xr.concat(parts, "prompt", join="outer", combine_attrs="override"))
     return by_head(share, negative, called(span))
 

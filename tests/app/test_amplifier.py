@@ -213,7 +213,7 @@ def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monk
     import prepare
 
     monkeypatch.setattr(background, "AT_ONCE", -1.0)
-    monkeypatch.setattr(prepare, "LONGEST", -1.0)
+    monkeypatch.setattr(prepare, "LONGEST", -1.0)  # so that nothing is measured unasked
     test = amplifier()
     assert not titles(test)
     fine(test.button(key="measure-effective ranks").click().run())
