@@ -26,7 +26,7 @@ OFFLINE = [
     "--disable-sync",
 ]
 #: pages by the last part of their address
-PAGES = ("", "compare", "change", "training", "tests", "amplifier", "your_model")
+PAGES = ("", "compare", "change", "training", "tests")
 EDITS, NEXT, GRID = ".st-key-change-edits", ".st-key-change-next", ".st-key-change-grid"
 LONGEST = 240  # seconds until a page shows what it asks for
 View = tuple[str, tuple[str, ...]]  # the next tokens, as the page writes them, and the edits that it lists
