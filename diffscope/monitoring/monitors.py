@@ -87,7 +87,7 @@ class Monitor:
     >>> scope = diffscope.load("mini-diff")
     >>> monitor = diffscope.monitor(scope.model, [[5, 17, 3, 99, 17]], statistics=["lambda"], every=10)
     >>> round(monitor.step(0)["diffscope/lambda/layer_0/mean"], 2)
-    0.2
+    1.02
     """
 
     def __init__(

@@ -32,7 +32,7 @@ def score_parts(table: xr.Dataset) -> Reading:
     >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
     >>> table = diffscope.attribution.score_attribution(scope, text, 1, 1, -1, 8, against="row")
     >>> print(readings.score_parts(table).sentence.partition(":")[0])
-    A1 of L1H1 scores key 8
+    A1 of L1H1 scores key 8 +2.4 at token 14, counted from the mean of its row
     """
     cell = table.attrs
     compared = COMPARED.get(cell["against"], f", counted from {cell['against']}")
