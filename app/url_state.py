@@ -44,7 +44,6 @@ class Moved(NamedTuple):
 NOISE = dict.fromkeys([f"amplifier-{name}" for name in ("keys", "sigma", "mode", "in")], str)
 #: by the address that a page had
 MOVED = {
-    "explore": Moved("explore"),  # which is at the root
     "intervene": Moved("change", {"intervene-": "change-"}),
     "hypotheses": Moved("tests", {"hypotheses-": "tests-"}),
     "amplifier": Moved(
