@@ -114,7 +114,7 @@ def unmarked(name: str, written: float, prompt):
 
 @st.cache_resource(show_spinner=False, max_entries=32)
 def capture(name: str, written: float, prompt, spans: dict):
-    """Return the same with spans, which need no other run of the model."""
+    """Return a capture with spans; marking spans runs no model again."""
     cap = unmarked(name, written, prompt)
     return replace(cap, prompts=[with_spans(cap.prompts[0], spans)])
 

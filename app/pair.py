@@ -174,7 +174,7 @@ def _another_model(subject: Subject, cap):
 
 
 def rank_beside(cards_of: dict, base: str, name: str) -> tuple:
-    """Return the rank of a bundled model beside another: first what is matched with it, and has the other kind of attention."""
+    """Return the rank of a bundled model beside another: matched ones first, of these first those of the other attention."""
     card, first = cards_of[name], cards_of.get(base, {})
     same_kind = _is_standard(card) == _is_standard(first)
     return (not _is_alike(card, first), same_kind, name != STANDARD, list(cards_of).index(name))
@@ -193,16 +193,17 @@ def about_second(pair: Pair) -> str:
     """Return what the second of two bundled models is beside the first; nothing of other pairs."""
     known = {card["name"]: card for card in bundled()}
     names = [side.subject.model.partition("@")[0] for side in pair.sides]
-    if pair.kind != MODELS or not set(names) <= known.keys() or names[0] == names[1]:
+    checkpoints = any("@" in side.subject.model for side in pair.sides)  # which no card describes
+    if pair.kind != MODELS or checkpoints or not set(names) <= known.keys() or names[0] == names[1]:
         return ""
     first, second = (known[name] for name in names)
     if not _is_alike(first, second):
-        return f"{pair.names[1]} was trained on other data than {pair.names[0]}: they differ in more than attention."
+        return f"{pair.names[1]} is no match of {pair.names[0]}: they differ in more than attention."
     kind = "standard attention" if _is_standard(second) else "differential attention"
     if _is_standard(first) == _is_standard(second):
         return f"{pair.names[1]} is {kind} too, as deep and trained on the same data, with {second['heads']} heads a layer."
     return (
-        f"{pair.names[1]} is {kind}, and matches {pair.names[0]} in all else: depth, width, data, and parameters within 1 %. "
+        f"{pair.names[1]} is {kind}, and matches {pair.names[0]} in depth, width and data, and in parameters within 1 %. "
         "Where they differ it is by their attention, as far as one pair of trainings can tell."
     )
 

@@ -37,7 +37,7 @@ def question_of(subject, cap, distractors: tuple[str, ...]) -> Question:
 
 
 def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
-    """Return the same, and show a line that says which they are."""
+    """Return the question, and show a line with its distractors."""
     chosen = question_of(subject, cap, distractors)
     words = f"Distractors: {', '.join(chosen.distractors)}."
     if chosen.left_out:

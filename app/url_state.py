@@ -22,7 +22,7 @@ state = st.session_state
 
 
 class Moved(NamedTuple):
-    """Where the place of a page is that there was.
+    """Where an old page went.
 
     Attributes
     ----------

@@ -242,16 +242,12 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         _overlaps,
     ),
     "there is next to nothing to cancel": (
-        rf"overlap by {AMOUNT} on [^:]*: there is next to nothing to cancel\. (?:\|D\| is {AMOUNT} ×|{SHARE} of A1 is left)",
-        lambda own, size, left: own <= 0.1 and (left is None or left >= 90 - HALF),
+        rf"overlap by {AMOUNT} on [^:]*: there is next to nothing to cancel\. \|D\| is {AMOUNT} ×",
+        lambda own, size: own <= 0.1,
     ),
-    "nothing is cancelled": (
-        rf"\|D\| is {AMOUNT} × A1 there[^:]*: nothing is cancelled",
+    "more is added than cancelled": (
+        rf"\|D\| is {AMOUNT} × A1 there[^:]*: more is added than cancelled",
         lambda size: size >= 1,
-    ),
-    "something of A1 is left": (
-        rf"{SHARE} of A1 is left there",
-        lambda left: 0 <= left <= 100,
     ),
     "the head does not single out the answer": (
         rf"does not single out the answer \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",

@@ -182,13 +182,12 @@ def show_statistic(pair: Pair) -> None:
         st.caption(
             f"No head of {escape_markdown(' and '.join(lacking))} has a value. Undefined: {escape_markdown(words.undefined)}."
         )
-    measured = as_call("measured = comparison.measure", repr([chosen.name]), {"queries": _queries(chosen.query)})
     blocks.export_menu(
         "compare-statistic",
         label="Export the statistic",
         figure=lambda: figure,
         data=lambda: figure.data,
-        code=pair.code() + measured + blocks.saved(figure, "comparison", "heads"),
+        code=pair.code() + blocks.saved(figure, "comparison", "heads"),
     )
 
 

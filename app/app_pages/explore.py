@@ -74,7 +74,7 @@ def show_heads_and_maps(subject, cap) -> None:
         if attention_view.is_small(cap):
             blocks.hold_heads(all_heads(cap, subject.key, query))
         elif cap.n_tokens <= AHEAD:
-            blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query}")
+            blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query} {subject.key[-1]}")
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:

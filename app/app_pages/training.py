@@ -23,6 +23,7 @@ from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import Checkpoints
+from diffscope.numbers import capital
 from diffscope.scope import Scope
 
 EVENLY = "step of training (evenly spaced)"
@@ -36,7 +37,6 @@ STATISTICS = {
     "entropy": "How widely |D| is spread.",
 }
 FIRST = ("answer", "lambda", "overlap")  # shown at once
-OTHERS = "Cosine of the maps, attention on the first token, entropy"
 state = st.session_state
 
 
@@ -195,16 +195,24 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
     names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
     draw = partial(show_curve, reading, layer=layer, head=head, query=query, code=code)
-    side_by_side([name for name in names if name in FIRST], draw)
+    first = [name for name in names if name in FIRST] or names
+    others = [name for name in names if name not in first]
+    side_by_side(first, draw)
 
     @st.fragment
-    def others() -> None:
-        row = st.expander(OTHERS, key="training-others", on_change="rerun")
+    def show_others() -> None:
+        row = st.expander(title_of(reading, others), key="training-others", on_change="rerun")
         if row.open:
             with row:
-                side_by_side([name for name in names if name not in FIRST], draw)
+                side_by_side(others, draw)
 
-    others()
+    if others:
+        show_others()
+
+
+def title_of(reading, names: list[str]) -> str:
+    """Return the names of statistics in words."""
+    return escape_markdown(capital(", ".join(str(reading.estimates[name].attrs["long_name"]) for name in names)))
 
 
 def side_by_side(names: list[str], draw: Callable[[str], None]) -> None:

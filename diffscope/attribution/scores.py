@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -163,7 +164,7 @@ class _Cell:
         query, key = _position(query, tokens, "query"), _position(key, tokens, "key")
         seen = layer.visible([query])[0]  # (key,)
         others = seen.nonzero().flatten().tolist() if against == "row" else []
-        if isinstance(against, int):
+        if isinstance(against, Integral):
             others = [_position(against, tokens, "key to compare with")]
             if others == [key]:
                 raise PromptError(f"key {key} is compared with itself; give another key, 'row' or None as against")
@@ -194,9 +195,9 @@ class _Cell:
 
 def _position(position: int, tokens: int, what: str) -> int:
     """Return a position counted from the start; PromptError if the prompt has no such token."""
-    if not -tokens <= position < tokens:
+    if not isinstance(position, Integral) or not -tokens <= position < tokens:
         raise PromptError(f"the {what} {position} is outside of the prompt, which has {tokens} tokens")
-    return position % tokens
+    return int(position) % tokens
 
 
 def _read(
@@ -248,7 +249,7 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
     def before_forward(attention_pass: AttentionPass, replay: Replay) -> None:
         if attention_pass.module is not module:
             return
-        for some in torch.cat([read, 0 * read[:1]]).split(together):
+        for some in torch.cat([read, read.sum(0, keepdim=True), 0 * read[:1]]).split(together):
             layer = _read_alone(scope, attention_pass, replay, some)
             if not len(layer.q) == len(layer.k) == len(some):
                 raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
@@ -259,13 +260,22 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
 
     with attention_passes(scope.model, scope.family, (len(ids),), before_forward=before_forward):
         scope.logits(torch.tensor([ids]))
-    q, k = torch.stack(queries), torch.stack(keys)  # (part, d); (part, key, d)
-    if torch.equal(q[:-1], q[-1:].expand_as(q[:-1])) or torch.equal(k[:-1], k[-1:].expand_as(k[:-1])):
+    *_, whole_q, no_q = queries
+    *_, whole_k, no_k = keys
+    q, k = torch.stack(queries[:-2]), torch.stack(keys[:-2])  # (part, d); (part, key, d)
+    if torch.equal(q, no_q.expand_as(q)) or torch.equal(k, no_k.expand_as(k)):
         raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
-    k = cell.compared(k)
     biases = torch.zeros(len(read), 1, dtype=torch.float64)
     biases[-1] = 1
-    return q[:-1] - q[-1] + biases * q[-1], k[:-1] - k[-1] + biases * k[-1]
+    k, no_k, whole_k = (cell.compared(each) for each in (k, no_k, whole_k))
+    q, k = q - no_q + biases * no_q, k - no_k + biases * no_k
+    score = q @ k.T  # (query part, key part)
+    if not abs(score.sum() - whole_q @ whole_k) <= SUM_TOLERANCE * score.abs().sum():
+        raise UnsupportedModel(
+            f"layer {cell.layer.layer}: its scores are no sum over what earlier parts wrote (it may norm its queries or keys); "
+            f"{UNSUPPORTED}"
+        )
+    return q, k
 
 
 def _read_alone(scope: Scope, attention_pass: AttentionPass, replay: Replay, parts: Tensor) -> LayerAttention:
@@ -308,10 +318,7 @@ def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) ->
     sums = score.sum()
     precision = max(SUM_TOLERANCE, TOLERANCE[cell.layer.q.dtype])
     if not abs(sums - total) <= precision * score.abs().sum():
-        raise UnsupportedModel(
-            f"layer {cell.layer.layer}: its scores are no sum over what earlier parts wrote (it may norm its queries or keys); "
-            f"{UNSUPPORTED}"
-        )
+        raise UnsupportedModel(f"layer {cell.layer.layer}: its scores are not those of its parts; {UNSUPPORTED}")
     variables: dict[str, tuple] = {
         "score": (("query_part", "key_part"), score.numpy()),
         "of_query": (("query_part",), score.sum(1).numpy()),

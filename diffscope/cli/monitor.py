@@ -55,7 +55,7 @@ def _print(kept):
 
 
 def _drawn(kept):
-    """Return the same as one drawing for a live screen."""
+    """Return the tables as one drawing for a live screen."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

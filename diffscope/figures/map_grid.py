@@ -139,7 +139,7 @@ def _pictures(dataset: xr.Dataset) -> Iterator[Picture]:
 def _columns(dataset: xr.Dataset) -> list[int]:
     """Return of how many heads each model has pictures, the last one without a picture left out."""
     known = dataset["map"].notnull().any(["layer", "query", "key"]).values  # (model, head)
-    return [int(np.flatnonzero(heads)[-1]) + 1 for heads in known]
+    return [int(max(np.flatnonzero(heads), default=len(heads) - 1)) + 1 for heads in known]
 
 
 def _begins(dataset: xr.Dataset) -> list[float]:

@@ -90,7 +90,7 @@ class Rule:
         return [Alert(step, str(self), f"{self._name()} of {_where(values, place)} {found[place]}") for place in new]
 
     def _name(self) -> str:
-        return " ".join([self.statistic, *(f"of {label}" for label in self.select.values())])
+        return f"{self.statistic} ({', '.join(self.select.values())})" if self.select else self.statistic
 
     def _beyond(self, step: int, values: xr.DataArray) -> dict[tuple[int, ...], str]:
         """Return in words what is beyond a bound, by place in the array."""
@@ -101,6 +101,8 @@ class Rule:
         if self.below is not None:
             found |= {at: f"is {_number(array[at])}, below {self.below:g}" for at in _places(array < self.below)}
         if self.times is not None and self.within is not None:
+            if self._past and self._past[-1][0] >= step:  # another course of the training
+                self._past.clear()
             while self._past and self._past[0][0] < step - self.within:
                 self._past.popleft()
             for before, past in self._past:

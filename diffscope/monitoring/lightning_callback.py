@@ -33,8 +33,8 @@ def callback_of(monitor: Monitor) -> Any:
             self._measure(trainer, outputs)
 
         def _measure(self, trainer: Any, outputs: Any = None) -> None:
-            loss = outputs.get("loss") if isinstance(outputs, dict) else None
-            known = {} if loss is None else {"loss": float(loss)}
+            loss = outputs.get("loss") if isinstance(outputs, dict) else None  # divided by the batches of a step
+            known = {} if loss is None else {"loss": loss * trainer.accumulate_grad_batches}
             values = monitor.step(trainer.global_step, **known)
             if values:
                 for logger in trainer.loggers:

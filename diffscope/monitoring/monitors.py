@@ -9,7 +9,9 @@ import sys
 import time
 import warnings
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from itertools import groupby
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +20,7 @@ import torch.distributed
 import xarray as xr
 from torch import nn
 
-from diffscope.errors import DiffscopeError, DiffscopeWarning
+from diffscope.errors import DiffscopeError, DiffscopeWarning, first_line
 from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.measuring import by_length, measured
@@ -109,11 +111,11 @@ class Monitor:
         _check_whole("every", every, 1)
         for step in steps:
             _check_whole("steps", step, 0)
-        if budget is not None and not budget > 0:
+        if budget is not None and not (isinstance(budget, Real) and budget > 0):
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
         self.scope = load(model, tokenizer)
         self.statistics = _averageable(statistics)
-        self.queries = QuerySample(queries) if isinstance(queries, int) else queries
+        self.queries = queries if queries is None or isinstance(queries, QuerySample) else QuerySample(int(queries))
         self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
         self.per_head = per_head
         self.strict = strict
@@ -209,13 +211,14 @@ class Monitor:
             self._first = step
         if not _first_process() or step == self._step or not self.schedule.due(step):
             return {}
-        began = _now(self.scope.model)
+        if clash := sorted({*values} & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds"}):
+            raise DiffscopeError(f"{', '.join(clash)} names what a monitor measures; give that number another name")
         try:
-            return self._measure(int(step), began, values)
+            return self._measure(int(step), _now(self.scope.model), values)
         except Exception as error:
             if self.strict:
                 raise
-            self._tell(step, error)
+            self._fail(step, error)
             return {}
         finally:
             self._step = step
@@ -266,10 +269,20 @@ class Monitor:
             numbers = {name: float(value) for name, value in values.items()} | {"seconds": ended - began}
             kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
             kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
-            self.record.add(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}))
+            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}))
         self.schedule.note(step, began, ended)
         self._tell_cost()
         return logged
+
+    def _keep(self, step: int, dataset: xr.Dataset) -> None:
+        """Write the measurements of a step; trackers get them even if they cannot be written."""
+        assert self.record is not None
+        try:
+            self.record.add(step, dataset)
+        except OSError as error:
+            if self.strict:
+                raise
+            self.warn(f"step {step} could not be kept in {self.record.path}: {first_line(error)}", "kept")
 
     def _kept(self, step: int, weights: str) -> bool:
         """Return whether this step is kept already; later steps of another course of the training are moved away."""
@@ -287,7 +300,7 @@ class Monitor:
         if moved:
             steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
             of = "of another course of this training, or cannot be told from one"
-            self._warn(f"{steps} in {self.record.path}: {of}; moved to a folder there")
+            self.warn(f"{steps} in {self.record.path}: {of}; moved to a folder there")
         return False
 
     def _found(self, step: int, by_head: xr.Dataset) -> list[Alert]:
@@ -310,17 +323,23 @@ class Monitor:
                 _say(f"step {alerts[0].step}: and so {len(alerts) - SHOWN} more")
         self.alerts += found
 
+    def _fail(self, step: int, error: Exception) -> None:
+        """Say why a step could not be measured, and go on even if that cannot be said."""
+        with suppress(Exception):  # such as a warning that is an error here, or a device that no longer answers
+            self._tell(step, error)
+
     def _tell(self, step: int, error: Exception) -> None:
         """Say once why a step could not be measured; weights that are not finite are an alert."""
         if not finite(self.scope.model):
             if not self._not_finite:
                 self._raise_alarm([Alert(step, "not finite", "the model has weights that are not finite")])
             self._not_finite = True
-        self._warn(
+        self.warn(
             f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}", str(type(error))
         )
 
-    def _warn(self, text: str, reason: str = "") -> None:
+    def warn(self, text: str, reason: str = "") -> None:
+        """Warn of something, once for each text or reason."""
         if (reason or text) not in self._warned:
             self._warned.add(reason or text)
             _say(text)
@@ -370,7 +389,7 @@ def _averageable(statistics: Sequence[str] | str) -> list[str]:
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise DiffscopeError(f"{name} are whole numbers from {least}, and not {value!r}")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -101,11 +102,14 @@ class Record:
         CorruptFile
             A file is damaged.
         """
+        tables = {}
         for step in self.steps:
-            written = (self.path / STEP.format(step)).stat().st_mtime_ns
-            if step not in self._read or self._read[step][0] != written:
-                self._read[step] = written, open_statistics(self.path / STEP.format(step))
-        tables = {step: self._read[step][1] for step in self.steps}
+            file = self.path / STEP.format(step)
+            with suppress(FileNotFoundError):  # moved away by the training that goes on
+                written = file.stat().st_mtime_ns
+                if step not in self._read or self._read[step][0] != written:
+                    self._read[step] = written, open_statistics(file)
+                tables[step] = self._read[step][1]
         if not tables:
             raise DiffscopeError(f"{self.path} holds no step yet; wait until the training has measured one")
         return _joined(tables).assign_attrs({name: value for name, value in self.about.items() if isinstance(value, str)})

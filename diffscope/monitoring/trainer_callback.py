@@ -10,8 +10,11 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from transformers.integrations import get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler
 
+from diffscope.errors import first_line
+
 if TYPE_CHECKING:
     from diffscope.monitoring.monitors import Monitor
+    from diffscope.monitoring.record import Record
 
 FOLDER = "monitor"  # in the Trainer's output_dir
 
@@ -26,16 +29,30 @@ class MonitorCallback(TrainerCallback):
         self.monitor = monitor
         self._reporters: list[TrainerCallback] = []
         self._loss: float | None = None
+        self._watches = True  # whether the model of this training can be watched
+        self._own: Record | None = None  # the folder in an output_dir
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        if kwargs.get("model") is not None:
-            self.monitor.attach(kwargs["model"])
         kinds = tuple(get_reporting_integration_callbacks(args.report_to))
         self._reporters = [each for each in _callbacks_of_caller() if isinstance(each, kinds)]
-        if self.monitor.record is None and args.output_dir:
-            Path(args.output_dir).mkdir(parents=True, exist_ok=True)
-            self.monitor.keep_in(Path(args.output_dir) / FOLDER)
+        try:
+            self._begin(args.output_dir, kwargs.get("model"))
+        except Exception as error:
+            if self.monitor.strict:
+                raise
+            self._watches = False
+            self.monitor.warn(f"this training is not watched: {first_line(error)}")
+            return
         self._measure(args, state, control, kwargs)
+
+    def _begin(self, output_dir: str | None, model: Any) -> None:
+        """Watch the Trainer's model, and keep its numbers in its folder unless the monitor has one of its own."""
+        if model is not None:
+            self.monitor.attach(model)
+        if output_dir and self.monitor.record is self._own:
+            Path(output_dir).mkdir(parents=True, exist_ok=True)
+            self.monitor.keep_in(Path(output_dir) / FOLDER)
+            self._own = self.monitor.record
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._measure(args, state, control, kwargs)
@@ -46,6 +63,8 @@ class MonitorCallback(TrainerCallback):
         self._loss = (logs or {}).get("loss", self._loss)
 
     def _measure(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, kwargs: dict[str, Any]) -> None:
+        if not self._watches:
+            return
         known = {} if self._loss is None else {"loss": self._loss}
         values = self.monitor.step(state.global_step, **known)
         if values:

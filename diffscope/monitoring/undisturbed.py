@@ -43,18 +43,18 @@ def _random_numbers(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _buffers(model: nn.Module) -> Iterator[None]:
-    """Put back buffers that were changed in place or exchanged."""
+    """Put back buffers that were changed in place, exchanged, or made."""
+    registered = [(part, dict(part._buffers)) for part in model.modules()]
     kept = [
-        (part, name, buffer, buffer.clone(), buffer._version)
-        for part in model.modules()
-        for name, buffer in part._buffers.items()
-        if buffer is not None
+        (buffer, buffer.clone(), buffer._version) for _, named in registered for buffer in named.values() if buffer is not None
     ]
     try:
         yield
     finally:
-        for part, name, buffer, values, version in kept:
-            part._buffers[name] = buffer
+        for part, named in registered:
+            part._buffers.clear()
+            part._buffers.update(named)
+        for buffer, values, version in kept:
             if buffer._version != version:
                 buffer.copy_(values)
 

@@ -22,8 +22,8 @@ BEFORE = "the token before"
 MOST = 0.5  # of a row: a head that gives that much to the answer finds it, to the sink rests on it
 CLEARLY = 2.0  # times what uniform attention would give: a preference
 EVEN = 0.9  # of the entropy of a uniform row: nearly that
-MARGIN = 0.02  # maps whose overlap is nearer to that of their controls overlap about as much as those
-DISJOINT = 0.1  # maps that overlap no more, and of which no more is cancelled, have next to nothing in common
+MARGIN = 0.02  # also of a noise gain; maps whose overlap is nearer to that of their controls overlap about as much as those
+DISJOINT = 0.1  # overlap, and share of A1 that is cancelled, up to which there is next to nothing to cancel
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
 LONGEST = 12  # characters of a token
 MORE, LESS, ALIKE = "more than", "less than", "about as much as"
@@ -209,10 +209,10 @@ def _sink_logit(row: Row) -> Pieces:
 
 
 def _shared(row: Row) -> Pieces:
-    """Say what the two maps have in common on irrelevant tokens, against the controls, and what is left of A1."""
+    """Say what the two maps have in common on irrelevant tokens, against the controls, and how large |D| is there."""
     where = irrelevant_in_words(row.spans)
     if not row.at("keys", place="irrelevant"):
-        return ["It sees nothing besides, on which its maps could be compared"]
+        return ["It sees no irrelevant token, so its maps are not compared"]
     own = row.estimates.sel(control=OWN)
     if own["overlap"].isnull() or own["taken"].isnull():
         return [f"On {where} A1 has no mass that could be taken away"]
@@ -221,7 +221,8 @@ def _shared(row: Row) -> Pieces:
     if not int(row.estimates[COUNT]):
         return [*start, ", for which there is no control: its layer has no other A2. ", *_left(row)]
     compared = _compared(row)
-    nothing = compared != MORE and max(float(own["overlap"]), 1 - float(own["noise_gain"])) <= DISJOINT
+    cancelled = 1 - float(own["noise_gain"]) / _amplified(row)
+    nothing = compared != MORE and max(float(own["overlap"]), cancelled) <= DISJOINT
     little = ": there is next to nothing to cancel" if nothing else ""
     return [*start, f", {compared} ", *_controls(row), f"{little}. ", *_left(row)]
 
@@ -255,11 +256,11 @@ def _controls(row: Row) -> Pieces:
 
 
 def _left(row: Row) -> Pieces:
-    """Say how large |D| is there, beside A1; what is left of A1 only if |D| is smaller."""
+    """Say how large |D| is there, beside A1, and whether the subtraction adds more than it cancels."""
     own = row.estimates.sel(control=OWN)
     gain, negative, factor = float(own["noise_gain"]), float(own["negative_noise"]), _amplified(row)
     about = (
-        "Noise gain = Σ|D| / ΣA1 on these tokens; from 1 on |D| is as large as A1 or larger: on the whole nothing is cancelled."
+        "Noise gain = Σ|D| / ΣA1 on these tokens. Above 1 the subtraction adds more weight than it cancels."
         if factor == 1
         else f"Noise gain = Σ|D| / ΣA1 on these tokens, where D = {two_figures(factor)} × A1 − λ·A2."
     )
@@ -268,16 +269,14 @@ def _left(row: Row) -> Pieces:
     if int(row.estimates[COUNT]):
         middle = row.estimates.sel(control=MIDDLE)
         taken += f" (with other heads' A2 {percent(float(middle['taken']))})"
-        size = (two_figures if gain >= 1 else percent)(float(middle["noise_gain"]))
+        size = two_figures(float(middle["noise_gain"]))
         control = [" (control ", Part(size, "Control: the same with A2 of other heads of the layer, their median."), ")"]
     words = f"{about} {taken}."
     sign: Pieces = []
     if not math.isnan(negative):  # D is zero there
         sign = [", ", Part(signs.of_it(1, negative), "How much of |D| on these tokens is negative.")]
-    if gain >= 1:
-        end = ": nothing is cancelled" if gain >= factor else ""
-        return ["|D| is ", Part(two_figures(gain), words), " × A1 there", *control, *sign, end]
-    return [Part(percent(gain), words), " of A1 is left there", *control, *sign]
+    end = ": more is added than cancelled" if gain > factor + MARGIN else ""
+    return ["|D| is ", Part(two_figures(gain), words), " × A1 there", *control, *sign, end]
 
 
 def _amplified(row: Row) -> float:

@@ -96,8 +96,8 @@ COMPONENT = Component(
     ),
     triggers=("head",),
 )
-#: Shows nothing itself; its data is a :func:`bundle`. Its event is ``"wanted"``, ``{layer, head}``: a head beside the one that is
-#: shown, which the page does not hold yet.
+#: Shows nothing itself; its data is a :func:`bundle`. Its event is ``"wanted"``, ``{layer, head}``: the page lacks this neighbour
+#: of the head that is shown.
 HELD = Component(("held_heads.js", "held_host.js"), triggers=("wanted",))
 
 

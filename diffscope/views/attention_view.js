@@ -256,7 +256,7 @@ class View {
   // The end of the colours: the largest that any view of the group would end at.
   settle(all = false) {
     const group = grouped(this);
-    for (const view of group) view.own = limitOf(view.data, view.part, view.options);
+    for (const view of group) view.own = limitOf(view.data, view.part, view.options, view.showsParts);
     const limit = Math.max(...group.map(({ own }) => own));
     for (const view of group) {
       if (!all && view.limit === limit) continue;

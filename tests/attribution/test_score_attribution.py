@@ -171,3 +171,9 @@ def test_edits_are_refused():
     scope = diffscope.load(tiny.diffllama())
     with scope.edit(edits.set_lambda(1.0)), pytest.raises(DiffscopeError, match="leave the edits that are on"):
         score_attribution(scope, IDS, 1, 0, -1, 5)
+
+
+def test_a_norm_of_queries_is_seen_in_half_precision_too():
+    """There the model's own score is rounded by more than what is left of it; the module is held to its own run in float32."""
+    with pytest.raises(UnsupportedModel, match="norm its queries or keys"):
+        score_attribution(diffscope.load(tiny.standard("qwen3").bfloat16()), IDS, 1, 0, -1, 5, against="row")

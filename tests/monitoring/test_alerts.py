@@ -36,7 +36,7 @@ def test_a_lambda_beyond_its_bounds_is_told_once_until_it_is_back(monitor, model
     set_lambda(model, 3.0)
     assert monitor.step(1)["diffscope/alerts"] > 0
     assert monitor.step(2)["diffscope/alerts"] == 0
-    assert "step 1: lambda of used of L0H0 is 3, above 2" in capsys.readouterr().err
+    assert "step 1: lambda (used) of L0H0 is 3, above 2" in capsys.readouterr().err
     set_lambda(model, 1.0)
     monitor.step(3)
     set_lambda(model, 2.5)
@@ -69,7 +69,7 @@ def test_a_head_whose_d_is_zero_is_told(monitor, model):
         for projection in (attention.q_proj, attention.k_proj):
             projection.weight.zero_()  # both maps are uniform, and cancel
     monitor.step(0)
-    assert any(alert.text.startswith("noise_gain of irrelevant of L0H0 is") for alert in monitor.alerts)
+    assert any(alert.text.startswith("noise_gain (irrelevant) of L0H0 is") for alert in monitor.alerts)
 
 
 def test_weights_that_are_not_numbers_are_told_and_end_nothing(monitor, model, capsys):

@@ -6,6 +6,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import diffscope
 from diffscope import MissingExtra
+from diffscope.errors import DiffscopeWarning
 from diffscope.monitoring import Monitor
 from tests import tiny
 
@@ -132,3 +133,15 @@ def test_without_lightning_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lightning.pytorch", None)
     with pytest.raises(MissingExtra, match="pip install lightning"):
         Monitor(small(), [tiny.ids(9)], statistics=["lambda"]).lightning_callback()
+
+
+def test_a_training_whose_monitor_cannot_begin_goes_on(tmp_path):
+    (tmp_path / "monitor").mkdir()
+    (tmp_path / "monitor" / "notes.txt").write_text("of somebody else's")
+    model = small()
+    monitor = Monitor(model, [tiny.ids(20)], statistics=["lambda"], every=1)
+    trainer = trainer_of(model, tmp_path)
+    trainer.add_callback(monitor.callback())
+    with pytest.warns(DiffscopeWarning, match="this training is not watched: .* holds no measurements of a training"):
+        trainer.train()
+    assert trainer.state.global_step == 6 and monitor.record is None and (tmp_path / "monitor" / "notes.txt").is_file()

@@ -32,7 +32,7 @@ def test_the_terminal_shows_each_layer_with_its_change_and_the_alerts(run, folde
     kept = diffscope.open(folder)
     lam = kept["lambda"].sel(lambda_value="used", layer=0).mean("head").values
     assert f"{lam[-1]:.3f} ({lam[-1] - lam[0]:+.3f})" in out
-    assert "step 2, loss 2" in out and "3 earlier alerts" in out and "step 0: gini of D of L1H3" in out
+    assert "step 2, loss 2" in out and "3 earlier alerts" in out and "step 0: gini (D) of L1H3" in out
 
 
 def test_json_has_every_step(run, folder):

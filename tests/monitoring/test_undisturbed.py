@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import warnings
 
 import numpy as np
 import peft
@@ -145,3 +146,12 @@ def test_weights_that_are_wrapped_in_autocast_by_accelerate_are_measured_in_floa
     forward = vars(model)["forward"]
     assert monitor_of(wrapped).step(0) == alone
     assert vars(model)["forward"] is forward
+
+
+def test_a_failure_that_cannot_even_be_said_does_not_end_a_training():
+    model = small()
+    monitor = Monitor(model, PROMPTS, ["lambda"], every=1)
+    model.forward = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert monitor.step(0) == {}

@@ -43,8 +43,8 @@ def test_a_copy_among_strangers_is_told_to_be_shared():
     """A2 of head 0 is its A1, the others' are not: λ of each of its weights is taken away."""
     reading = said(torch.cat([drawn(1, 2, 3), drawn(1, 8, 9)]), lam=0.6)
     words = "Its maps overlap by 1.00 on irrelevant tokens, more than A1 and 2 other heads' A2 ("
-    assert words in reading.sentence and "40 % of A1 is left there (control " in reading.sentence
-    assert "λ·A2 takes away 60 % of A1 (with other heads' A2 " in help_of(reading, "40 %")
+    assert words in reading.sentence and "|D| is 0.40 × A1 there (control " in reading.sentence
+    assert "λ·A2 takes away 60 % of A1 (with other heads' A2 " in help_of(reading, "0.40")
     estimates = reading.estimates
     own = estimates.sel(control="as it is")
     assert [float(own[name]) for name in ("overlap", "cosine", "taken", "noise_gain")] == pytest.approx([1, 1, 0.6, 0.4])
@@ -80,7 +80,7 @@ def test_what_is_taken_away_is_of_what_there_is(lam, gain, taken):
 def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
     reading = said(torch.cat([high(4, 5), high(4, 5), high(9), high(9)]), lam=0.5)
     words = "overlap by .00 on irrelevant tokens, about as much as A1 and another head's A2 (.00): there is next to nothing to"
-    assert words in reading.sentence and ": nothing is cancelled." in reading.sentence
+    assert words in reading.sentence and ": more is added than cancelled." in reading.sentence
     answer = (
         "finds the answer: `0` (token 4) +0.50, `0` (token 5) +0.50 (67 % of |D|, all of it positive; uniform attention: 12 %)"
     )
@@ -89,10 +89,10 @@ def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
 
 
 @pytest.mark.parametrize("lam, gain, words", [(0.5, 2.0, "|D| is 1.5 × A1 there"), (-0.5, 1.0, "|D| is 1.5 × A1 there")])
-def test_nothing_is_cancelled_only_if_no_less_comes_out_than_went_in(lam, gain, words):
+def test_more_is_added_than_cancelled_only_if_more_comes_out_than_went_in(lam, gain, words):
     """A2 is A1. With a gain of 2 a quarter of what goes in is cancelled; with λ below 0 there is more than A1."""
     reading = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double())
-    assert words in reading.sentence and ("nothing is cancelled" in reading.sentence) == (gain == 1)
+    assert words in reading.sentence and ("more is added than cancelled" in reading.sentence) == (gain == 1)
     assert ("D = 2.0 × A1" in help_of(reading, "1.5")) == (gain == 2)
 
 
@@ -101,7 +101,7 @@ def test_maps_of_different_size_may_cancel_though_they_overlap_little():
     first = torch.log(torch.tensor([1e-6] + [0.02] * 3 + [0.01] * 2 + [0.09] * 8 + [1e-6] * 2)).expand(1, N, N).double()
     second = torch.log(torch.tensor([1e-6] + [0.001] * 3 + [0.4] * 2 + [0.0045] * 8 + [1e-6] * 2)).expand(1, N, N).double()
     words = said(torch.cat([first, first, second, second]), lam=15.0).sentence
-    assert "there is next to nothing to cancel" not in words and re.search(r"\d+ % of A1 is left there", words), words
+    assert "there is next to nothing to cancel" not in words and re.search(r"\|D\| is 0\.\d+ × A1 there", words), words
 
 
 @pytest.mark.parametrize("maps", [{"heads": 1}, {"heads": 3, "seconds": 1}])
@@ -158,7 +158,7 @@ def test_rows_of_which_there_is_nothing_to_say():
     )
     assert "cannot see the answer and" in said(same, query=2).sentence
     assert "sees nothing but the answer" in said(same, spans={"answer": list(range(N))}).sentence
-    assert "sees nothing besides" in said(same, spans={"answer": list(range(1, N))}).sentence
+    assert "sees no irrelevant token" in said(same, spans={"answer": list(range(1, N))}).sentence
     unmarked = said(same, spans={}).sentence
     assert "no answer is marked" in unmarked and "on all tokens but the first" in unmarked
 
