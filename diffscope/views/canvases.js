@@ -149,7 +149,12 @@ class ColourBar {
     if (below) polygon(context, [left, 0], [0, high / 2], [left, high]);
     const ratio = window.devicePixelRatio || 1;
     const at = (share) => (left + share * (right - left)) / ratio;
-    const style = (share) => ({ position: "absolute", left: `${at(share)}px`, transform: `translateX(-${100 * share}%)` });
+    const style = (share) => ({
+      position: "absolute",
+      whiteSpace: "nowrap",
+      left: `${at(share)}px`,
+      transform: `translateX(-${100 * share}%)`,
+    });
     this.labels.replaceChildren(...marks.map(([share, text]) => element("span", style(share), {}, text)));
     this.canvas.setAttribute("aria-label", label);
     this.canvas.title = label;

@@ -137,7 +137,17 @@ def test_two_processes_train_as_without_it_and_the_first_writes(tmp_path):
     assert len(list((tmp_path / "kept").glob("step-*.nc"))) == 4  # 0, 3, 20 and 40
 
 
-def test_weights_that_are_wrapped_in_autocast_by_accelerate_are_measured_in_float32():
+@pytest.fixture
+def accelerate_anew():
+    """accelerate without the one state that a process has of it, such as that of a Trainer in another test."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_weights_that_are_wrapped_in_autocast_by_accelerate_are_measured_in_float32(accelerate_anew):
     from accelerate import Accelerator
 
     model = small(tiny.own)
