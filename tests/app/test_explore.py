@@ -94,8 +94,11 @@ def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, monkeypatch):
     test = fine(app(layer="1", head="0", query="3"))
     data = buffer(test, "diffscope_held")
     about = words(data)
-    assert load(data) == {} and (about["beside"]["layer"], about["beside"]["head"]) == (1, 0) and about["about"] == "token 3"
-    assert about["prompt"] == maps(test)["prompt"]
+    assert load(data) == {} and (about["beside"]["layer"], about["beside"]["head"]) == (1, 0)
+    assert about["prompt"] == maps(test)["prompt"] and about["about"].startswith("token 3 ")
+    own = {"example": OWN, "prompt": PROMPT, "layer": "1", "head": "0", "query": "3"}
+    marked, bare = (words(buffer(fine(app(**own, **answer)), "diffscope_held"))["about"] for answer in ({"answer": "7421"}, {}))
+    assert marked != bare  # what is held says where the answer is
 
 
 def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
