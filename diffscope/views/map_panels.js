@@ -4,12 +4,14 @@
 const EDGE = 26; // pixels of the strips along a map
 const WIDEST = 560; // pixels a side
 const NAMES = { left: 78, below: 66 }; // pixels of the names of tokens
+const MARGIN = 6; // pixels beside a map in which spans are marked
+const GAP = 2; // pixels between what stands around a map
 const LINE = 12; // pixels from one name to the next
 const LETTERS_OF_NAME = 10;
 const INSET = 84; // pixels a side of the whole map that says where a window is
 const NARROW = 560; // pixels below which the smaller maps stand under the large one
-const LOCKED = "rgba(0, 158, 115, 0.35)";
-const POINTED = "rgba(128, 128, 128, 0.45)";
+const LOCKED = "rgb(0, 158, 115)";
+const POINTED = "rgb(128, 128, 128)";
 
 class MapPanels {
   constructor(view) {
@@ -44,11 +46,15 @@ class MapPanels {
     const entropy = edge("entropy of each query's row");
     const received = edge("what each key receives from all queries");
     const [rows, columns] = [edge("queries"), edge("keys")];
+    const [beside, beneath] = [edge("spans of queries"), edge("spans of keys")];
+    beside.dataset.spans = beneath.dataset.spans = name;
     const bar = new ColourBar();
     stack.append(map, over);
-    const frame = element("div", { display: "grid", gridTemplateColumns: "auto auto auto", gap: "2px", justifyContent: "start" });
-    const nothing = () => element("div", {});
-    frame.append(rows, stack, entropy, nothing(), received, nothing(), nothing(), columns, nothing(), nothing(), bar.box);
+    const frame = element("div", { display: "grid", gap: `${GAP}px`, justifyContent: "start" });
+    const under = [beneath, received, columns, bar.box];
+    [rows, beside, stack, entropy].forEach((part, at) => (part.style.gridArea = `1 / ${at + 1}`));
+    under.forEach((part, at) => (part.style.gridArea = `${at + 2} / 3`));
+    frame.append(rows, beside, stack, entropy, ...under);
     box.append(element("figcaption", { marginBottom: "2px" }, {}, title), frame);
     listen(
       over,
@@ -56,12 +62,13 @@ class MapPanels {
       (event) => this.tokens(event, over),
       () => this.view.window.size / over.clientWidth,
     );
-    return { name, short, title, scale, box, map, over, entropy, received, rows, columns, bar, image: null, detail: null };
+    const edges = { entropy, received, rows, columns, beside, beneath };
+    return { name, short, title, scale, box, map, over, ...edges, bar, image: null, detail: null };
   }
 
   // The large map takes what two smaller ones beside it leave; on a narrow page, and in a group, they stand below it.
   layout(width) {
-    const strips = EDGE + 2;
+    const strips = EDGE + MARGIN + 3 * GAP;
     const { group } = this.view.data;
     const below = group || width < NARROW;
     const room = this.room() - NAMES.left - strips;
@@ -73,13 +80,15 @@ class MapPanels {
     this.drawn = drawn;
     Object.assign(this.others.style, { flexDirection: below ? "row" : "column" });
     for (const panel of this.panels) {
-      const { map, over, entropy, received, rows, columns } = panel;
+      const { map, over, entropy, received, rows, columns, beside, beneath } = panel;
       const main = panel === this.main;
       panel.side = main ? side : small;
       sized(map, panel.side, panel.side);
       sized(over, panel.side, panel.side);
       sized(entropy, EDGE, panel.side);
       sized(received, panel.side, EDGE);
+      sized(beside, MARGIN, panel.side);
+      sized(beneath, panel.side, MARGIN);
       sized(rows, main ? NAMES.left : 0, main ? side : 0);
       sized(columns, main ? side : 0, main ? NAMES.below : 0);
     }
@@ -153,6 +162,7 @@ class MapPanels {
       this.edge(received, data.tensors["received_" + name], left, false, scale);
       this.edge(entropy, data.tensors["entropy_" + name], top, true, scale);
     }
+    this.panels.forEach((panel) => this.markSpans(panel));
     this.writeNames(this.main.rows, data.queries, top, true);
     this.writeNames(this.main.columns, data.keys, left, false);
     this.mark();
@@ -218,9 +228,31 @@ class MapPanels {
     }
   }
 
-  // Spans, locks and the crosshair: over the maps, so that the pointer never waits for them to be drawn anew.
+  // Spans along a map, outside it, so that they cover none of its cells.
+  markSpans({ beside, beneath }) {
+    const { data, window, dark } = this.view;
+    for (const [canvas, from, down] of [
+      [beside, window.top, true],
+      [beneath, window.left, false],
+    ]) {
+      const context = canvas.getContext("2d");
+      const scale = (down ? canvas.height : canvas.width) / window.size;
+      context.clearRect(0, 0, canvas.width, canvas.height);
+      for (const { colour, ranges } of data.spans) {
+        context.fillStyle = onPage(colour, dark);
+        for (const [start, stop] of ranges) {
+          const [at, long] = [(start - from) * scale, Math.max(2, (stop - start) * scale)];
+          if (down) context.fillRect(0, at, canvas.width, long);
+          else context.fillRect(at, 0, long, canvas.height);
+        }
+      }
+    }
+  }
+
+  // Locks and the crosshair: over the maps, so that the pointer never waits for them to be drawn anew, and as lines on either side
+  // of a row or column, whose own cells they leave free.
   mark() {
-    const { data, window, locked, pointer, dark } = this.view;
+    const { data, window, locked, pointer } = this.view;
     const bin = pointer?.row != null && pointer.column != null ? placeOf(data, pointer).bin : 1;
     for (const { over } of this.panels) {
       const context = over.getContext("2d");
@@ -228,19 +260,13 @@ class MapPanels {
       context.clearRect(0, 0, over.width, over.height);
       const band = (start, count, across, colour) => {
         const from = (start - (across ? window.top : window.left)) * scale;
-        const thick = Math.max(1, count * scale);
+        const line = Math.round(globalThis.devicePixelRatio || 1);
         context.fillStyle = colour;
-        if (across) context.fillRect(0, from, over.width, thick);
-        else context.fillRect(from, 0, thick, over.height);
-      };
-      for (const { colour, ranges } of data.spans) {
-        context.fillStyle = onPage(colour, dark);
-        for (const [start, stop] of ranges) {
-          const long = Math.max(2, (stop - start) * scale);
-          context.fillRect((start - window.left) * scale, over.height - 4, long, 4);
-          context.fillRect(0, (start - window.top) * scale, 4, long);
+        for (const at of [from - line, from + Math.max(1, count * scale)]) {
+          if (across) context.fillRect(0, at, over.width, line);
+          else context.fillRect(at, 0, line, over.height);
         }
-      }
+      };
       for (const row of locked.rows) band(row, 1, true, LOCKED);
       for (const column of locked.columns) band(column, 1, false, LOCKED);
       if (pointer?.row != null) band(Math.floor(pointer.row / bin) * bin, bin, true, POINTED);

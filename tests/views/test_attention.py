@@ -329,6 +329,23 @@ def test_scales_change_colours_and_never_values(page, capture, tmp_path):
 
 
 @pytest.mark.browser
+def test_spans_are_marked_beside_the_maps_and_cover_no_cell(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
+    page.mouse.move(5, 5)
+    for name in ("D", "A1"):
+        over = view.locator(f"canvas[data-map={name}] + canvas")
+        assert not over.evaluate("node => node.getContext('2d').getImageData(0, 0, node.width, node.height).data.some(Boolean)")
+        cells = view.locator(f"canvas[data-map={name}]").bounding_box()
+        beside, beneath = (each.bounding_box() for each in view.locator(f"canvas[data-spans={name}]").all())
+        assert beside["x"] + beside["width"] <= cells["x"] and beneath["y"] >= cells["y"] + cells["height"]
+        assert beside["height"] == cells["height"] and beneath["width"] == cells["width"]
+    opacity = """(node, key) => node.getContext('2d').getImageData((key + 0.5) / 60 * node.width, node.height / 2, 1, 1).data[3]"""
+    marks = view.locator("canvas[data-spans=D]").last
+    assert [marks.evaluate(opacity, key) for key in (2, 3, 5, 6, 8, 9)] == [255, 255, 255, 0, 0, 255]
+    assert page.problems == []
+
+
+@pytest.mark.browser
 def test_values_beyond_the_end_have_the_colour_of_the_end(page, capture, tmp_path):
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
     maps = capture.maps(1, [2]).isel(head=0)
