@@ -6,12 +6,25 @@ const WIDEST = 560; // pixels a side
 const NAMES = { left: 78, below: 66 }; // pixels of the names of tokens
 const MARGIN = 6; // pixels beside a map in which spans are marked
 const GAP = 2; // pixels between what stands around a map
-const LINE = 12; // pixels from one name to the next
+const LETTER = 10; // pixels of the letters of a name
+const LINE = 8; // pixels from one name to the next
+const LEADER = 6; // pixels of the line from a name to its token
+const FEW = 8; // tokens of the answer that are named in any case
 const LETTERS_OF_NAME = 10;
 const INSET = 84; // pixels a side of the whole map that says where a window is
 const NARROW = 560; // pixels below which the smaller maps stand under the large one
 const LOCKED = "rgb(0, 158, 115)";
 const POINTED = "rgb(128, 128, 128)";
+
+const tokensOf = ([start, stop]) => Array.from({ length: Math.min(stop - start, 64) }, (_, i) => start + i);
+
+// Where the names of tokens stand along an edge of so many pixels: where the tokens are, or else one line after another.
+function apart(tokens, place, side) {
+  const lines = tokens.map(place);
+  lines.forEach((line, i) => (lines[i] = Math.max(line, i ? lines[i - 1] + LINE : LINE / 2)));
+  for (let i = lines.length - 1, end = side - LINE / 2; i >= 0 && lines[i] > end; i--, end -= LINE) lines[i] = end;
+  return new Map(tokens.map((token, i) => [token, lines[i]]));
+}
 
 class MapPanels {
   constructor(view) {
@@ -163,43 +176,56 @@ class MapPanels {
       this.edge(entropy, data.tensors["entropy_" + name], top, true, scale);
     }
     this.panels.forEach((panel) => this.markSpans(panel));
-    this.writeNames(this.main.rows, data.queries, top, true);
-    this.writeNames(this.main.columns, data.keys, left, false);
     this.mark();
   }
 
-  // Tokens along an edge of the large map, as far as they fit: first those with which spans begin, then every so many.
+  // Tokens along an edge of the large map: those that have to be named, moved apart as far as needed, and of the others as many as fit.
   writeNames(canvas, count, from, down) {
     const { data, window: { size }, ink, dark } = this.view;
-    const ratio = window.devicePixelRatio || 1;
-    const pixels = this.main.side / size;
-    const every = Math.max(1, Math.ceil(LINE / pixels));
-    const regular = Array.from({ length: Math.ceil(size / every) + 1 }, (_, i) => (Math.floor(from / every) + i) * every);
-    const begun = data.spans.flatMap(({ colour, ranges }) => ranges.flatMap(([start, stop]) => [[start, colour, stop]]));
-    const colours = new Map();
-    for (const [start, colour, stop] of begun) for (let at = start; at < stop && at < start + 64; at++) colours.set(at, colour);
-    const within = (place) => Math.min(Math.max(place, LINE / 2), this.main.side - LINE / 2); // so that no name is cut off
-    const places = new Map();
-    for (const at of [...begun.map(([start]) => start), ...regular]) {
-      const inside = at >= from - 0.5 && at < Math.min(count, from + size);
-      const place = within((at + 0.5 - from) * pixels);
-      if (inside && [...places.values()].every((other) => Math.abs(other - place) >= LINE - 1)) places.set(at, place);
+    const ratio = globalThis.devicePixelRatio || 1;
+    const { side } = this.main;
+    const pixels = side / size;
+    const exact = (at) => (at + 0.5 - from) * pixels;
+    const within = (place) => Math.min(Math.max(place, LINE / 2), side - LINE / 2); // so that no name is cut off
+    const inside = (at) => at >= from - 0.5 && at < Math.min(count, from + size);
+    const due = this.due(down).filter(inside).slice(0, Math.floor(side / LINE));
+    const places = apart(due.sort((a, b) => a - b), exact, side);
+    const first = Math.max(0, Math.floor(from));
+    for (let at = first; inside(at); at++) {
+      const place = within(exact(at));
+      if (!places.has(at) && [...places.values()].every((other) => Math.abs(other - place) >= LINE)) places.set(at, place);
     }
+    const colours = this.coloursOfTokens();
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, canvas.width, canvas.height);
-    context.font = "11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
+    context.font = `${LETTER}px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace`;
     context.textBaseline = "middle";
     context.textAlign = "right";
+    if (down) context.translate(NAMES.left, 0);
+    else context.rotate(-Math.PI / 2); // along both edges a name ends at 0, and its token lies at (0, place)
     for (const [at, place] of places) {
-      context.fillStyle = colours.has(at) ? onPage(colours.get(at), dark) : ink;
-      context.save();
-      if (down) context.translate(NAMES.left - 5, place);
-      else context.translate(place, 4);
-      if (!down) context.rotate(-Math.PI / 2);
-      context.fillText(named(data.tokens[at]), 0, 0);
-      context.restore();
+      context.fillStyle = context.strokeStyle = colours.has(at) ? onPage(colours.get(at), dark) : ink;
+      context.fillText(named(data.tokens[at]), -LEADER, place);
+      context.beginPath();
+      context.moveTo(1 - LEADER, place);
+      context.lineTo(0, exact(at));
+      context.stroke();
     }
+  }
+
+  // Tokens that are named in any case, the most wanted first: those pointed at and locked, the answer's, the first of each span.
+  due(down) {
+    const { data, locked, pointer } = this.view;
+    const read = down ? pointer?.row : pointer?.column;
+    const begun = data.spans.flatMap(({ ranges }) => ranges.map(([start]) => start));
+    const answer = data.spans.filter(({ name }) => name === "answer").flatMap(({ ranges }) => ranges.flatMap(tokensOf));
+    return [...new Set([...(read == null ? [] : [read]), ...locked[down ? "rows" : "columns"], ...answer.slice(0, FEW), ...begun])];
+  }
+
+  coloursOfTokens() {
+    const spans = this.view.data.spans;
+    return new Map(spans.flatMap(({ colour, ranges }) => ranges.flatMap((range) => tokensOf(range).map((at) => [at, colour]))));
   }
 
   // Values of tokens along an edge, each pixel the largest of those that fall on it.
@@ -272,6 +298,8 @@ class MapPanels {
       if (pointer?.row != null) band(Math.floor(pointer.row / bin) * bin, bin, true, POINTED);
       if (pointer?.column != null) band(Math.floor(pointer.column / bin) * bin, bin, false, POINTED);
     }
+    this.writeNames(this.main.rows, data.queries, window.top, true);
+    this.writeNames(this.main.columns, data.keys, window.left, false);
     this.inset();
   }
 

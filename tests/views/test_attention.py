@@ -339,9 +339,31 @@ def test_spans_are_marked_beside_the_maps_and_cover_no_cell(page, capture, tmp_p
         beside, beneath = (each.bounding_box() for each in view.locator(f"canvas[data-spans={name}]").all())
         assert beside["x"] + beside["width"] <= cells["x"] and beneath["y"] >= cells["y"] + cells["height"]
         assert beside["height"] == cells["height"] and beneath["width"] == cells["width"]
-    opacity = """(node, key) => node.getContext('2d').getImageData((key + 0.5) / 60 * node.width, node.height / 2, 1, 1).data[3]"""
+    opacity = "(node, key) => node.getContext('2d').getImageData((key + 0.5) / 60 * node.width, node.height / 2, 1, 1).data[3]"
     marks = view.locator("canvas[data-spans=D]").last
     assert [marks.evaluate(opacity, key) for key in (2, 3, 5, 6, 8, 9)] == [255, 255, 255, 0, 0, 255]
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_every_token_of_an_answer_has_its_name_and_line_and_so_has_the_one_pointed_at(page, tmp_path):
+    long = diffscope.load(tiny.own("v1")).capture(tiny.ids(200), spans={"answer": slice(100, 103)})
+    (view,) = shown(page, tmp_path, attention_view.buffer(long, 1, 2))
+    drawn = """(canvas, colour) => {
+        const { width, height } = canvas;
+        const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+        const of = (x, y) => { const at = 4 * (y * width + x);
+          return data[at + 3] > 100 && colour.every((part, i) => Math.abs(part - data[at + i]) < 40); };
+        return [...Array(height).keys()].filter((y) => [...Array(width - 8).keys()].some((x) => of(x, y))); }"""
+    names = view.locator("canvas[title=queries]").first
+    of_answer = names.evaluate(drawn, [0, 158, 115])
+    places = view.locator("canvas[data-map=D]").bounding_box()["height"] / 200
+    assert len(of_answer) >= 15 and 100 * places - 8 < min(of_answer) < max(of_answer) < 103 * places + 24  # three lines
+    pictures = set()
+    for row in (150, 151, 152, 153):  # not all of them have names if none is pointed at
+        point(page, view, row, 7, 200)
+        pictures.add(names.evaluate("node => node.toDataURL()"))
+    assert len(pictures) >= 3
     assert page.problems == []
 
 
