@@ -189,8 +189,8 @@ SHARE = r"(under 1|over 99|−?\d+) %"
 SIGNED = r"(?:,? \(?(?:all|under 1 %|over 99 %|\d+ %) of it (?:positive|negative)\)?,?(?: \([^)]*\))?)?"
 AMOUNT = r"(−?(?:\d*\.\d+|\d+)|infinite|minus infinity)"
 BOTH_KINDS = rf"takes {AMOUNT} ± {AMOUNT} where it is common and {AMOUNT} ± {AMOUNT} where it is opposite"
-#: weights of tokens by name, of which a name may be followed by a position
-OF_TOKENS = r"(?:[^()]|\(token \d+\))*"
+#: weights of tokens, each followed by a name
+WEIGHTS = r"(?:[^.:]|\.\d)*?"
 GIVES = r"(?:gives the answer most|takes weight from the answer \([^)]*\))"
 COURSE = (
     rf"{GIVES}, {SHARE} of [^,;. ]+{SIGNED} [^.]*?, and {SHARE} at step \d+; [^.]*\. (?:In between its share [^.]*\. )?It is "
@@ -217,6 +217,14 @@ def _overlaps(own: float, words: str, middle: float, low: float | None, high: fl
     return own < low if words == "less than" else low - LIKE <= own <= high + LIKE
 
 
+def _cancels(words: str, size: float, factor: float | None, other: float | None) -> bool:
+    """Whether |D| on irrelevant tokens is larger or smaller than A1 alone, as far as two figures tell."""
+    alone = 1.0 if factor is None else factor
+    if words == "adds more":
+        return size >= alone
+    return size <= alone if words == "cancels more" else abs(size - alone) <= 0.05 * alone + 0.03
+
+
 def _turned(verb: str, before: float, after: float) -> bool:
     return after > before if verb.startswith("rise") else after < before
 
@@ -237,32 +245,42 @@ def _signed_alike(start: str, values: str) -> bool:
 #: claims of sentences: what they are, how they are written with their numbers, and when the numbers bear them out
 SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
     "the maps of a head overlap more, less or as much as their controls": (
-        rf"overlap by {AMOUNT} on [^,]+, (more than|less than|about as much as) A1 and (?:another head's|\d+ other heads') A2 "
-        rf"\({AMOUNT}(?:, {AMOUNT} to {AMOUNT})?\)",
+        rf"overlap by {AMOUNT}(?: on [^,]+)?, (more than|less than|about as much as) A1 and "
+        rf"(?:another head's|\d+ other heads') A2 \({AMOUNT}(?:, {AMOUNT} to {AMOUNT})?\)",
         _overlaps,
     ),
     "there is next to nothing to cancel": (
-        rf"overlap by {AMOUNT} on [^:]*: there is next to nothing to cancel\. \|D\| is {AMOUNT} ×",
-        lambda own, size: own <= 0.1,
+        rf"overlap by {AMOUNT}(?:[^.]|\.\d)*: there is next to nothing to cancel",
+        lambda own: own <= 0.1,
     ),
-    "more is added than cancelled": (
-        rf"\|D\| is {AMOUNT} × A1 there[^:]*: more is added than cancelled",
-        lambda size: size >= 1,
+    "A2 adds more, less or as much weight as it cancels": (
+        rf"A2 (adds more|cancels more|adds about as much) weight (?:than|as) it (?:adds|cancels): \|D\| is {AMOUNT} × A1"
+        rf"(?: \((?:{AMOUNT} × without A2)?(?:; )?(?:(?:another head's|other heads') A2 in its place: {AMOUNT})?\))?",
+        _cancels,
     ),
     "the head does not single out the answer": (
         rf"does not single out the answer \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
         lambda share, uniform: share <= 2 * (uniform + HALF) + HALF,
     ),
     "the head finds the answer": (
-        rf"finds the answer: {OF_TOKENS} \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
+        rf"finds the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)",
         lambda share, uniform: share >= 50 - HALF > uniform,
     ),
+    "the second map takes weight from the answer": (
+        rf"D is ({WEIGHTS}): λ·A2 takes weight from the answer itself",
+        lambda weights: min(map(number, re.findall(r"−?\d\.\d\d", weights))) <= -0.05,
+    ),
     "the head gives weight to the answer": (
-        rf"gives weight to the answer: {OF_TOKENS} \({SHARE} of [^,;. ]+{SIGNED}; uniform attention: {SHARE}\)",
+        rf"gives weight to the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)",
         lambda share, uniform: 2 * (uniform - HALF) - HALF <= share <= 50 + HALF,
     ),
     "a head takes weight from the answer": (
-        rf"(?:takes? weight from the answer: (?:[^.;]|\.\d|; uniform attention: |\); )*?)?D sums to {AMOUNT} there",
+        rf"takes weight from the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)\. "
+        rf"D is {WEIGHTS}, and sums to {AMOUNT}",
+        lambda share, uniform, net: share >= 2 * (uniform - HALF) - HALF and net <= 0,
+    ),
+    "heads take weight from the answer": (
+        rf"(?:takes? weight from the answer: (?:[^.;]|\.\d)*?)?D sums to {AMOUNT} there",
         lambda net: net <= 0,
     ),
     "a head rests on a sink": (

@@ -196,7 +196,7 @@ def test_a_planted_sign_is_told_as_it_is(second, words):
     assert f", {words}" in sentence and not of_sentence(sentence)[0]
     size = r"(\.\d+|1\.00)"
     own, middle, low, high = re.search(
-        rf"overlap by {size} .* 2 other heads' A2 \({size}(?:, {size} to {size})?\)", sentence
+        rf"overlap by {size}, .* 2 other heads' A2 \({size}(?:, {size} to {size})?\)", sentence
     ).groups()
     turned = sentence.replace(own, "@").replace(low or middle, own).replace("@", high or middle)
     assert words == "about as much" or of_sentence(turned)[0], "numbers of the other sign go unseen"

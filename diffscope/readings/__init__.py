@@ -5,7 +5,7 @@
 >>> text = "Magic numbers. Paris 7421. Rome 2174. Paris"
 >>> capture = diffscope.load("mini-diff").capture(text, spans={"answer": "7421"})
 >>> print(readings.of_head(capture, layer=1, head=0).sentence.partition(". ")[0])
-At the last token L1H0 finds the answer: `74` +0.74, `21` 0.00 (84 % of |D|, over 99 % of it positive; uniform attention: 13 %)
+At the last token L1H0 finds the answer: 84 % of |D| is on it (uniform attention: 13 %)
 """
 
 from diffscope.readings.comparison import differences

@@ -25,6 +25,7 @@ EVEN = 0.9  # of the entropy of a uniform row: nearly that
 MARGIN = 0.02  # also of a noise gain; maps whose overlap is nearer to that of their controls overlap about as much as those
 DISJOINT = 0.1  # overlap, and share of A1 that is cancelled, up to which there is next to nothing to cancel
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
+SEEN = 0.05  # of D below zero on a token of the answer: worth saying
 LONGEST = 12  # characters of a token
 MORE, LESS, ALIKE = "more than", "less than", "about as much as"
 
@@ -107,13 +108,15 @@ def _looks(row: Row) -> Pieces:
     share, net = (row.at("mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
     if share < CLEARLY * uniform:
         return ["does not single out the answer (", *_compared_amount(row), ") and ", *_largest(row)]
-    amount = [*_on_answer(row), " (", *_compared_amount(row), ")"]
+    words = _of_row(row, "the answer") + (f" {capital(_sign(row, share, 'answer'))}." if row.signed else "")
+    size = Part(percent(share), words)
+    amount: Pieces = [size, f" of {row.weights} is on it (", *_uniform(row, "answer", "the answer"), "). ", *_on_answer(row)]
     if net < 0:
         total = Part(decimal(net), "The sum of D on the answer: below 0 the head subtracts more of it than it adds.")
-        return ["takes weight from the answer: ", *amount, "; D sums to ", total, " there"]
+        return ["takes weight from the answer: ", *amount, ", and sums to ", total]
     if share < MOST:
-        return ["gives weight to the answer: ", *amount, "; it ", *_largest(row)]
-    return ["finds the answer: ", *amount]
+        return ["gives weight to the answer: ", *amount, ". It ", *_largest(row)]
+    return ["finds the answer: ", *amount, *_against_itself(row)]
 
 
 def _compared_amount(row: Row) -> Pieces:
@@ -124,17 +127,22 @@ def _compared_amount(row: Row) -> Pieces:
 def _amount(row: Row, place: str, named: str) -> Pieces:
     """Say how much of a row is on a place, and how much of that is negative."""
     share = row.at("mass", map="D", place=place, normalisation="share")
-    whole = f"Σ{row.weights} on {named} / Σ{row.weights} of the row"
-    words = f"{whole}: how much of this row's weight is there{', whatever its sign' if row.signed else ''}."
-    pieces: Pieces = [Part(percent(share), words), f" of {row.weights}"]
+    pieces: Pieces = [Part(percent(share), _of_row(row, named)), f" of {row.weights}"]
     if not row.signed:
         return pieces
-    negative = signs.of_it(share, row.at("negative", map="D", place=place))
-    return [
-        *pieces,
-        ", ",
-        Part(negative, f"How much of |D| on {named} is negative: negative weights subtract what stands there."),
-    ]
+    words = f"How much of |D| on {named} is negative: negative weights subtract what stands there."
+    return [*pieces, ", ", Part(_sign(row, share, place), words)]
+
+
+def _of_row(row: Row, named: str) -> str:
+    """Explain the share of a row that is on a place."""
+    whole = f"Σ{row.weights} on {named} / Σ{row.weights} of the row"
+    return f"{whole}: how much of this row's weight is there{', whatever its sign' if row.signed else ''}."
+
+
+def _sign(row: Row, share: float, place: str) -> str:
+    """Say how much of the weight on a place is negative."""
+    return signs.of_it(share, row.at("negative", map="D", place=place))
 
 
 def _uniform(row: Row, place: str, named: str) -> Pieces:
@@ -144,17 +152,24 @@ def _uniform(row: Row, place: str, named: str) -> Pieces:
 
 
 def _on_answer(row: Row) -> Pieces:
-    """List the weights of D on the answer's tokens, the largest first."""
+    """Say what D is on the answer's tokens, the largest first."""
     d = row.estimates["weight"]
     largest = sorted(zip(d["token"].values.tolist(), d.values.tolist()), key=lambda pair: -abs(pair[1]))
     named = largest if len(largest) <= NAMED + 1 else largest[:NAMED]
-    names = [_token(row.tokens, at) for at, _ in named]
-    pieces: Pieces = []
-    for (at, weight), name in zip(named, names):
-        text = name if names.count(name) == 1 or name == _numbered(at) else f"{name} ({_numbered(at)})"
-        pieces += [", " if pieces else "", text, " ", Part(_weight(row, weight), _of_weight(row, at))]
     more = len(largest) - len(named)
-    return [*pieces, f" and {counted(more, 'other token')}"] if more else pieces
+    names = [_token(row.tokens, at) for at, _ in named]
+    pieces: Pieces = ["D is " if row.signed else "A is "]
+    for place, ((at, weight), name) in enumerate(zip(named, names)):
+        text = name if names.count(name) == 1 or name == _numbered(at) else f"{name} ({_numbered(at)})"
+        between = "" if place == 0 else ", " if place < len(named) - 1 or more else " and "
+        pieces += [between, Part(_weight(row, weight), _of_weight(row, at)), f" on {text}"]
+    return [*pieces, f" and less on {counted(more, 'other token')}"] if more else pieces
+
+
+def _against_itself(row: Row) -> Pieces:
+    """Say that λ·A2 takes weight from a token of the answer: as the maps are, only it can make D negative."""
+    takes = float(row.estimates["weight"].min()) <= -SEEN
+    return [": λ·A2 takes weight from the answer itself"] if takes and row.layer.differential and not row.layer.changes else []
 
 
 def _of_weight(row: Row, at: int) -> str:
@@ -209,7 +224,7 @@ def _sink_logit(row: Row) -> Pieces:
 
 
 def _shared(row: Row) -> Pieces:
-    """Say what the two maps have in common on irrelevant tokens, against the controls, and how large |D| is there."""
+    """Say whether A2 cancels on irrelevant tokens, and what the two maps have in common there, against the controls."""
     where = irrelevant_in_words(row.spans)
     if not row.at("keys", place="irrelevant"):
         return ["It sees no irrelevant token, so its maps are not compared"]
@@ -217,14 +232,13 @@ def _shared(row: Row) -> Pieces:
     if own["overlap"].isnull() or own["taken"].isnull():
         return [f"On {where} A1 has no mass that could be taken away"]
     overlap = Part(decimal(float(own["overlap"])), _about_overlap(row, where))
-    start: Pieces = ["Its maps overlap by ", overlap, f" on {where}"]
+    start: Pieces = [*_cancelled(row, where), ". On these tokens its maps overlap by ", overlap]
     if not int(row.estimates[COUNT]):
-        return [*start, ", for which there is no control: its layer has no other A2. ", *_left(row)]
+        return [*start, ", for which there is no control: its layer has no other A2"]
     compared = _compared(row)
     cancelled = 1 - float(own["noise_gain"]) / _amplified(row)
     nothing = compared != MORE and max(float(own["overlap"]), cancelled) <= DISJOINT
-    little = ": there is next to nothing to cancel" if nothing else ""
-    return [*start, f", {compared} ", *_controls(row), f"{little}. ", *_left(row)]
+    return [*start, f", {compared} ", *_controls(row), ": there is next to nothing to cancel" if nothing else ""]
 
 
 def _about_overlap(row: Row, where: str) -> str:
@@ -255,28 +269,35 @@ def _controls(row: Row) -> Pieces:
     return [f"A1 and {count} other heads' A2 (", mean, *(ends if least != largest else ()), ")"]
 
 
-def _left(row: Row) -> Pieces:
-    """Say how large |D| is there, beside A1, and whether the subtraction adds more than it cancels."""
+def _cancelled(row: Row, where: str) -> Pieces:
+    """Say whether the subtraction cancels more than it adds on irrelevant tokens, and how large |D| is there beside A1."""
     own = row.estimates.sel(control=OWN)
     gain, negative, factor = float(own["noise_gain"]), float(own["negative_noise"]), _amplified(row)
+    amplified = "" if factor == 1 else f", where D = {two_figures(factor)} × A1 − λ·A2"
     about = (
-        "Noise gain = Σ|D| / ΣA1 on these tokens. Above 1 the subtraction adds more weight than it cancels."
-        if factor == 1
-        else f"Noise gain = Σ|D| / ΣA1 on these tokens, where D = {two_figures(factor)} × A1 − λ·A2."
+        f"Noise gain = Σ|D| / ΣA1 on these tokens{amplified}. Above {two_figures(factor)} more weight is added than cancelled."
     )
     taken = f"Token by token λ·A2 takes away {percent(float(own['taken']))} of A1"
-    control: Pieces = []
-    if int(row.estimates[COUNT]):
+    beside: list[Pieces] = []
+    if factor != 1:
+        beside.append([Part(two_figures(factor), "The factor of A1 in D: what |D| / A1 would be with λ = 0."), " × without A2"])
+    if count := int(row.estimates[COUNT]):
         middle = row.estimates.sel(control=MIDDLE)
         taken += f" (with other heads' A2 {percent(float(middle['taken']))})"
-        size = two_figures(float(middle["noise_gain"]))
-        control = [" (control ", Part(size, "Control: the same with A2 of other heads of the layer, their median."), ")"]
-    words = f"{about} {taken}."
-    sign: Pieces = []
-    if not math.isnan(negative):  # D is zero there
-        sign = [", ", Part(signs.of_it(1, negative), "How much of |D| on these tokens is negative.")]
-    end = ": more is added than cancelled" if gain > factor + MARGIN else ""
-    return ["|D| is ", Part(two_figures(gain), words), " × A1 there", *control, *sign, end]
+        words = "Control: the same with A2 of other heads of the layer, their median."
+        name = "another head's" if count == 1 else "other heads'"
+        beside.append([f"{name} A2 in its place: ", Part(two_figures(float(middle["noise_gain"])), words)])
+    sign = "" if math.isnan(negative) else f" Of |D| there {signs.of_it(1, negative).replace(' of it', ' is')}."  # NaN: D is 0
+    size = Part(two_figures(gain), f"{about} {taken}.{sign}")
+    compared = [piece for place, each in enumerate(beside) for piece in ("; " if place else " (", *each)]
+    return [f"On {where} A2 {_verdict(gain, factor)}: |D| is ", size, " × A1", *compared, ")" if beside else ""]
+
+
+def _verdict(gain: float, factor: float) -> str:
+    """Return what A2 does to weights: Σ|D| = g·ΣA1 − what it cancels + what it adds, where g is the factor of A1."""
+    if gain > factor + MARGIN:
+        return "adds more weight than it cancels"
+    return "cancels more weight than it adds" if gain < factor - MARGIN else "adds about as much weight as it cancels"
 
 
 def _amplified(row: Row) -> float:

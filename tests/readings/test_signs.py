@@ -35,7 +35,6 @@ POSITIVE = planted([4, 5], [9])  # D is 0.5 on either token of the answer
 STANDARD = planted([4], [5], second_map=False)
 
 VIEWS = {
-    "head": lambda cap: readings.of_head(cap, 0, 0).sentence.partition(". ")[0],
     "finders": lambda cap: readings.answer_heads(cap).sentence,
     "allocation": lambda cap: readings.allocation(cap).sentence,
     "training": lambda cap: readings.along_training({0: cap, 10: cap}).sentence,
@@ -70,10 +69,13 @@ def test_of_standard_attention_no_sign_is_told(view):
 
 
 def test_weights_of_both_signs_are_told_token_by_token():
-    words = (
-        "finds the answer: `0` (token 4) +1.00, `0` (token 5) −0.50 (over 99 % of |D|, 33 % of it negative; uniform attention:"
-    )
-    assert words in readings.of_head(MIXED, 0, 0).sentence
+    reading = readings.of_head(MIXED, 0, 0)
+    assert "D is +1.00 on `0` (token 4) and −0.50 on `0` (token 5): λ·A2 takes weight from the answer itself." in reading.sentence
+    assert next(part.help for part in reading.parts if part.text == "over 99 %").endswith(". 33 % of it negative.")
+    positive = readings.of_head(POSITIVE, 0, 0).sentence
+    assert "D is +0.50 on `0` (token 4) and +0.50 on `0` (token 5). On" in positive
+    standard = readings.of_head(STANDARD, 0, 0)
+    assert "A is 1.00 on `0` (token 4)" in standard.sentence and "negative" not in repr(standard.parts)
 
 
 def test_a_largest_weight_that_takes_away_is_told():
