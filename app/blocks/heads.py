@@ -66,11 +66,12 @@ def show_fidelity(cap):
     """Show whether the maps are the ones that the model used, and how far they are off at worst."""
     table = figures.fidelity(cap).data.to_dataframe()[["error", "tolerance"]]
     faithful = bool((table["error"] <= table["tolerance"]).all())
-    worst = f"{table['error'].max():.1e}"
+    worst = f"{table['error'].max():.0e}".replace("e-0", "e-")
+    verdict = "✓ Rebuilds the model's own output to" if faithful else "✗ Does not rebuild the model's own output: off by"
     facts = cap.fidelity.attrs
     notes = [f"{about.capitalize()}: {facts[about]}" for about in ("warnings", "edits") if about in facts]
     with st.popover(
-        f"{'faithful' if faithful else 'NOT faithful'} · error {worst}{' · see note' if notes else ''}",
+        f"{verdict} {worst}{' · see note' if notes else ''}",
         help=("From what was captured, each layer's attention output is rebuilt and compared with the model's own."),
     ):
         st.caption(

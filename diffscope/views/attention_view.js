@@ -12,8 +12,8 @@ const MORE_KEYS = "+ and − zoom, escape unlocks and shows the whole.";
 // What arrow keys do: a host, or the page, has other heads; a page of one head has its cells, which they read.
 const HEADS = { hint: "for other heads", help: "arrows choose the head beside this one and the layer above or below" };
 const CELLS = { hint: "to read its neighbours", help: "arrows read the queries above and below, and the keys on either side" };
-const SCALE_HELP = `How a weight becomes a colour. root: by its square root, so that small weights show; raw: in proportion; log: four
-decades; row share: by the root of its share of the row, |x| / Σ|x|. What is read below are weights in any case.`;
+const SCALE_HELP = `How a weight becomes a colour. Linear: in proportion; root: by its square root, which makes small weights look larger; log:
+four decades; share of row: by the root of |x| / Σ|x|. All maps share one scale. What is read at the pointer are weights in any case.`;
 const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the strongest colour";
 const PARTS_HELP = "Show the maps that D is made of, below it";
 const A2_HELP = "Show A₂ before it is scaled by λ, too";
@@ -25,7 +25,7 @@ class View {
     this.emit = emit || (() => {});
     this.alone = !emit;
     this.arrows = emit || HELD.size > 1 ? HEADS : CELLS;
-    this.options = { scale: "root", robust: true, sink: true, a2: false };
+    this.options = { scale: "raw", robust: true, sink: true, a2: false };
     this.mode = "maps";
     this.parts = null; // whether the maps that D is made of are shown; null is the usual: not in a group, where D is compared
     this.heads = null; // whose lines are drawn; null for that of the maps
@@ -282,10 +282,12 @@ class View {
     this.ramps = rampsOf(this.data.look, this.dark);
     const { robust, scale } = this.options;
     const end = SCALES[scale].shares ? `${percent(this.limit)} of the row` : `±${number(this.limit)}`;
-    const most = robust ? ", which one value in 200 exceeds" : "";
+    const most = robust ? "; one value in 200 is larger" : "";
     const window = this.part ? " in this window" : "";
-    const group = this.together > 1 ? `, in all ${this.together} views` : "";
-    this.range.textContent = this.leads ? `colours end at ${end}${most}${window}${group}` : "";
+    const group = this.together > 1 ? ` in all ${this.together} views` : "";
+    const maps = this.mode === "maps" ? this.drawings.maps.panels.map(({ short }) => short) : [];
+    const shared = maps.length > 1 ? `${maps.slice(0, -1).join(", ")} and ${maps.at(-1)} share one colour scale` : "colour scale";
+    this.range.textContent = this.leads ? `${shared}${group}: ${SCALES[scale].label}, up to ${end}${window}${most}` : "";
     this.placeControls();
     const spans = this.data.spans.filter(({ ranges }) => ranges.length);
     this.legend.replaceChildren(...spans.map((span) => this.named(span)), this.range);

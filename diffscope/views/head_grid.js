@@ -225,8 +225,8 @@ class HeadGrid {
       drawPicture(context, this.box(cell), { ...shared, ...own });
     }
     const bar = { low: ramp.diverging ? -picture.limit : 0, high: picture.limit, below: ramp.diverging && picture.clipped };
-    bar.place = (value) => Math.sign(value) * Math.sqrt(Math.abs(value) / picture.limit);
-    this.scale(ramp, `${picture.title}, by its root`, { ...bar, above: picture.clipped });
+    bar.place = (value) => value / picture.limit;
+    this.scale(ramp, `${picture.title} in the pictures`, { ...bar, above: picture.clipped });
   }
 
   // The colours of a statistic, fully or as a strip below pictures; numbers where all of them fit.
@@ -256,7 +256,7 @@ class HeadGrid {
         drawValue(context, box, { value, colour, beyond: Math.abs(value) > range.limit, room });
       }
     }
-    if (range.count) this.scale(ramp, [this.strip && "strips", statistic.units].filter(Boolean).join(", "), { ...range, place });
+    if (range.count) this.scale(ramp, [this.strip && "strip below each", statistic.units].filter(Boolean).join(", "), { ...range, place });
     if (statistic.robust < statistic.largest) this.scales.append(this.tick());
     const beyond = range.below + range.above;
     if (beyond) this.note(`▲ ▼ beyond the colours: ${beyond} ${beyond === 1 ? "head" : "heads"}`);

@@ -150,7 +150,7 @@ def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
     sizes = np.abs(values[..., 1:] if values.shape[-1] > 1 else values)  # the first key may receive most
     sizes = sizes[sizes > 0]
     limit = float(np.quantile(sizes, EXCEEDED)) if sizes.size else 1.0
-    levels = pixels(values, limit=limit)
+    levels = pixels(values, limit, "linear")
     visible = thumbnails["visible"].transpose(..., "query", "key").values
     tensors = {
         "thumbnails": np.ascontiguousarray(levels.levels),

@@ -2,10 +2,10 @@
 
 // Where on its ramp a value is, from 0 to 1, by its share of the end; and the value that stands at a place.
 const SCALES = {
+  raw: { label: "linear", place: (share) => share, value: (at) => at },
   root: { label: "root", place: Math.sqrt, value: (at) => at * at },
-  raw: { label: "raw", place: (share) => share, value: (at) => at },
   log: { label: "log", place: (share) => Math.max(0, 1 + Math.log10(share) / 4), value: (at) => 10 ** (4 * (at - 1)) },
-  share: { label: "row share", place: Math.sqrt, value: (at) => at * at, shares: true },
+  share: { label: "share of row", place: Math.sqrt, value: (at) => at * at, shares: true },
 };
 // The colour of a value by its ramp; beyond the end it is that of the end.
 function colouring(ramp, scale, limit) {

@@ -315,9 +315,12 @@ def test_scales_change_colours_and_never_values(page, capture, tmp_path):
     canvas = view.locator("canvas[data-map=A1]")
     picture = lambda: canvas.evaluate("canvas => canvas.toDataURL()")  # noqa: E731
     before, words = picture(), point(page, view, 40, 7, 60)
-    page.get_by_label("Scale").select_option("log")
-    assert picture() != before and point(page, view, 40, 7, 60) == words
-    page.get_by_label("Scale").select_option("root")
+    assert "A₁, λ·A₂ and D share one colour scale: linear, up to ±" in view.inner_text()
+    for scale, label in (("log", "log"), ("root", "root")):
+        page.get_by_label("Scale").select_option(scale)
+        assert picture() != before and point(page, view, 40, 7, 60) == words
+        assert f"share one colour scale: {label}, up to" in view.inner_text()
+    page.get_by_label("Scale").select_option(label="linear")
     assert picture() == before
     page.get_by_label("First key").uncheck()
     assert picture() != before
@@ -467,7 +470,7 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
     page.mouse.wheel(0, -200)
     first.get_by_label("Scale").select_option("log")
     windows = page.evaluate("views.map((view) => [view.window.size, [...view.locked.rows], view.options.scale])")
-    assert windows == [[48, [30], "log"], [48, [30], "log"], [40, [], "log"], [60, [], "root"]]
+    assert windows == [[48, [30], "log"], [48, [30], "log"], [40, [], "log"], [60, [], "raw"]]
     page.wait_for_function("events.filter(([, name]) => name === 'state').length >= 3")
     assert page.evaluate("events.filter(([, name]) => name === 'locked').map(([at]) => at)") == [1]  # one says it
     page.evaluate("views[1].leave()")
