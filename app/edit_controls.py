@@ -12,6 +12,7 @@ from selection import default_head, heads_of
 from url_state import bound
 
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import head_name
 
 KEY = "edit"
 NONE = "none"  # in an address: no edit at all
@@ -226,9 +227,9 @@ def _stacked() -> tuple[Written, ...]:
 
 def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:
     """Heads to ablate; to begin with, the one that gives the answer most."""
-    places = {f"L{layer}H{head}": (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
+    places = {head_name(layer, head): (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
     layer, head = default_head(cap, key)
-    options = bound("compare-ablated", options=list(places), default=[f"L{layer}H{head}"], several=True)
+    options = bound("compare-ablated", options=list(places), default=[head_name(layer, head)], several=True)
     heads = st.multiselect("Heads to ablate", list(places), **options, placeholder="choose heads")
     by_layer: dict[int, list[int]] = {}
     for name in heads:

@@ -7,6 +7,7 @@ from catalog import cards, trained_on
 from messages import escape_markdown
 
 from diffscope.figures.escaping import short_name
+from diffscope.numbers import head_name
 from diffscope.views.equation import BINS, equation
 
 MECHANISM = """
@@ -31,7 +32,7 @@ def explain_mechanism(cap, layer: int, head: int) -> None:
     with st.popover("What is differential attention?", type="tertiary"):
         if cap.layers[cap.layer_numbers.index(layer)].differential:
             st.html(equation(cap, layer, head))
-            st.caption(f"Head {head} of layer {layer} on this prompt: the largest weight of each of {BINS} × {BINS} bins.")
+            st.caption(f"{head_name(layer, head)} on this prompt: the largest weight of each of {BINS} × {BINS} bins.")
         st.markdown(MECHANISM)
 
 

@@ -12,6 +12,8 @@ from url_state import bound
 from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS
 from diffscope.figures.by_head import over_heads
+from diffscope.figures.escaping import readable, shorten, visible
+from diffscope.numbers import capital
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
 from diffscope.stats.labels import is_unsigned
@@ -42,11 +44,32 @@ class Chosen(NamedTuple):
     over_heads: xr.Dataset
 
 
-def label_of(values) -> str:
+def label_of(values, cap) -> str:
     """Return what the grid of heads shows, in short, by what the session has of it."""
     name = values.get("statistic", st.query_params.get("statistic", "span_mass"))
-    span = f" on {values['span']}" if values.get("span") and name == "span_mass" else ""
-    return f"{STATISTICS[name].description if name in STATISTICS else name}{span}"
+    if name != "span_mass":
+        return STATISTICS[name].description if name in STATISTICS else name
+    return f"attention on {in_words(values.get('span') or _key_sets(cap)[0])}"
+
+
+def in_words(span: str) -> str:
+    """Name the tokens of a span."""
+    return f"the {span}" if span in ("answer", "needles", "query", "sink") else f"{span} tokens"
+
+
+def title_of(chosen: Chosen, cap) -> str:
+    """Say in words what the grid of heads shows: of which map, where, and for which token."""
+    tokens = readable(cap.prompts[0])
+    at = chosen.query if isinstance(chosen.query, str) else chosen.query % cap.n_tokens
+    row = "on average over all tokens" if isinstance(at, str) else f"for token {at} “{shorten(visible(tokens[at]))}”"
+    if chosen.name != "span_mass" or chosen.where["normalisation"] not in ("share", "raw"):
+        selection = ", ".join(WORDS.get(label, label) for label in chosen.where.values())
+        return capital(" · ".join(filter(None, [STATISTICS[chosen.name].description, selection, row])))
+    weights = "A" if all(layer.d_is_a1 for layer in cap.layers) else WORDS.get(chosen.where["map"], chosen.where["map"])
+    place = in_words(chosen.where["span"])
+    if chosen.where["normalisation"] == "raw":
+        return f"What {weights} sums to on {place}, {row}"
+    return f"How much of {weights} goes to {place}, as a share of {f'|{weights}|' if weights == 'D' else weights}, {row}"
 
 
 def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
@@ -112,9 +135,14 @@ def _label(cap, statistic: str, dim: str) -> str:
     return st.selectbox(TITLES[dim], labels, **bound(dim, options=labels, default=first), width=110, format_func=words)
 
 
+def _key_sets(cap) -> list[str]:
+    """Return the spans whose keys may count, the answer first."""
+    return sorted(cap.key_sets, key=lambda name: (name != "answer", name))
+
+
 def _key_set(cap) -> str:
     """The span whose keys count: the one that was asked for, wherever the prompt has it; else the answer."""
-    names = sorted(cap.key_sets, key=lambda name: (name != "answer", name))
+    names = _key_sets(cap)
     wish = state.setdefault("_span", st.query_params.get("span"))
     state["span"] = wish if wish in names else names[0]
     return st.selectbox("Key set", names, **bound("span"), width=130, on_change=lambda: state.update(_span=state["span"]))

@@ -169,6 +169,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def head_name(layer: int, head: int) -> str:
+    """Name a head by its layer and number: L1H3."""
+    return f"L{int(layer)}H{int(head)}"
+
+
 def listed(words: Sequence[str]) -> str:
     """Join words: a, b and c."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -14,6 +14,7 @@ from url_state import bound
 from amplifier.section import python, show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.injection import DRAWS
+from diffscope.numbers import head_name
 from diffscope.readings import effort, noise_cost, rejection, rejection_sentence
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
@@ -104,7 +105,7 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
             show(
                 "by-sigma",
                 charts.rejected_by_sigma(estimates, layer, head),
-                f"CMRR by injection of layer {layer}, head {head} over σ, beside controls and ceiling",
+                f"CMRR by injection of {head_name(layer, head)} over σ, beside controls and ceiling",
                 data.drop_vars("equal_maps").sel(layer=layer, head=head),
                 python(
                     subject, imports, *lines, f"charts.rejected_by_sigma(reading.estimates, {layer}, {head}).save('by_sigma.pdf')"

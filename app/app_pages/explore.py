@@ -12,7 +12,7 @@ from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection, select
 from sidebar import choose_subject
-from statistic_picker import choose_statistic, label_of, signs_of
+from statistic_picker import choose_statistic, label_of, signs_of, title_of
 from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
@@ -91,7 +91,7 @@ def choose(subject, cap):
     """Return the layer, head and token that are looked at, and the statistic of the grid; None if it cannot be shown."""
     statistic = None
     with st.container(horizontal=True, vertical_alignment="center"):
-        with st.popover(f"Measure: {label_of(state)}", help="Which head, which token, and what colours the heads"):
+        with st.popover(f"Measure: {label_of(state, cap)}", help="Which head, which token, and what colours the heads"):
             with st.container(horizontal=True, vertical_alignment="bottom"):
                 layer, head = choose_head(cap)
                 query = choose_query(cap)
@@ -113,7 +113,9 @@ def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
     values = None if statistic is None else statistic.over_heads
     if values is None and small is None:
         return
-    blocks.show_heads(values, (layer, head), on_pick=select, thumbnails=small)
+    blocks.show_heads(
+        values, (layer, head), on_pick=select, thumbnails=small, title=title_of(statistic, cap) if statistic else ""
+    )
     if statistic is not None and (signs := signs_of(statistic, cap, subject.key)):
         st.caption(escape_markdown(signs))
 

@@ -23,7 +23,7 @@ from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import Checkpoints
-from diffscope.numbers import capital
+from diffscope.numbers import capital, head_name
 from diffscope.scope import Scope
 
 EVENLY = "step of training (evenly spaced)"
@@ -102,7 +102,7 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
 
     with show_errors():
         figure = figures.checkpoints(captures, layer=layer, head=head)
-        alt = f"Map of layer {layer}, head {head} at the steps {', '.join(map(str, steps))}"
+        alt = f"Map of {head_name(layer, head)} at the steps {', '.join(map(str, steps))}"
         blocks.show_figure(
             figure,
             alt,
@@ -192,7 +192,7 @@ def play_on(options: list[str]) -> None:
 
 def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     """Show statistics of all heads over the steps, the chosen one set apart: some at once, the others in a row that opens."""
-    st.markdown(f"#### All heads along the training, L{layer}H{head} set apart")
+    st.markdown(f"#### All heads along the training, {head_name(layer, head)} set apart")
     names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
     draw = partial(show_curve, reading, layer=layer, head=head, query=query, code=code)
     first = [name for name in names if name in FIRST] or names

@@ -19,12 +19,20 @@ def _grid():
 
 
 def show_heads(
-    data, selected: tuple[int, int] | None, on_pick=None, key: str = "heads", *, thumbnails=None, off=(), on_switch=None
+    data,
+    selected: tuple[int, int] | None,
+    on_pick=None,
+    key: str = "heads",
+    *,
+    thumbnails=None,
+    off=(),
+    on_switch=None,
+    title: str = "",
 ):
     """Show a statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
 
     Before the next run `on_pick(layer, head)` is called when a head is clicked, and `on_switch(layer, head)` when one is to be
-    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out.
+    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out. `title` says what is shown, in words.
     """
 
     def pass_on(event: str, act) -> None:
@@ -33,7 +41,7 @@ def show_heads(
             act(int(place["layer"]), int(place["head"]))
 
     with show_errors():
-        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None)
+        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None, title=title)
         _grid()(
             data=buffer,
             key=key,

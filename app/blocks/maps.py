@@ -11,6 +11,7 @@ from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
+from diffscope.numbers import head_name
 from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views import tokens as token_strip
@@ -132,7 +133,7 @@ def show_row(cap, layer: int, head: int, query: int, keys=None):
     """Show one query's row as signed bars over the keys."""
     with show_errors():
         figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
-        alt = f"Row of query {query} in layer {layer}, head {head}"
+        alt = f"Row of query {query} in {head_name(layer, head)}"
         show_chart(figure, alt, key="row-chart")
         return figure
     return None

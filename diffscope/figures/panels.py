@@ -10,6 +10,7 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import short_name, visible
+from diffscope.numbers import head_name
 
 ROBUST = 0.999  # of the weights that are drawn: those above it do not decide the scale
 FAINT = (
@@ -118,10 +119,10 @@ def heading(data: xr.Dataset) -> str:
     """Return one line that says what is seen."""
     attrs = data.attrs
     parts = [short_name(attrs["model"])] if attrs.get("model") else []
-    if "layer" in attrs:
+    if "layer" in attrs and "head" in attrs:
+        parts.append(head_name(attrs["layer"], attrs["head"]))
+    elif "layer" in attrs:
         parts.append(f"layer {attrs['layer']}")
-    if "head" in attrs:
-        parts.append(f"head {attrs['head']}")
     lam = attrs.get("lam")
     if isinstance(lam, str):
         parts.append(f"λ {lam}")

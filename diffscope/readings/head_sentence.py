@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.numbers import NAMED, capital, counted, decimal, minus, percent, two_figures
+from diffscope.numbers import NAMED, capital, counted, decimal, head_name, minus, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words
 from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN
@@ -83,7 +83,7 @@ def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens:
         Where the query stands, such as "at the last token".
     """
     row = Row(estimates, layer, spans, tokens)
-    start = f"{capital(place)} L{int(estimates['layer'])}H{int(estimates['head'])} "
+    start = f"{capital(place)} {head_name(estimates['layer'], estimates['head'])} "
     visible = estimates["keys"].attrs["visible"]
     if visible < 2:
         sees = "no token" if visible == 0 else "one token alone"

@@ -22,6 +22,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import readable
 from diffscope.figures.inputs import one_prompt, runs
 from diffscope.figures.panels import heading
+from diffscope.numbers import head_name
 from diffscope.readings.reading import Part
 from diffscope.views.component import Component
 from diffscope.views.view_state import checked_state
@@ -288,7 +289,7 @@ def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
     size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
     content = page(cap, layer, head, prompt=prompt, size=size)
     style = f"width: 100%; height: {TALL}px; border: 0"
-    title = f"maps of layer {layer}, head {head}"
+    title = f"maps of {head_name(layer, head)}"
     return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
 
 

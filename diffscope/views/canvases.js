@@ -167,6 +167,7 @@ const HOLDERS = (window.diffscopeHolders ??= new Set()); // what holds heads for
 const CHOSEN = "diffscope-head"; // the event of a page that another head is looked at
 const PATIENCE = 5000; // milliseconds in which a host shows the head that was asked for
 
+const headName = (layer, head) => `L${layer}H${head}`;
 const placeOfHead = (prompt, layer, head) => `${prompt} ${layer} ${head}`;
 
 // Tells all that shows heads on a page which holds several that another one is looked at. Returns whether it is awaited: the page

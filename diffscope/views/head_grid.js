@@ -256,7 +256,7 @@ class HeadGrid {
         drawValue(context, box, { value, colour, beyond: Math.abs(value) > range.limit, room });
       }
     }
-    if (range.count) this.scale(ramp, [this.strip && "strip below each", statistic.units].filter(Boolean).join(", "), { ...range, place });
+    if (range.count) this.scale(ramp, [this.strip && "strips below them", statistic.units].filter(Boolean).join(", "), { ...range, place });
     if (statistic.robust < statistic.largest) this.scales.append(this.tick());
     const beyond = range.below + range.above;
     if (beyond) this.note(`▲ ▼ beyond the colours: ${beyond} ${beyond === 1 ? "head" : "heads"}`);
@@ -308,7 +308,7 @@ class HeadGrid {
     const cell = this.pointer || this.cursor,
       shown = cell || this.chosen,
       [name, value, ...more] = shown ? this.words(shown) : [];
-    this.readout.textContent = [cell || !shown ? name : `chosen: ${name}`, value].filter(Boolean).join(": ");
+    this.readout.textContent = [cell || !shown ? name : `${name}, in the frame`, value].filter(Boolean).join(": ");
     const active = this.cursor || this.start();
     if (active) {
       this.row.setAttribute("aria-rowindex", active.row + 1);
@@ -327,7 +327,7 @@ class HeadGrid {
       { layer, head } = this.named(cell);
     if (this.rows[cell.row] === -1) return [`layer ${layer}`, "no attention was captured here"];
     if (!this.has(cell)) return [`layer ${layer}`, `there is no head ${head}`];
-    const name = `layer ${layer}, head ${head}${this.isOff(cell) ? " (off)" : ""}`;
+    const name = `${headName(layer, head)}${this.isOff(cell) ? " (off)" : ""}`;
     if (!statistic) return [name];
     const value = tensors.values[this.at(cell)],
       text = Number.isNaN(value) ? `undefined: ${statistic.undefined}` : `${digits(value, 4)} ${statistic.units}`.trim();

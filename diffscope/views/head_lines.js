@@ -58,7 +58,7 @@ class HeadLines {
       const others = this.shown.filter((each) => each !== head);
       this.view.chooseHeads(this.shown.includes(head) ? others : [...others, head].sort((a, b) => a - b));
     };
-    const box = button(String(head), `draw the lines of head ${head}, or not`, change, `Head ${head}`);
+    const box = button(String(head), `draw the lines of head ${head} of this layer, or not`, change, `Head ${head}`);
     box.style.borderWidth = "2px";
     return box;
   }
@@ -259,7 +259,7 @@ class HeadLines {
     const lines = this.shown.map((head) => {
       const own = links.filter((link) => link.head === head).sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
       const ends = own.slice(0, most).map((link) => `${token(data, row != null ? link.column : link.row)} ${value(link)}`);
-      return `head ${head}:   ${ends.join("   ") || "none"}`;
+      return `${headName(data.layer, head)}:   ${ends.join("   ") || "none"}`;
     });
     const kind = shares ? "weights · shares of the row's Σ|x|" : "weights";
     const place =

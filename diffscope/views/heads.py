@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.pixels import pixels
+from diffscope.stats.labels import is_unsigned
 from diffscope.views.attention import LOOK
 from diffscope.views.component import Component
 
@@ -35,6 +36,7 @@ def buffer(
     *,
     switching: bool = False,
     heads: Mapping[int, int] | None = None,
+    title: str = "",
 ) -> bytes:
     """Everything that the grid needs.
 
@@ -53,6 +55,8 @@ def buffer(
         Whether heads can be switched off and on.
     heads : mapping of int to int, optional
         How many heads each layer has, where layers differ.
+    title : str
+        What is shown, in words; by default what the statistic calls itself.
 
     Returns
     -------
@@ -73,7 +77,7 @@ def buffer(
     if any(list(part["layer"].values) != layers or list(part["head"].values) != columns for part in parts):
         raise DiffscopeError("the statistic and the thumbnails are not of the same layers and heads")
     about = {
-        "title": _title(statistic, thumbnails),
+        "title": title or _title(statistic, thumbnails),
         "layers": layers,
         "heads": len(columns),
         "chosen": None if chosen is None else _head(*chosen),
@@ -120,7 +124,7 @@ def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
     nothing_there = np.isnan(values).all() and "why" in attrs
     return {
         "title": statistic.attrs["long_name"],
-        "units": "" if statistic.attrs["units"] in ("1", "dimensionless") else statistic.attrs["units"],
+        "units": _units(statistic),
         "definition": statistic.attrs["definition"],
         "undefined": attrs["why"] if nothing_there else "; ".join(_reasons(attrs)) or "no value was measured",
         "scale": "diverging" if (values < 0).any() else "blue",
@@ -128,6 +132,13 @@ def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
         "robust": _robust(finite) or largest,
         "unbounded": attrs.get("averaged") == "median",  # a ratio that one small denominator decides
     }
+
+
+def _units(statistic: xr.Dataset) -> str:
+    """Return what is written behind a value: its unit, or what it is a share of."""
+    if is_unsigned(statistic.attrs["selection"]):
+        return "of |D|"
+    return "" if statistic.attrs["units"] in ("1", "dimensionless") else str(statistic.attrs["units"])
 
 
 def _reasons(attrs: Mapping) -> list[str]:

@@ -37,12 +37,12 @@ def click(page, layer, head):
     for down in range(8, int(box["height"]), 8):
         for right in range(8, int(box["width"]), 24):
             page.mouse.move(box["x"] + right, box["y"] + down)
-            if page.locator(".st-key-heads [data-tip]").inner_text().startswith(f"layer {layer}, head {head}\n"):
+            if page.locator(".st-key-heads [data-tip]").inner_text().startswith(f"L{layer}H{head}\n"):
                 page.mouse.click(box["x"] + right + 10, box["y"] + down + 10)  # not on the edge
                 settle(page)
-                page.wait_for_selector(f"{VIEW} strong:text('layer {layer} · head {head}')")
+                page.wait_for_selector(f"{VIEW} strong:text('L{layer}H{head}')")
                 return
-    raise AssertionError(f"no cell of the grid is layer {layer}, head {head}")
+    raise AssertionError(f"no cell of the grid is L{layer}H{head}")
 
 
 def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, address):
@@ -56,7 +56,7 @@ def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, ad
     page.wait_for_function("() => location.search.includes('layer=0') && location.search.includes('head=1')")
     page.goto(page.url)
     page.wait_for_selector(MAPS)
-    assert "layer 0 · head 1" in heading(page)
+    assert "L0H1" in heading(page)
 
 
 def test_the_pointer_reads_tokens_and_values(page, address):
@@ -75,13 +75,13 @@ def test_arrows_move_between_heads_and_a_click_reads_the_row(page, address):
     page.goto(f"{address}&layer=1&head=1")
     page.wait_for_selector(MAPS)
     page.locator(f"{VIEW} [role=application]").press("ArrowLeft")
-    page.wait_for_selector(f"{VIEW} strong:text('layer 1 · head 0')")
+    page.wait_for_selector(f"{VIEW} strong:text('L1H0')")
     page.locator(f"{VIEW} [role=application]").press("ArrowDown")
-    page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
+    page.wait_for_selector(f"{VIEW} strong:text('L2H0')")
     box = page.locator(MAPS).first.bounding_box()
     page.mouse.click(box["x"] + 4, box["y"] + box["height"] * 0.5)
     page.wait_for_function("() => /query=\\d+/.test(location.search)")
-    assert "layer 2 · head 0" in heading(page)
+    assert "L2H0" in heading(page)
     assert page.locator("[data-testid=stException]").count() == 0
 
 
@@ -111,7 +111,7 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
     links.first.click()
     settle(page)
     assert "layer=2" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
-    page.wait_for_selector(f"{VIEW} strong:text('layer 2 · head 0')")
+    page.wait_for_selector(f"{VIEW} strong:text('L2H0')")
 
 
 def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
@@ -128,7 +128,7 @@ def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
     assert "query" in where and right.startswith(where) and left != right
     page.locator(".st-key-compare-left [role=application]").press("ArrowRight")
     for name in ("left", "right"):
-        page.wait_for_selector(f".st-key-compare-{name} strong:text('layer 1 · head 1')")
+        page.wait_for_selector(f".st-key-compare-{name} strong:text('L1H1')")
     assert page.locator("[data-testid=stException]").count() == 0
 
 
@@ -148,7 +148,7 @@ def change(home, folders):
     return f"{home}/change?" + "&".join(f"{key}={quote(value, safe='')}" for key, value in where.items())
 
 
-FIRST = {"x": 62, "y": 24}  # of the grid's canvas: layer 0, head 0
+FIRST = {"x": 62, "y": 24}  # of the grid's canvas: L0H0
 
 
 def opened(new_page, address):

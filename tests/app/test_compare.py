@@ -80,7 +80,7 @@ def capture(folder, *changes, prompt=PROMPT):
 def strongest(cap):
     mass = cap.measure("span_mass", queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share").isel(query=0)
     best = mass.isel(mass.argmax(...))
-    return f"layer {int(best['layer'])} · head {int(best['head'])}"
+    return f"L{int(best['layer'])}H{int(best['head'])}"
 
 
 def test_two_models_are_shown_each_at_its_strongest_head_with_one_scale(compare, folders):
@@ -107,7 +107,7 @@ def test_each_side_has_a_head_of_its_own_where_the_models_differ(compare):
     before = titles(test)
     fine(test.number_input(key="compare-layer").set_value(0).run())
     fine(test.number_input(key="compare-head").set_value(0).run())
-    assert titles(test)[0] == before[0] and "layer 0 · head 0" in titles(test)[1]
+    assert titles(test)[0] == before[0] and "L0H0" in titles(test)[1]
     chosen = [option for option in test.selectbox(key="compare-heads").options if option != "mean over all heads"]
     all_heads = bars(test)
     fine(test.selectbox(key="compare-heads").set_value(chosen[0]).run())
@@ -134,7 +134,7 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     folder = folders["small-diff"]
     test = compare(compare_by=EDIT, compare_edit="λ = …", compare_lambda="0.5", layer="1", head="1")
     first, second = titles(test)
-    assert "layer 1 · head 1" in first and "layer 1 · head 1" in second and "λ = 0.500" in second and "λ = 0.500" not in first
+    assert "L1H1" in first and "L1H1" in second and "λ = 0.500" in second and "λ = 0.500" not in first
     expected = readings.allocation(capture(folder, edits.set_lambda(0.5))).estimates["over_layers"]
     drawn = bars(test)
     np.testing.assert_allclose(drawn["λ = 0.5"], expected.sel(map="D", normalisation="share"), rtol=1e-5)
@@ -148,7 +148,7 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     assert "head" in frame
     fine(test.toggle(key="compare-same").set_value(False).run())
     fine(test.number_input(key="compare-layer").set_value(0).run())
-    assert "layer 1 · head 1" in titles(test)[0] and "layer 0" in titles(test)[1]
+    assert "L1H1" in titles(test)[0] and "L0H" in titles(test)[1]
 
 
 def test_every_edit_can_be_chosen(compare, folders):

@@ -53,7 +53,7 @@ def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
     mass = cap.measure(["span_mass"], queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share")
     best = mass.isel(query=0).argmax(...)
-    assert f"layer {int(best['layer'])} · head {int(best['head'])}" in heading(test)
+    assert f"L{int(best['layer'])}H{int(best['head'])}" in heading(test)
     assert not test.warning
     fidelity = next(frame.value for frame in test.dataframe if "tolerance" in frame.value)
     assert len(fidelity) == 3 and (fidelity["error"] <= fidelity["tolerance"]).all()
@@ -127,12 +127,12 @@ def test_layer_and_head_are_what_the_reader_chose(app):
     test.number_input(key="layer").set_value(2)
     test.number_input(key="head").set_value(0)
     fine(test.run())
-    assert "layer 2 · head 0" in heading(test)
+    assert "L2H0" in heading(test)
 
 
 def test_an_address_restores_the_view(app, folders):
     test = fine(app(model=str(folders["small-diff"]), example="Again", layer="0", head="1", statistic="gini", query="3"))
-    assert "layer 0 · head 1" in heading(test)
+    assert "L0H1" in heading(test)
     assert test.selectbox(key="example").value == "Again"
     assert test.selectbox(key="statistic").value == "gini"
     assert any("token 3" in caption.value for caption in test.caption)
@@ -147,7 +147,7 @@ def test_the_address_of_the_first_view_does_not_depend_on_what_is_chosen_at_firs
 
 def test_an_address_that_names_nothing_real_is_the_first_page(app):
     test = fine(app(model="gone", layer="99", head="-3", statistic="nothing", query="100000"))
-    assert "layer" in heading(test)
+    assert "L0H0" in heading(test)
 
 
 def test_an_answer_that_cannot_be_marked_is_a_warning_beside_the_maps(app):
@@ -221,10 +221,10 @@ def test_the_head_stays_where_the_reader_put_it(app, folders):
     test.number_input(key="head").set_value(other[1])
     fine(test.run())
     fine(test.selectbox(key="example").set_value("Again").run())
-    assert f"layer {other[0]} · head {other[1]}" in heading(test)
+    assert f"L{other[0]}H{other[1]}" in heading(test)
     fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
     exists = other[0] < 2
-    assert (f"layer {other[0]} · head {other[1]}" in heading(test)) == exists
+    assert (f"L{other[0]}H{other[1]}" in heading(test)) == exists
 
 
 def test_a_chat_is_a_prompt_or_a_line_in_words(app):
@@ -309,7 +309,7 @@ def test_layers_go_by_their_number_in_the_model(app, hybrid):
     mass = diffscope.open(hybrid).measure(["span_mass"], queries=[-1])["span_mass"]
     values = mass.sel(map="D", span="answer", normalisation="share").isel(query=0).values
     layer, head = np.unravel_index(values.argmax(), values.shape)
-    assert f"layer {2 * layer + 1} · head {head}" in heading(test)
+    assert f"L{2 * layer + 1}H{head}" in heading(test)
     test.number_input(key="layer").set_value(5)
     assert "layer 5" in heading(fine(test.run())) and not test.warning
     box = test.number_input(key="layer")

@@ -42,7 +42,7 @@ def test_the_buffer_holds_the_maps_with_their_edges(capture):
         np.testing.assert_allclose(tensors[name], maps[name], rtol=1e-3, atol=1e-3, equal_nan=True)
     assert tensors["mass_A1"].shape == (1,) and tensors["mass_D"].shape == (60,)
     assert [panel["name"] for panel in about["panels"]] == list(NAMES) and about["tokens"] == capture.tokens
-    assert (about["bin"], about["queries"], about["keys"]) == (1, 60, 60) and "layer 1 · head 2" in about["title"]
+    assert (about["bin"], about["queries"], about["keys"]) == (1, 60, 60) and "L1H2" in about["title"]
     ranges = {span["name"]: span["ranges"] for span in about["spans"]}
     assert ranges["answer"] == [[3, 6]] and ranges["needles"] == [[1, 3], [9, 12]]
 
@@ -236,7 +236,7 @@ def test_the_heading_says_what_is_drawn_at_every_zoom(page, tmp_path):
     window = (slice(1000, 1200), slice(1000, 1200))
     data = attention_view.buffer(long, 0, 1, maps=attention_view.whole_maps(long, 0, 1, size=100), window=window, lines=True)
     (view,) = shown(page, tmp_path, data)
-    heading = lambda: view.locator("strong").first.text_content().partition("head 1 · ")[2]  # noqa: E731
+    heading = lambda: view.locator("strong").first.text_content().partition("H1 · ")[2]  # noqa: E731
     bins = "largest |value| of each 20 × 20"
     assert heading().endswith(f"{bins}, every value where it is loaded")
     look = "([top, left, size]) => views[0].look(top, left, size)"
@@ -269,7 +269,7 @@ def test_arrow_keys_of_a_page_of_a_small_model_show_other_heads(page, capture, t
         ("ArrowDown", 1, 3),
     ]:
         root.press(key)
-        assert f"layer {layer} · head {head}" in view.locator("strong").first.text_content()
+        assert f"L{layer}H{head}" in view.locator("strong").first.text_content()
         assert view.locator(".sentence").text_content() == f"L{layer}H{head} says <b> .30."
     assert view.locator(".sentence code").text_content() == "<b>"
     number = view.locator(".sentence .number")
@@ -408,8 +408,8 @@ def test_lines_are_the_strongest_keys_of_the_heads_chosen(page, capture, tmp_pat
     box = canvas.bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + (50 + 0.5) / 60 * box["height"])
     words = read(view)
-    assert "query" in words and "(50), its strongest keys" in words and "head 2:" in words and "head 0:" not in words
-    keys = [int(at) for at in re.findall(r"\((\d+)\) −?\d", words.split("head 2:")[1])]
+    assert "query" in words and "(50), its strongest keys" in words and "L1H2:" in words and "L1H0:" not in words
+    keys = [int(at) for at in re.findall(r"\((\d+)\) −?\d", words.split("L1H2:")[1])]
     assert keys == links["key"].sel(head=2, query=50).values.tolist()
     page.mouse.move(5, 5)
     before = canvas.evaluate("canvas => canvas.toDataURL()")
@@ -420,7 +420,7 @@ def test_lines_are_the_strongest_keys_of_the_heads_chosen(page, capture, tmp_pat
     words = read(view)
     weights = np.abs(links["weight"]).where(links["key"] == 3).sel(head=0).max("rank")
     strongest = int(weights.fillna(0).values.argmax())
-    assert "key" in words and f"({strongest})" in words.split("head 0:")[1].split("   ")[1]
+    assert "key" in words and f"({strongest})" in words.split("L1H0:")[1].split("   ")[1]
     page.wait_for_function("events.at(-1)[1] === 'state'")
     state = page.evaluate("events.at(-1)[2]")
     assert (state["mode"], state["heads"], state["locked"]) == ("lines", [0, 2], {"rows": [], "columns": [3]})
@@ -525,12 +525,12 @@ def test_a_head_that_the_page_holds_is_shown_at_once_and_the_host_has_the_last_w
         sent[2],
     )
     page.locator("[role=application]").press("ArrowUp")
-    assert "layer 0 · head 2" in heading.text_content()
+    assert "L0H2" in heading.text_content()
     page.evaluate("text => { views[0].wanted.until = performance.now() + 400; views[0].update(bytes(text)); }", sent[1])
-    assert "layer 0 · head 2" in heading.text_content()
-    page.wait_for_function("document.querySelector('strong').textContent.includes('layer 0 · head 1')")
+    assert "L0H2" in heading.text_content()
+    page.wait_for_function("document.querySelector('strong').textContent.includes('L0H1')")
     page.evaluate("text => views[0].update(bytes(text))", sent[2])
-    assert "layer 0 · head 2" in heading.text_content() and page.problems == []
+    assert "L0H2" in heading.text_content() and page.problems == []
 
 
 @pytest.mark.browser
@@ -557,13 +557,13 @@ def test_heads_beside_the_one_that_is_shown_are_asked_for_one_at_a_time(page, ca
         assert page.evaluate("wanted.at(-1)") == ["wanted", layer, head]
         page.evaluate("data => holder.update(bytes(data))", sent([(layer, head)], (0, 1)))
     root.press("ArrowRight")
-    assert "layer 0 · head 2" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    assert "L0H2" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
     root.press("ArrowDown")  # which the page does not hold
-    assert "layer 0 · head 2" in heading.text_content() and root.evaluate("node => node.matches('.stale')")
+    assert "L0H2" in heading.text_content() and root.evaluate("node => node.matches('.stale')")
     root.press("ArrowRight")
     assert page.evaluate("events.filter(([, name]) => name === 'head').at(-1)[2]") == {"layer": 1, "head": 3}
     page.evaluate("data => views[0].update(bytes(data))", base64.b64encode(attention_view.buffer(capture, 1, 3)).decode())
-    assert "layer 1 · head 3" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
+    assert "L1H3" in heading.text_content() and not root.evaluate("node => node.matches('.stale')")
     page.evaluate("data => holder.update(bytes(data))", sent([], (1, 3), "token 4"))  # what was said was of another token
     assert page.evaluate("window.diffscopeHeld.size") == 0
     page.evaluate("holder.leave()")

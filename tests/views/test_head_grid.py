@@ -108,13 +108,13 @@ def pixel(page, x, y):
 @pytest.mark.browser
 def test_the_pointer_reads_values_reasons_and_empty_rows(page, tmp_path):
     shown(page, head_grid.buffer(planted(), chosen=(5, 1)), tmp_path)
-    assert page.locator("[aria-live]").text_content() == "chosen: layer 5, head 1: 0.6"
+    assert page.locator("[aria-live]").text_content() == "L5H1, in the frame: 0.6"
     for row, layer in enumerate(LAYERS):
         for head in range(4):
             value = VALUES[row, head]
             words, tip = point(page, layer - 2, head)
             text = "undefined: empty rows" if np.isnan(value) else f"{value:g}".replace("-", "−")
-            assert words == f"layer {layer}, head {head}: {text}" and "out over in" in tip
+            assert words == f"L{layer}H{head}: {text}" and "out over in" in tip
             assert ("beyond the colours" in tip) == (value == 40)
     assert "no attention" in point(page, 2, 0)[0]
     notes = page.locator("main").inner_text()
@@ -138,7 +138,7 @@ def test_clicks_and_keys_ask_for_heads(page, tmp_path):
     grid = page.get_by_role("grid")
     assert grid.get_attribute("aria-rowcount") == "4" and "gain" in grid.get_attribute("aria-label")
     active = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
-    assert active.text_content() == "layer 5, head 2" and active.get_attribute("aria-selected") == "true"
+    assert active.text_content() == "L5H2" and active.get_attribute("aria-selected") == "true"
     assert page.problems == []
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_switched_off_is_not_asked_for_and_a_new_buffer_is_shown(
     assert page.evaluate("events") == [["chosen", 2, 1]]
     data = base64.b64encode(head_grid.buffer(planted(2 * VALUES), chosen=(2, 1), off=[(2, 1)])).decode()
     page.evaluate("data => grid.update(Uint8Array.from(atob(data), (letter) => letter.charCodeAt(0)))", data)
-    assert point(page, 0, 1)[0] == "layer 2, head 1 (off): −0.5"
+    assert point(page, 0, 1)[0] == "L2H1 (off): −0.5"
     assert page.problems == []
 
 
@@ -212,7 +212,7 @@ def test_a_large_model_fits(page, tmp_path):
     page.set_viewport_size({"width": 420, "height": 900})
     shown(page, head_grid.buffer(planted(values, list(range(48)), averaged="mean")), tmp_path)
     for layer, head in ((0, 0), (47, 63), (31, 7)):
-        assert point(page, layer, head)[0] == f"layer {layer}, head {head}: {values[layer, head]:g}"
+        assert point(page, layer, head)[0] == f"L{layer}H{head}: {values[layer, head]:g}"
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
     assert page.problems == []
 

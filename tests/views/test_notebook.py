@@ -111,7 +111,7 @@ def test_a_saved_notebook_shows_the_maps_without_a_kernel(tmp_path, monkeypatch,
     page.set_content(f"<!doctype html><body>{kept['text/html']}</body>")
     inside = page.frame_locator("iframe")
     inside.locator("canvas[data-map=D]").wait_for()
-    assert "layer 1 · head 2" in inside.locator("strong").text_content()
+    assert "L1H2" in inside.locator("strong").text_content()
     assert page.problems == []
 
 
@@ -131,6 +131,6 @@ def test_the_module_speaks_with_a_notebook(tiny_capture, new_page):
     ]
     widget._handle_custom_msg(messages[0], [])
     page.evaluate("text => change(text)", base64.b64encode(widget.data).decode())
-    assert "layer 1 · head 3" in page.locator("strong").text_content()
+    assert "L1H3" in page.locator("strong").text_content()
     page.evaluate("leave()")
     assert page.locator("canvas").count() == 0 and page.problems == []
