@@ -22,6 +22,7 @@ st.html(
     ".stMainBlockContainer{padding:4.5rem 2rem 2rem}"
     ".stSidebar .stVerticalBlock{gap:.6rem}"
     "[data-testid=stSidebarUserContent]{padding-top:.5rem}"
+    ".stSidebar textarea{max-height:24rem;overflow-y:auto}"
     "</style>"
 )
 

@@ -26,6 +26,7 @@ OWN = "own text"
 FILE = "a file"
 CHAT = "a chat"
 LAST_STEP = "end of training"
+EXAMPLES = "How long an example is, how many numbers it states (needles), and how far into it the answer stands."
 UNMARKED = "not marked"
 SEVERAL, PLACES = 2, 12  # places of an answer: from how many on one is chosen, and how many are offered
 AROUND = 16  # characters
@@ -211,12 +212,17 @@ def choose_prompt() -> Given:
     known = {example.name: example for example in examples()}
     with st.sidebar:
         options = [*known, OWN, FILE, CHAT]
-        chosen = st.selectbox("Prompt", options, **bound("example", options=options))
+        chosen = st.selectbox("Prompt", options, **bound("example", options=options), format_func=_short, help=EXAMPLES)
         if chosen == FILE:
             return _of_file()
         if chosen == CHAT:
             return _chat()
         return _text(chosen, known.get(chosen))
+
+
+def _short(name: str) -> str:
+    """Shorten the name of an example so that it fits into the sidebar."""
+    return name.replace(", answer at ", ", at ")
 
 
 def _text(chosen: str, example) -> Given:
@@ -233,7 +239,7 @@ def _text(chosen: str, example) -> Given:
     def options(part: str) -> dict:
         return {"key": places[part], "value": usual[part], "on_change": make_own} if example else bound(places[part])
 
-    text = st.text_area("Text", **options("text"), height=190, placeholder="a prompt of your own")
+    text = st.text_area("Text", **options("text"), height="content", placeholder="a prompt of your own")
     answer = st.text_input("Answer", **options("answer"), placeholder="the answer as it stands in the prompt")
     if not text.strip():
         return "", {}, "", ()

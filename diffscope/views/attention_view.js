@@ -79,7 +79,9 @@ class View {
       button("+", "Zoom in (key +)", () => this.everyWhere((view) => view.zoom(1 / 1.5)), "Zoom in"),
       button("⤢", "Whole map (double click)", () => this.everyWhere((view) => view.whole()), "Whole map"),
     );
-    this.tools.append(mode.box, scale.box, robust.box, sink.box, parts.box, a2.box, zooms);
+    const ticks = element("span", {}, { class: "line ticks" });
+    ticks.append(robust.box, sink.box, parts.box, a2.box);
+    this.tools.append(mode.box, scale.box, zooms, ticks);
     this.above = bar;
     this.above.append(this.heading);
     this.below = element("div", { marginBottom: 0 }, { class: "bar" });

@@ -17,6 +17,7 @@ const STYLE = `
 .diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 9px; align-items: center; margin-bottom: 6px }
 .diffscope-view .bar strong { flex: 1 1 auto }
 .diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }
+.diffscope-view .ticks { flex-wrap: wrap; gap: 4px 10px }
 .diffscope-view .faint { opacity: 0.75 }
 .diffscope-view button, .diffscope-view select { font: inherit; color: inherit; background: transparent; min-width: 2em; min-height: 26px;
   border: 1px solid color-mix(in srgb, currentColor 35%, transparent); border-radius: 4px; padding: 1px 7px; cursor: pointer }

@@ -402,7 +402,7 @@ def test_heads_are_those_of_the_layer(app, folders, tmp_path):
         test.number_input(key="layer").set_value(layer)
         test.number_input(key="head").set_value(3)
         fine(test.run())
-        assert test.number_input(key="head").max == drawn.n_heads - 1 and f"layer {layer} · head" in heading(test)
+        assert test.number_input(key="head").max == drawn.n_heads - 1 and f"L{layer}H" in heading(test)
         assert not test.warning
         test.number_input(key="head").set_value(0)
         fine(test.run())

@@ -495,6 +495,8 @@ def test_a_group_compares_maps_of_one_size_and_has_its_controls_once(page, captu
     assert (a, d) == ("A1", "D") and wide == same and 200 < wide < 420
     assert second.get_by_label("Scale").is_hidden() and first.get_by_label("Scale").is_visible()
     assert first.get_by_label("A₂", exact=True).is_hidden()
+    lines = {first.get_by_label(name).bounding_box()["y"] for name in ("Zoom out", "Zoom in", "Whole map")}
+    assert len(lines) == 1 and abs(lines.pop() - first.get_by_label("Scale").bounding_box()["y"]) < 4
     first.get_by_label("A₁ and λ·A₂").check()
     assert [name for name, _ in drawn(second)] == ["D", "A1", "lambda_A2"] and dict(drawn(second))["D"] == wide
     first.get_by_role("button", name="Lines").click()
