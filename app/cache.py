@@ -178,7 +178,7 @@ def all_heads(_cap, key: tuple, query: int) -> bytes:
     """Return the views of all heads of a small capture, with what is said of each at a query; `key` says of which capture."""
     from diffscope.views import attention as attention_view
 
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query))
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query), query=query)
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

@@ -68,13 +68,15 @@ def show_heads_and_maps(subject, cap) -> None:
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
                     sentence=sentence_of(cap, query, layer, head),
+                    query=query,
                 )
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
         if attention_view.is_small(cap):
             blocks.hold_heads(all_heads(cap, subject.key, query))
         elif cap.n_tokens <= AHEAD:
-            blocks.hold_heads_beside(cap, layer, head, partial(sentence_of, cap, query), f"token {query} {subject.key[-1]}")
+            said = partial(sentence_of, cap, query)
+            blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {subject.key[-1]}")
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:
@@ -154,7 +156,7 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
             name,
             label="Export the maps",
             figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query)),
+            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), query=query),
             data=partial(cap.maps, layer, [head]),
             code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
         )

@@ -36,6 +36,7 @@ def show_view(
     state: dict | None = None,
     on_state=None,
     sentence: Sequence[Part] = (),
+    query: int | None = None,
 ):
     """Show A1, A2, λ·A2 and D of one head (the one map of a standard head), linked: zoom, crosshair, locks; or as lines.
 
@@ -76,6 +77,7 @@ def show_view(
             group=group,
             state=st.session_state.get(first),
             sentence=sentence,
+            query=query,
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
         _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})
@@ -106,10 +108,13 @@ def hold_heads(bundle: bytes, key: str = "held") -> None:
 
 
 @st.fragment
-def hold_heads_beside(cap, layer: int, head: int, sentences, about: str, key: str = "held", view: str = "view") -> None:
+def hold_heads_beside(
+    cap, layer: int, head: int, query: int, sentences, about: str, key: str = "held", view: str = "view"
+) -> None:
     """Let the page fetch the heads beside the one that is shown ahead, one at a time, while nobody asks for anything else.
 
-    `sentences` returns what is said of a head, of what `about` names. `view` is the key of the view that shows the head.
+    `sentences` returns what is said of a head at the query, of what `about` names. `view` is the key of the view that shows
+    the head.
     """
     place = (st.session_state.get(key) or {}).get("wanted")
     wanted = [(int(place["layer"]), int(place["head"]))] if place else []
@@ -121,6 +126,7 @@ def hold_heads_beside(cap, layer: int, head: int, sentences, about: str, key: st
             maps=lambda layer, head: _maps(cap, layer, head, view),
             beside=(layer, head),
             about=about,
+            query=query,
         )
         _held()(data=bundle, key=key, on_wanted_change=_nothing)
 

@@ -288,7 +288,8 @@ def _cancelled(row: Row, where: str) -> Pieces:
         name = "another head's" if count == 1 else "other heads'"
         beside.append([f"{name} A2 in its place: ", Part(two_figures(float(middle["noise_gain"])), words)])
     sign = "" if math.isnan(negative) else f" Of |D| there {signs.of_it(1, negative).replace(' of it', ' is')}."  # NaN: D is 0
-    size = Part(two_figures(gain), f"{about} {taken}.{sign}")
+    printed = f"{gain:.2f}" if two_figures(gain) == two_figures(factor) else two_figures(gain)
+    size = Part(printed, f"{about} {taken}.{sign}")
     compared = [piece for place, each in enumerate(beside) for piece in ("; " if place else " (", *each)]
     return [f"On {where} A2 {_verdict(gain, factor)}: |D| is ", size, " × A1", *compared, ")" if beside else ""]
 

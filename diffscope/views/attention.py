@@ -137,6 +137,7 @@ def buffer(
     group: str = "",
     state: object = None,
     sentence: Sentence = (),
+    query: int | None = None,
 ) -> bytes:
     """Return everything that the view of one head needs.
 
@@ -161,6 +162,8 @@ def buffer(
         one, be it empty, the view does not say how it is looked at.
     sentence : sequence of Part
         What is said of the head above its maps, as the ``parts`` of a reading. Whoever points at a number is shown its help.
+    query : int, optional
+        Whose row the sentence is about; an arrow beside the maps points at it.
 
     Returns
     -------
@@ -184,6 +187,7 @@ def buffer(
     about = _about(capture, attention, head, prompt, maps, names) | {
         "group": group,
         "sentence": [list(part) for part in sentence],
+        "query": query,
     }
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
@@ -215,6 +219,7 @@ def bundle(
     maps: Callable[[int, int], xr.Dataset] | None = None,
     beside: tuple[int, int] | None = None,
     about: str = "",
+    query: int | None = None,
 ) -> bytes:
     """Return the views of several heads, which a page holds so that it shows another one at once.
 
@@ -223,7 +228,7 @@ def bundle(
     capture : Capture
     places : iterable of (int, int)
         Layers and heads; the first is the one that a page of its own shows first. May be empty if the page asks for heads.
-    prompt, size
+    prompt, size, query
         As of :func:`buffer`.
     sentences : callable, optional
         Returns what is said of a head, by its layer and number, as parts.
@@ -243,7 +248,7 @@ def bundle(
     for layer, head in places:
         said = sentences(layer, head) if sentences else ()
         kept = maps(layer, head) if maps else None
-        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept)
+        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept, query=query)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
     name = _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
     words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
@@ -260,6 +265,7 @@ def page(
     prompt: int = 0,
     size: int = 224,
     sentences: Sentences | None = None,
+    query: int | None = None,
 ) -> str:
     """Return the view as one HTML page that needs nothing else: with all heads of a small model, else with one.
 
@@ -267,7 +273,8 @@ def page(
     """
     others = [place for place in places_of(capture) if place != (layer, head)]
     chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
-    data = gzip.compress(bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences), mtime=0)
+    held = bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, query=query)
+    data = gzip.compress(held, mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = COMPONENT.inline
     return PAGE.format(title=html.escape(capture.model_name), module=script, data=base64.b64encode(data).decode())

@@ -286,7 +286,7 @@ class View {
     const end = SCALES[scale].shares ? `${percent(this.limit)} of the row` : `±${number(this.limit)}`;
     const most = robust ? "; one value in 200 is larger" : "";
     const window = this.part ? " in this window" : "";
-    const group = this.together > 1 ? ` in all ${this.together} views` : "";
+    const group = this.together > 1 ? ` of all ${this.together} views` : "";
     const maps = this.mode === "maps" ? this.drawings.maps.panels.map(({ short }) => short) : [];
     const shared = maps.length > 1 ? `${maps.slice(0, -1).join(", ")} and ${maps.at(-1)} share one colour scale` : "colour scale";
     this.range.textContent = this.leads ? `${shared}${group}: ${SCALES[scale].label}, up to ${end}${window}${most}` : "";

@@ -214,13 +214,15 @@ class MapPanels {
     }
   }
 
-  // Tokens that are named in any case, the most wanted first: those pointed at and locked, the answer's, the first of each span.
+  // Tokens that are named in any case, the most wanted first: those pointed at and locked, the query that is read, the
+  // answer's, the first of each span.
   due(down) {
     const { data, locked, pointer } = this.view;
     const read = down ? pointer?.row : pointer?.column;
+    const asked = down && data.query != null ? [data.query] : [];
     const begun = data.spans.flatMap(({ ranges }) => ranges.map(([start]) => start));
     const answer = data.spans.filter(({ name }) => name === "answer").flatMap(({ ranges }) => ranges.flatMap(tokensOf));
-    return [...new Set([...(read == null ? [] : [read]), ...locked[down ? "rows" : "columns"], ...answer.slice(0, FEW), ...begun])];
+    return [...new Set([...(read == null ? [] : [read]), ...locked[down ? "rows" : "columns"], ...asked, ...answer.slice(0, FEW), ...begun])];
   }
 
   coloursOfTokens() {
@@ -254,7 +256,7 @@ class MapPanels {
     }
   }
 
-  // Spans along a map, outside it, so that they cover none of its cells.
+  // Spans along a map and an arrow at the query that is read, outside it, so that they cover none of its cells.
   markSpans({ beside, beneath }) {
     const { data, window, dark } = this.view;
     for (const [canvas, from, down] of [
@@ -272,6 +274,10 @@ class MapPanels {
           else context.fillRect(at, 0, long, canvas.height);
         }
       }
+      if (!down || data.query == null) continue;
+      context.fillStyle = this.view.ink;
+      const [at, half] = [(data.query + 0.5 - from) * scale, (canvas.width * 2) / 3];
+      polygon(context, [0, at - half], [canvas.width, at], [0, at + half]);
     }
   }
 

@@ -92,14 +92,14 @@ def test_maps_on_different_keys_leave_next_to_nothing_to_cancel():
     [
         (0.5, 2.0, "A2 cancels more weight than it adds: |D| is 1.5 × A1 (2.0 × without A2; another head's A2 in its place: "),
         (-0.5, 1.0, "A2 adds more weight than it cancels: |D| is 1.5 × A1 (another head's A2 in its place: "),
-        (0.0, 1.0, "A2 adds about as much weight as it cancels: |D| is 1.0 × A1 (another"),
+        (0.0, 1.0, "A2 adds about as much weight as it cancels: |D| is 1.00 × A1 (another"),
     ],
 )
 def test_more_is_added_than_cancelled_only_if_more_comes_out_than_went_in(lam, gain, words):
     """A2 is A1. With a gain of 2 a quarter of what goes in is cancelled; with λ below 0 there is more than A1."""
     reading = said(torch.cat([drawn(1, 2), drawn(1, 2)]), lam=lam, gain=torch.full((1, 1, 1), gain).double())
     assert words in reading.sentence
-    assert ("D = 2.0 × A1" in help_of(reading, "1.5" if lam else "1.0")) == (gain == 2)
+    assert ("D = 2.0 × A1" in help_of(reading, "1.5" if lam else "1.00")) == (gain == 2)
 
 
 def test_maps_of_different_size_may_cancel_though_they_overlap_little():

@@ -351,7 +351,9 @@ def test_spans_are_marked_beside_the_maps_and_cover_no_cell(page, capture, tmp_p
 @pytest.mark.browser
 def test_every_token_of_an_answer_has_its_name_and_line_and_so_has_the_one_pointed_at(page, tmp_path):
     long = diffscope.load(tiny.own("v1")).capture(tiny.ids(200), spans={"answer": slice(100, 103)})
-    (view,) = shown(page, tmp_path, attention_view.buffer(long, 1, 2))
+    (view,) = shown(page, tmp_path, attention_view.buffer(long, 1, 2, query=150))
+    arrow = "node => node.getContext('2d').getImageData(1, 150.5 / 200 * node.height, 1, 1).data[3]"
+    assert view.locator("canvas[data-spans=D]").first.evaluate(arrow) == 255
     drawn = """(canvas, colour) => {
         const { width, height } = canvas;
         const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
