@@ -28,6 +28,8 @@ state = st.session_state
 SIDES = ("without edits", "with edits")
 OF = {"D": "D", "output": "what heads give on"}
 WHY = {"all": "all that changed", "edit": "the edit itself", "input": "its input"}
+CHANGED = {"D": "D", "output": "the output"}
+THROUGH = {"all": "in all", "edit": "through the edit itself", "input": "through its input"}
 
 
 @st.fragment
@@ -105,7 +107,8 @@ def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     where = {"quantity": quantity, "cause": why}
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
-    blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch)
+    title = f"How much {CHANGED[quantity]} of each head changed {THROUGH[why]}, as a share of its size before"
+    blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch, title=title)
     st.markdown(escape_markdown(reading.sentence))
     return where
 

@@ -79,7 +79,7 @@ const css = (colour) => `rgb(${unpacked(colour)})`;
 
 // Colours of spans and heads are for light pages; on dark ones they come nearer to white.
 function onPage(colour, dark) {
-  return dark ? `rgb(${channels(colour).map((part) => Math.round(0.6 * part + 0.4 * 255))})` : colour;
+  return dark ? `rgb(${channels(colour).map((part) => Math.round((part + 255) / 2))})` : colour;
 }
 
 // Black or white, whichever is read better on a colour: at least 4.5 to 1 (WCAG 2, relative luminance) on any.
