@@ -83,7 +83,7 @@ def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens:
         Where the query stands, such as "at the last token".
     """
     row = Row(estimates, layer, spans, tokens)
-    start = f"{capital(place)} {head_name(estimates['layer'], estimates['head'])} "
+    start = f"{capital(place)} {head_name(int(estimates['layer']), int(estimates['head']))} "
     visible = estimates["keys"].attrs["visible"]
     if visible < 2:
         sees = "no token" if visible == 0 else "one token alone"

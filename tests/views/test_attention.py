@@ -212,11 +212,11 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     for key in ("+", "ArrowRight", "ArrowUp"):
         root.press(key)
     assert re.search(r"\((29|30|31)\) → key", point(page, view, 30, 30, 60))
-    page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window)")
+    page.wait_for_function("events.some(([, name, value]) => name === 'state' && value.window?.size < 40)")
     events = page.evaluate("events")
     assert [value for _, name, value in events if name == "head"] == [{"layer": 1, "head": 3}, {"layer": 0, "head": 3}]
     assert [0, "locked", {"rows": [40], "columns": [7]}] in events
-    last = events[-1][2]
+    last = [value for _, name, value in events if name == "state"][-1]
     assert last["locked"] == {"rows": [40], "columns": [7]} and 20 < last["window"]["size"] < 40
     root.press("Escape")
     assert "(40) → key" in point(page, view, 40, 7, 60)
