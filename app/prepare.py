@@ -1,27 +1,36 @@
-"""What later pages need, computed while the first is read: by one job of all sessions, which waits while any page is computed."""
+"""What is computed before it is asked for: the first view before the server is up, and later pages while the first is read.
+
+One job of all sessions does the latter; it waits while any page is computed.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import streamlit as st
 from amplifier.anatomy import anatomy_of
-from amplifier.logits import branches_of
+from amplifier.logits import BRANCHES, branches_of
 from amplifier.numbers import gains_of
 from amplifier.ranks import ranks_of
 from amplifier.signal import signal_of
 from background import KEPT, PREPARE, Job, Measurement, Results, jobs, results
-from cache import capture, modified_at
-from question import distractors_in, question_of
+from cache import all_heads, capture, examples, modified_at, thumbnails
+from catalog import cards
+from edit_results import answer_of
+from question import distractors_in
+from selection import default_head
+from sidebar import Subject
 
 from diffscope.errors import DiffscopeError
+from diffscope.readings import question
 
 LONGEST = 20.0  # seconds of a measurement; longer ones are asked for
 PAUSE = 0.1  # seconds
-Step = tuple[Results, Measurement]
+REST = 3.0  # seconds after a page was computed, in which a browser draws it and asks for what it needs
+Step = tuple[Results, Callable[[], Measurement]]
 
 
 class Activity:
@@ -30,12 +39,13 @@ class Activity:
     def __init__(self) -> None:
         self.turn = threading.Lock()
         self._pages = 0
+        self._left = 0.0
         self._lock = threading.Lock()
 
     @property
     def busy(self) -> bool:
-        """Whether any page is computed."""
-        return self._pages > 0
+        """Whether any page is computed, or was a moment ago."""
+        return self._pages > 0 or time.monotonic() - self._left < REST
 
     @contextmanager
     def page(self) -> Iterator[None]:
@@ -47,12 +57,24 @@ class Activity:
         finally:
             with self._lock:
                 self._pages -= 1
+                self._left = time.monotonic()
 
 
 @st.cache_resource(show_spinner=False)
 def activity() -> Activity:
     """Return the activity of all sessions."""
     return Activity()
+
+
+def prepare_first_view() -> None:
+    """Load the first model and read the first example, as the first page does of an address that names nothing."""
+    for name in [*cards()][:1]:
+        example = examples()[0]
+        subject = Subject(name, prompt=example.text, spans=dict(example.spans))
+        cap = subject.capture()
+        default_head(cap, subject.key)
+        thumbnails(cap, subject.key[:-1], "D")
+        all_heads(cap, subject.key, cap.n_tokens - 1)
 
 
 def prepare(subject) -> None:
@@ -63,12 +85,12 @@ def prepare(subject) -> None:
     jobs().stop(PREPARE)
     with suppress(DiffscopeError):  # the page has said it
         cap = capture(subject.model, modified_at(subject.model), subject.prompt, subject.spans)
-        steps = [(results(each.what, KEPT), each) for each in _asked(subject, cap) if each.seconds <= LONGEST]
+        steps = _steps(subject, cap)
         of_all = activity()
         jobs().start(key, lambda job: measure(job, steps, of_all))
 
 
-def _asked(subject, cap) -> list[Measurement]:
+def _steps(subject, cap) -> list[Step]:
     """Return what Numbers and Logits measure, in the order in which they show it; nothing of what they cannot ask."""
     last = cap.n_tokens - 1
     distractors = distractors_in(st.session_state.get("distractors") or "", subject)
@@ -77,13 +99,20 @@ def _asked(subject, cap) -> list[Measurement]:
         lambda: signal_of(subject, cap, last, distractors),
         lambda: ranks_of(subject, cap),
         lambda: anatomy_of(subject, cap),
-        lambda: branches_of(subject, cap, question_of(subject, cap, distractors)),
     ]
-    asked = []
+    steps: list[Step] = []
     for ask in asks if cap.differential else asks[1:]:
         with suppress(DiffscopeError):  # the page says why
-            asked.append(ask())
-    return asked
+            asked = ask()
+            steps.append((results(asked.what, KEPT), lambda asked=asked: asked))
+    if answer := answer_of(subject, cap):
+        scope, key = subject.scope(), subject.key
+
+        def ask_branches() -> Measurement:  # by the job: of a long prompt, the distractors take seconds to encode
+            return branches_of(scope, key, question(scope, cap, answer, distractors))
+
+        steps.append((results(BRANCHES, KEPT), ask_branches))
+    return steps
 
 
 def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
@@ -91,21 +120,22 @@ def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
     if not of_all.turn.acquire(blocking=False):
         return
     try:
-        for kept, asked in steps:
+        for kept, ask in steps:
 
             def report(done: float, total: float) -> None:
                 wait(job, of_all)
 
             wait(job, of_all)
-            if kept.get(asked.key) is None:
-                with suppress(DiffscopeError):  # the page that shows it says so
+            with suppress(DiffscopeError):  # the page that shows it says so
+                asked = ask()
+                if asked.seconds <= LONGEST and kept.get(asked.key) is None:
                     kept.keep(asked.key, asked.compute(report))
     finally:
         of_all.turn.release()
 
 
 def wait(job: Job, of_all: Activity) -> None:
-    """Wait while any page is computed."""
+    """Wait while any page is computed, or was a moment ago."""
     while of_all.busy:
         job.check_cancelled()
         time.sleep(PAUSE)

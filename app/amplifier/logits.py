@@ -17,19 +17,19 @@ from diffscope.readings import Question, branches, effort, synthetic_prompts
 
 IMPORTS = "from diffscope.readings import branches\nfrom diffscope.readings import synthetic_prompts, question"
 OTHERS = 4  # prompts whose A2 is the control
+BRANCHES = "what each branch adds"
 
 
-def branches_of(subject, cap, question: Question) -> Measurement:
-    """Return the measurement of this section: the reading, and why it has no control."""
-    scope = subject.scope()
+def branches_of(scope, key: tuple, question: Question) -> Measurement:
+    """Return the measurement of this section, of the subject with this key: the reading, and why it has no control."""
 
     def compute(report):
         watched = CancellableScope(scope, partial(report, 0, 1))
         others, why = _others(watched, len(question.ids))
         return branches(watched, question, others), why
 
-    runs = effort.of_runs(scope, cap.n_tokens, 1 + 2 * OTHERS)
-    return Measurement((subject.key, question.key), "what each branch adds", runs, compute)
+    runs = effort.of_runs(scope, len(question.ids), 1 + 2 * OTHERS)
+    return Measurement((key, question.key), BRANCHES, runs, compute)
 
 
 def show(subject, cap) -> None:
@@ -43,7 +43,7 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
     heading("logits", "Does −λ·A₂ lower the distractors, and spare the answer?")
     with show_errors():
         question = ask(subject, cap, distractors)
-        result = cached_job(*branches_of(subject, cap, question))
+        result = cached_job(*branches_of(subject.scope(), subject.key, question))
         if result is None:
             return
         reading, why = result

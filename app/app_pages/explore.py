@@ -53,12 +53,12 @@ def show_heads_and_maps(subject, cap) -> None:
     if state.pop("_marked", False):
         st.rerun()  # the capture has other spans
     with show_errors():
-        layer, head, query, statistic = choose(subject, cap)
+        bar = st.container(horizontal=True, vertical_alignment="center")
+        with bar:
+            layer, head, query, statistic = choose(subject, cap)
         st.html(MAPS_FIRST)
         with blocks.columns("heads", "maps", least=(260, 560)) as (left, right):
-            with left:
-                show_grid(subject, cap, layer, head, statistic)
-            with right:
+            with right:  # the maps are sent before what is slower
                 blocks.show_view(
                     cap,
                     layer,
@@ -70,6 +70,11 @@ def show_heads_and_maps(subject, cap) -> None:
                     sentence=sentence_of(cap, query, layer, head),
                     query=query,
                 )
+            with left:
+                show_grid(subject, cap, layer, head, statistic)
+        with bar:
+            blocks.show_fidelity(cap)
+            explain_mechanism(cap, layer, head)
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
         if attention_view.is_small(cap):
@@ -92,19 +97,16 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
 def choose(subject, cap):
     """Return the layer, head and token that are looked at, and the statistic of the grid; None if it cannot be shown."""
     statistic = None
-    with st.container(horizontal=True, vertical_alignment="center"):
-        with st.popover(f"Measure: {label_of(state, cap)}", help="Which head, which token, and what colours the heads"):
-            with st.container(horizontal=True, vertical_alignment="bottom"):
-                layer, head = choose_head(cap)
-                query = choose_query(cap)
-            with show_errors():
-                statistic = choose_statistic(cap, subject.key, query)
-            if statistic is not None:
-                define(statistic)
-        check_index("layer", layer, cap.layer_numbers)
-        check_index("head", head, range(cap.n_heads))
-        blocks.show_fidelity(cap)
-        explain_mechanism(cap, layer, head)
+    with st.popover(f"Measure: {label_of(state, cap)}", help="Which head, which token, and what colours the heads"):
+        with st.container(horizontal=True, vertical_alignment="bottom"):
+            layer, head = choose_head(cap)
+            query = choose_query(cap)
+        with show_errors():
+            statistic = choose_statistic(cap, subject.key, query)
+        if statistic is not None:
+            define(statistic)
+    check_index("layer", layer, cap.layer_numbers)
+    check_index("head", head, range(cap.n_heads))
     return layer, head, query, statistic
 
 
@@ -175,6 +177,7 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
 
 PARTS = {"Maps": show_maps, "Numbers": numbers.show, "Logits": logits.show}
 
+blocks.fetch_components()
 with show_errors():
     subject = choose_subject()
     if subject is not None:

@@ -23,13 +23,7 @@ from diffscope.errors import DiffscopeError
 
 EXAMPLE = ("diffscope app --port 8600", "diffscope app --share --models ~/models")
 
-# The libraries are loaded before the server is up, so that nobody's first page waits for them. Streamlit collects garbage after
-# every click: it need not look through all that they brought, which takes longer than the page itself.
-SERVE = (
-    "import gc, diffscope, plotly.graph_objects, streamlit.web.bootstrap; diffscope.load, diffscope.readings, diffscope.figures; "
-    "gc.collect(); gc.freeze(); "
-    "from streamlit.web.cli import main; main(prog_name='streamlit')"
-)
+SERVE = "from diffscope.cli.serve import main; main()"
 PATIENCE = 5  # seconds that the server has to stop
 EVERYWHERE = "0.0.0.0"
 UPLOAD_MB = 1000  # all files of a model together
