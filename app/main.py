@@ -11,6 +11,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
 
 from access import admitted  # noqa: E402
+from blocks import fetch_components  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
 from url_state import MOVED, OPENED, PANEL, Moved, moved_query, restore  # noqa: E402
 
@@ -26,7 +27,8 @@ st.html(
     "</style>"
 )
 
-with st.sidebar:
+with st.sidebar, st.container(gap=None):
+    fetch_components()
     st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
 #: one page a question: file, title

@@ -177,7 +177,6 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
 
 PARTS = {"Maps": show_maps, "Numbers": numbers.show, "Logits": logits.show}
 
-blocks.fetch_components()
 with show_errors():
     subject = choose_subject()
     if subject is not None:
