@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 from importlib import import_module
+from typing import Any
 
 from diffscope.cli.app import find_app
 
@@ -19,7 +20,7 @@ class UndelayedLoop(asyncio.SelectorEventLoop):
     browser to confirm the one before, and a page consists of a hundred.
     """
 
-    async def create_server(self, *arguments, sock=None, **options):
+    async def create_server(self, *arguments: Any, sock: socket.socket | None = None, **options: Any) -> asyncio.Server:
         """As of asyncio; connections that are accepted have the options of the socket that listens."""
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -29,7 +30,7 @@ class UndelayedLoop(asyncio.SelectorEventLoop):
 class UndelayedPolicy(asyncio.DefaultEventLoopPolicy):
     """What gives such loops."""
 
-    def new_event_loop(self):
+    def new_event_loop(self) -> asyncio.AbstractEventLoop:
         """As of asyncio."""
         return UndelayedLoop()
 
