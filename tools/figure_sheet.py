@@ -3,7 +3,8 @@
     python -m tools.figure_sheet OUT            # all; OUT gets a sheet for each width, in colour and in grey
     python -m tools.figure_sheet OUT maps row   # some
 
-Texts have to lie inside the figure and apart from each other, fonts have to be embedded as outlines, and files have to be small.
+Texts have to lie inside the figure and apart from each other, a colour has to mean what docs/figures.md says, fonts have to be
+embedded as outlines, and files have to be small.
 Without pdftotext (poppler-utils) it is not checked that the text of a PDF can be read back.
 """
 
@@ -24,6 +25,7 @@ from matplotlib.backends.backend_agg import RendererAgg
 from PIL import Image
 
 from diffscope.figures import Figure, theme
+from diffscope.figures.escaping import for_print
 
 GALLERY = Path(__file__).parents[1] / "docs" / "gallery"
 LARGEST = 300_000  # bytes of a PDF
@@ -31,6 +33,7 @@ PLACES = [(venue, wide) for venue, widths in theme.VENUES.items() for wide in (F
 SHEET = 2600  # pixels, width of a sheet
 MARGIN = 24  # pixels between figures on a sheet
 DOTS = 110  # per inch
+CONTROLS = ("uniform attention", "uniform map", "permuted", "initialisation", "of other", "of the next", "unedited", "tolerance")
 SLACK = 0.5  # points that a text may lie outside of the figure, or overlap another along its line
 LEADING = 1.5  # points that the boxes of two lines may overlap across their lines: boxes are higher than letters
 
@@ -88,6 +91,43 @@ def text_faults(drawing) -> list[str]:
     return faults + [f"{one.words!r} is on {other.words!r}" for one, other in combinations(drawn, 2) if _overlap(one, other)]
 
 
+def colour_faults(drawing) -> list[str]:
+    """Return which colours of a matplotlib figure have another meaning than the table of docs/figures.md, a line each."""
+    from matplotlib.colors import to_hex
+
+    faults = []
+    hues = [*theme.SERIES, *theme.SPAN_COLOURS.values(), *theme.OTHER_SPANS]
+    neutral = {*theme.CONTROLS, theme.INK, theme.RULE, theme.PAPER, theme.UNSEEN}
+    signs = {theme.BLUES[6], theme.ORANGES[5]}  # of estimates without a name, as on a board
+    for ax in drawing.axes:
+        named = {id(part): label for artist, label in zip(*ax.get_legend_handles_labels()) for part in _parts(artist)}
+        for artist in [*ax.lines, *ax.patches]:
+            label = named.get(id(artist), "")
+            colour = to_hex(artist.get_facecolor() if hasattr(artist, "get_facecolor") else artist.get_color())
+            if colour not in {*_colours_of(label), *neutral} | ({*hues, *signs} if not label else set()):
+                faults.append(f"{label or 'something without a name'!r} is {colour}")
+    return faults
+
+
+def _parts(artist) -> list:
+    """Return the lines and bars of what has one name."""
+    from matplotlib.container import BarContainer, ErrorbarContainer
+
+    if isinstance(artist, BarContainer):
+        return list(artist.patches)
+    return [artist[0]] if isinstance(artist, ErrorbarContainer) else [artist]
+
+
+def _colours_of(label: str) -> set[str]:
+    """Return which colours that are not neutral a name may have: those of its map or span, none if it is a control, or a hue."""
+    maps = {for_print(name): colour for name, colour in theme.SYMBOL_COLOURS.items()}
+    if label in maps:
+        return {maps[label], theme.BLUES[4], theme.ORANGES[3]}  # lighter ones behind the D of a row
+    if any(word in label for word in CONTROLS):
+        return set()
+    return {theme.span_colour(label), *(theme.SERIES if label not in theme.SPAN_COLOURS else [])}
+
+
 def _overlap(one: Text, other: Text) -> bool:
     """Whether two texts overlap by more than the room above and below their letters."""
     across = min(one.box[2], other.box[2]) - max(one.box[0], other.box[0])
@@ -98,7 +138,8 @@ def _overlap(one: Text, other: Text) -> bool:
 def pdf_faults(figure: Figure, path: Path, repeat: bool) -> list[str]:
     """Save a figure as a PDF and return what is wrong with it; `repeat`: whether it is drawn again and compared."""
     content = figure.save(path).read_bytes()
-    faults = text_faults(figure.matplotlib())
+    drawing = figure.matplotlib()
+    faults = text_faults(drawing) + colour_faults(drawing)
     if repeat and figure.to_bytes(".pdf") != content:
         faults.append("two runs differ")
     left, _, right, _ = map(float, re.search(rb"/MediaBox \[([^]]+)\]", content)[1].split())

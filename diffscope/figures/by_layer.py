@@ -32,10 +32,10 @@ def titled(values: xr.DataArray) -> str:
 
 
 def looks(tables: Mapping[str, xr.Dataset], models: list[str]) -> dict[str, tuple[str, str]]:
-    """Return a colour for each model, in which its controls are broken lines; controls of all models are grey."""
-    colours = dict(zip(models, theme.SERIES * len(models)))
+    """Return a colour for each model, and for its controls a grey and a broken line."""
+    colours, greys = theme.model_colours(models), theme.control_colours(models)
     return {
-        str(label): (colours.get(model, theme.MUTED), _dash(control))
+        str(label): ((greys if control else colours).get(model, theme.MUTED), _dash(control))
         for table in tables.values()
         for label, model, control in zip(table["series"].values, table["model"].values.tolist(), table["control"].values.tolist())
     }

@@ -14,7 +14,7 @@ from diffscope.figures.labelled import along_title, by_role, in_roles, values_ti
 from diffscope.figures.print_layout import canvas, finish_print, screen_bar, screen_title
 
 ROLES = ("panel", "y", "x")
-DARK = 0.55  # of the largest value: from there on numbers are light
+DARK = 0.5  # from white to black: on cells so dark numbers are light
 NARROWEST = 0.24  # inches of a printed cell with a number
 WITH_ERROR = 0.34  # and of one with its error
 TITLED = 1.5  # inches of a panel that has a title of its own below
@@ -133,6 +133,8 @@ def _with_columns(dataset: xr.Dataset, panel: int) -> xr.Dataset:
 
 def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
     """Draw for print; `contrast` as of ``diffscope.figures.maps``."""
+    from matplotlib.colors import to_hex
+
     panels = [str(name) for name in dataset["panel"].values]
     tall = min(HIGHEST, 0.8 + (0.36 if "error" in dataset else 0.25) * dataset.sizes["y"])
     figure = canvas(width, tall)
@@ -152,7 +154,7 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contra
         if dataset["value"].size <= NUMBERED and room >= NARROWEST:
             texts = _numbers(part if room >= WITH_ERROR else part.drop_vars("error", errors="ignore"), "\n")
             for (y, x), value in np.ndenumerate(values):
-                colour = theme.PAPER if abs(value) > DARK * high else theme.INK
+                colour = theme.PAPER if theme.darkness(to_hex(image.to_rgba(value))) > DARK else theme.INK
                 ax.text(x, y, texts[y][x], ha="center", va="center", size="x-small", color=colour)
         ax.set_xticks(range(0, len(columns), step), columns[::step])
         ax.set_yticks(range(0, len(rows), every), rows[::every])

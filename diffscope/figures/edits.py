@@ -33,8 +33,8 @@ def interventions(
 ) -> Drawing:
     """Draw what edits cost: log-odds of the answer and loss of the text along an edit's value, or by its label.
 
-    Lines or points are means over prompts with one standard error, each prompt is a point behind them, and broken lines are the
-    unedited models. Values of an edit that are numbers stand in ascending order.
+    Lines or points are means over prompts with one standard error, each prompt is a point behind them, and grey broken lines are
+    the unedited models. Values of an edit that are numbers stand in ascending order.
 
     Parameters
     ----------
@@ -73,12 +73,11 @@ def interventions(
     table = xr.concat(list(tables.values()), panels, join="outer", combine_attrs="override")
     if not table["value"].notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {' and '.join(names)} are undefined under all edits")
-    colours = dict(zip(estimates, theme.SERIES * len(estimates)))
+    colours, greys = theme.model_colours(estimates), theme.control_colours(estimates)
     numbers = table["edit"].dtype.kind in "if"
     table = table.sortby("edit") if numbers else table
     looks = {name: (colours[name], "solid") for name in estimates}
-    for name in estimates:  # points have no dashes, so that of these the unedited are grey
-        looks[f"{name}{UNEDITED}"] = (colours[name] if numbers else theme.MUTED, "dash")
+    looks |= {f"{name}{UNEDITED}": (greys[name], "dash") for name in estimates}
     drawing = curves.drawing(
         table["value"].assign_attrs(long_name="", units="1"),
         x="edit",

@@ -14,6 +14,7 @@ from diffscope.figures import theme
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 
 ROLES = ("panel", "series", "x")
+ALIKE = 0.2  # of the way from white to black: colours that are closer look alike in grey print
 STYLES = ("lines", "points", "bars", "stacked")
 Looks = Mapping[str, tuple[str, str]]
 
@@ -82,6 +83,29 @@ def colours_of(dataset: xr.Dataset) -> dict[str, str]:
     return {name: known.get(name) or next(others) for name in names}
 
 
+def marker_numbers(colours: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of the marker of each series: one a colour, and for the control of a model the marker of the model."""
+    owners = {name: parts_of(name)[0] for name, colour in colours.items() if colour in theme.CONTROLS}
+    inks = {name: colours.get(owners.get(name, name), colour) for name, colour in colours.items()}
+    numbers = {ink: number for number, ink in enumerate(dict.fromkeys(inks.values()))}
+    return {name: numbers[ink] for name, ink in inks.items()}
+
+
+def hatch_numbers(colours: Mapping[str, str]) -> dict[str, int]:
+    """Return the number of the hatch of each bar: 0 for none, more for one that grey print would not tell from bars before it."""
+    numbers: dict[str, int] = {}
+    inks = {name: theme.darkness(colour) for name, colour in colours.items() if colour not in theme.CONTROLS}
+    for name, ink in inks.items():
+        numbers[name] = sum(abs(ink - inks[other]) < ALIKE for other in numbers)
+    return {name: numbers.get(name, 0) for name in colours}
+
+
+def parts_of(name: str) -> tuple[str, str]:
+    """Return the two parts of a label such as "model: control" or "model, unedited"; the second is empty if there is one."""
+    first, _, second = re.sub(", (?=unedited)", ": ", name).partition(": ")
+    return first, second
+
+
 def ends_of(dataset: xr.Dataset) -> tuple[float, float]:
     """Return between which numbers a diagonal is drawn: those of the horizontal axis, and 0."""
     at = dataset["at"].values
@@ -126,30 +150,37 @@ def has_single(part: xr.Dataset) -> bool:
     return "points" in part and not np.allclose(part["points"], part["value"].values[:, None], rtol=1e-6, atol=0, equal_nan=True)
 
 
-def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, str]] | None:
+def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, tuple[str, str]]] | None:
     """Return the two parts of labels such as "model: control", if a legend of the parts is shorter and as clear.
 
-    The first parts have a colour each, the second parts a dash each. A first part whose series have all one dash keeps it.
+    The first parts have a colour each, their controls a grey, and the second parts a dash each. A first part whose series have
+    all one dash keeps it.
 
     Returns
     -------
-    (dict of str to str, dict of str to str) or None
-        A series of each first part, and the dash of each second part that has a name.
+    (dict of str to str, dict of str to (str, str)) or None
+        A series of each first part, and the colour and dash of each second part that has a name: grey if all are controls.
     """
     parts: dict[str, dict[str, str]] = {}
     colours = colours_of(dataset)
     for name in colours:
-        first, _, second = re.sub(", (?=unedited)", ": ", name).partition(": ")
+        first, second = parts_of(name)
         parts.setdefault(first, {})[second] = name
     dashes: dict[str, set[str]] = {}
     for named in parts.values():
         own = {second: dash_of(dataset, name) for second, name in named.items()}
-        if len({colours[name] for name in named.values()}) > 1:
+        inks = {colours[name] for name in named.values()}
+        if len(inks - set(theme.CONTROLS) or inks) > 1:
             return None
         if len(set(own.values())) > 1 or len(own) == 1:
             for second, dash in own.items():
                 dashes.setdefault(second, set()).add(dash)
-    named_parts = {second: min(known) for second, known in dashes.items() if second}
+    inks = {second: {colours[named[second]] for named in parts.values() if second in named} for second in dashes}
+    named_parts = {
+        second: (theme.MUTED if inks[second] <= set(theme.CONTROLS) else theme.INK, min(known))
+        for second, known in dashes.items()
+        if second
+    }
     clear = all(len(known) == 1 for known in dashes.values()) and len(set(named_parts.values())) == len(named_parts)
     if not clear or len(parts) < 2 or len(parts) + len(named_parts) > len(colours) or not named_parts:
         return None

@@ -18,6 +18,8 @@ from diffscope.figures.line_data import (
     ends_of,
     factors_of,
     has_single,
+    hatch_numbers,
+    marker_numbers,
     places_of,
     shown,
     spread,
@@ -32,6 +34,7 @@ CHARACTER = 0.055  # inches of a label below a figure
 TICK = 0.3  # inches from one numbered tick to the next
 SLANTED = 0.3  # inches that turned labels take below a panel
 MARKERS = ("o", "s", "D", "P", "X", "p")  # a colour each, for grey print; triangles are points beyond what is drawn
+HATCHES = ("", "/////", ".....", "\\\\\\\\\\", "xxxxx", "-----")  # of bars that are as dark as others
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 
 
@@ -45,8 +48,12 @@ def in_print(
     band: Mapping[str, str] | None = None,
     highlight: Sequence[str] = (),
     extremes: Sequence[str] = (),
+    others: str = "",
 ):
-    """Draw for print; panels that would be too narrow beside each other stand in several rows. Parameters as of ``on_screen``."""
+    """Draw for print; panels that would be too narrow beside each other stand in several rows.
+
+    Parameters are as of ``on_screen``, and `others` names the series that are not highlighted.
+    """
     from matplotlib.ticker import MaxNLocator
 
     panels = [str(name) for name in dataset["panel"].values]
@@ -58,7 +65,7 @@ def in_print(
     lines = [*dataset.attrs["references"], dataset.attrs["diagonal"]]
     factors = factors_of(dataset) if style == "lines" and not highlight else None
     series = [*factors[0], *factors[1]] if factors else highlight or colours
-    named = [for_print(name) for name in [*series, *(band or {}).values(), *lines] if name]
+    named = [for_print(name) for name in [*series, others, *(band or {}).values(), *lines] if name]
     places, numbers = places_of(dataset)
     numbers = numbers and style in ("lines", "points")
     turned = not numbers and "at" not in dataset and _turned(places, wide)
@@ -95,6 +102,8 @@ def in_print(
     for row in grid:
         row[0].set_ylabel(for_print(dataset.attrs["y"]))
     handles, labels = _entries(grid[0, 0], colours, factors)
+    if others and len(colours) > len(highlight):
+        handles, labels = [*handles, grid[0, 0].lines[0]], [*labels, for_print(others)]
     if free:
         grid[-1, -1].legend(handles, labels, loc="center")
     else:
@@ -108,7 +117,7 @@ def _fits(labels: Sequence[str], width: float, height: float) -> bool:
     return bool(labels) and max(entry_widths(labels)) <= 0.85 * width and ROW * len(labels) <= 0.7 * height
 
 
-def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str, str]] | None) -> tuple[list, list[str]]:
+def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str, tuple[str, str]]] | None) -> tuple[list, list[str]]:
     """Return the lines of a legend and their words: with factors, a line for each first and each second part of a label."""
     from matplotlib.lines import Line2D
 
@@ -119,7 +128,7 @@ def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str,
     drawn = dict(zip(labels, handles))
     others = {words: handle for words, handle in drawn.items() if words not in set(map(for_print, series))}
     entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items() if for_print(name) in drawn}
-    dashes = {for_print(second): Line2D([], [], color=theme.INK, ls=IN_PRINT[dash]) for second, dash in seconds.items()}
+    dashes = {for_print(second): Line2D([], [], color=ink, ls=IN_PRINT[dash]) for second, (ink, dash) in seconds.items()}
     together = entries | dashes | others
     return list(together.values()), list(together)
 
@@ -171,16 +180,17 @@ def _bars_or_lines(
 ) -> None:
     """Draw all series of one panel, (series, x)."""
     count = len(colours)
-    inks = list(dict.fromkeys(colours.values()))
+    markers, hatches = marker_numbers(colours), hatch_numbers(colours)
     above = np.zeros(len(places))
     below = np.zeros(len(places))
     for number, (name, colour) in enumerate(colours.items()):
         series = part.isel(series=number)
         values = shown(series, "value")
-        marker = MARKERS[inks.index(colour) % len(MARKERS)]
+        marker = MARKERS[markers[name] % len(MARKERS)]
+        hatch = HATCHES[hatches[name] % len(HATCHES)]
         aside = (number - (count - 1) / 2) / count
         ends = {}
-        if "low" in series:
+        if "low" in series and np.isfinite(spread(series)).any():
             ends = {"yerr": np.stack(spread(series))}
         label = for_print(name) if name else None
         numbers = "at" in series or places_of(series)[1]
@@ -195,7 +205,8 @@ def _bars_or_lines(
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
-            ax.bar(places, values, 0.8, bottom=bottom, label=label, color=colour, edgecolor=theme.PAPER, lw=0.4)
+            look = {"color": colour, "edgecolor": theme.PAPER, "lw": 0.4, "hatch": hatch}
+            ax.bar(places, values, 0.8, bottom=bottom, label=label, **look)
             above += np.nan_to_num(np.maximum(values, 0))
             below += np.nan_to_num(np.minimum(values, 0))
         elif style == "bars":
@@ -204,7 +215,7 @@ def _bars_or_lines(
                 values,
                 0.8 / count,
                 label=label,
-                **_filled(colour),
+                **_filled(colour, hatch),
                 error_kw={"lw": 0.6, "ecolor": theme.INK},
                 **ends,
             )
@@ -224,15 +235,17 @@ def _bars_or_lines(
             _points(ax, series, places + beside, colour, marker, label, ends)
 
 
-def _filled(colour: str) -> dict:
+def _filled(colour: str, hatch: str) -> dict:
     """Return how a bar is filled: that of a control is light with an edge, so that grey print tells it apart."""
-    return {"color": theme.RULE, "edgecolor": colour, "lw": 0.6} if colour in theme.CONTROLS else {"color": colour}
+    if colour in theme.CONTROLS:
+        return {"color": theme.RULE, "edgecolor": colour, "lw": 0.6}
+    return {"color": colour, "edgecolor": theme.PAPER, "lw": 0, "hatch": hatch}
 
 
 def _print_extremes(ax, part: xr.Dataset, places: np.ndarray, colour: str) -> None:
     """Draw the ends of the ranges of one series as small points."""
     for end in shown(part, "value") + np.stack(spread(part)) * [[-1], [1]]:
-        ax.plot(places, end, color=colour, ls="", marker="o", ms=2.0, mew=0, alpha=0.7, zorder=3)
+        ax.plot(places, end, color=colour, ls="", marker="o", ms=2.8, mew=0.4, mec=theme.PAPER, zorder=3)
 
 
 def _parted(places: np.ndarray, aside: float) -> np.ndarray:

@@ -10,12 +10,13 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html
-from diffscope.figures.line_data import beyond, colours_of, dash_of, ends_of, has_single, places_of, shown, spread
+from diffscope.figures.line_data import beyond, colours_of, dash_of, ends_of, has_single, hatch_numbers, marker_numbers, places_of, shown, spread
 from diffscope.figures.print_layout import screen_title
 
 GAPS = {"shared": 0.03, "own": 0.08}  # between panels, of the width of all
 BEYOND = {-1: "triangle-down-open", 1: "triangle-up-open"}  # of points below and above what is drawn
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "pentagon")  # a colour each, as in print
+PATTERNS = ("", "/", ".", "\\", "x", "-")  # of bars that are as dark as others, as in print
 DASHES = ("dash", "dot", "dashdot", "longdash")
 
 
@@ -57,7 +58,7 @@ def on_screen(
     places = places if numbers else [for_html(place) for place in places]
     numbers = numbers or "at" in dataset
     colours = colours_of(dataset)
-    inks = list(dict.fromkeys(colours.values()))
+    markers, hatches = marker_numbers(colours), hatch_numbers(colours)
     titled = any(panels)
     top = (24 if any(colours) else 8) + (22 if title else 0) + (20 if titled else 0)
     layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
@@ -90,10 +91,10 @@ def on_screen(
             layout["annotations"].append({"text": for_html(panel), "showarrow": False, "font": font} | middle)
         for number, name in enumerate(colours):
             part = dataset.isel(panel=column, series=number)
-            symbol = SYMBOLS[inks.index(colours[name]) % len(SYMBOLS)]
+            mark = hatches[name] if style in ("bars", "stacked") else markers[name]
             traces = [
                 *_single(part, places, name, colours[name]),
-                *_traces(part, places, name, colours[name], style, symbol),
+                *_traces(part, places, name, colours[name], style, mark),
             ]
             if band and name in band and "low" in part:
                 traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
@@ -182,8 +183,8 @@ def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict
     return [{"type": "scatter", "x": at, "y": values.ravel(), "name": ""} | look | labelled]
 
 
-def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, symbol: str) -> list[dict]:
-    """Return one series of one panel, (x,): its values, and its range where there is one."""
+def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, mark: int) -> list[dict]:
+    """Return one series of one panel, (x,): its values, and its range; `mark` is the number of its hatch or marker."""
     values = shown(part, "value")
     label = for_html(name)
     of_point = np.stack([np.asarray(places, object), part["value"].values.astype(object)], -1)
@@ -202,8 +203,10 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, 
         common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3} | bars
     if style in ("bars", "stacked"):
         group = {"offsetgroup": label} if style == "bars" and label else {}  # in which its single values are, too
-        return [common | {"type": "bar", "marker": {"color": colour}} | group]
+        pattern = {"shape": PATTERNS[mark % len(PATTERNS)], "fgcolor": theme.PAPER, "size": 6, "solidity": 0.25}
+        return [common | {"type": "bar", "marker": {"color": colour, "pattern": pattern}} | group]
     common["type"] = "scatter"
+    symbol = SYMBOLS[mark % len(SYMBOLS)]
     if style == "lines":
         line = {"color": colour, "width": 2, "dash": dash_of(part, name)}
         return [common | {"line": line, "marker": {"size": 6, "color": colour, "symbol": symbol}, "mode": "lines+markers"}]

@@ -44,8 +44,8 @@ def by_depth(
 
     The form of Table 3 of "Differential Transformer" (Ye et al., 2024), of any number of models. Lines are means over heads, then
     layers, then prompts, with one standard error over prompts; which normalisation the paper used was not published. Beside them,
-    the share of keys that the query sees: what uniform attention would give, in grey where that is the same for all models, else
-    dotted, in the colour of each. Nothing is averaged over models.
+    the share of keys that the query sees: what uniform attention would give, once where that is the same for all models, else
+    for each. Nothing is averaged over models.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def by_depth(
     tokens = common[-1] if length is None else length
     lines = list(DASHES) if span is None else [span]
     chosen = {name: select(table, length=tokens, map=map, span=lines) for name, table in estimates.items()}
-    colours = dict(zip(chosen, theme.SERIES * len(chosen)))
+    colours, greys = theme.model_colours(chosen), theme.control_colours(chosen)
     rows: dict[str, xr.DataArray] = {}
     errors: dict[str, xr.DataArray] = {}
     looks = {}
@@ -100,7 +100,7 @@ def by_depth(
             label = _line(_uniform(name), line, lines)
             rows[label] = uniform.sel(span=line, drop=True).broadcast_like(shape)
             errors[label] = rows[label].where(False)
-            looks[label] = (colours[name], "dot") if name else (theme.MUTED, DASHES.get(line, "solid"))
+            looks[label] = (greys.get(name, theme.MUTED), DASHES.get(line, "solid"))
     about = "attention" if span is None else f"attention on {_words(span)}"
     values = together(rows, "series").assign_attrs(long_name=about, units="1")
     error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")

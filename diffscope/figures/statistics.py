@@ -129,7 +129,7 @@ def statistic_by_layer(
     """Draw a statistic by layer: its mean over heads as a line, every head as a point behind it, and its controls.
 
     The mean is a median where the registry averages the statistic so (ratios without a bound, ranks). Of a batch every point is
-    that of a head over its prompts. Controls are broken lines, in the colour of the model, or grey where they are the same for
+    that of a head over its prompts. Controls are grey broken lines, with the marker of their model where it is not the same for
     all: of effective ranks the map with its rows permuted and the uniform map; of what compares A1 and A2 the same with the A2 of
     other heads; of λ its initial value; of all else that is of a map, uniform attention over the keys that the query sees.
 

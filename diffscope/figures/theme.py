@@ -15,8 +15,9 @@ colours of ``SERIES``, and a marker each. Controls are grey.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -38,9 +39,9 @@ TAKEN = ORANGES[:6]  # of D below zero
 MAP_COLOURS = {"A": BLUES[6], "A1": BLUES[6], "A2": ORANGES[5], "lambda_A2": ORANGES[5], "D": INK, "share": BLUES[6]}
 #: the same by what maps, and what they give out, are called in print
 SYMBOL_COLOURS = {
-    f"{sign}{symbol}{of}": MAP_COLOURS[name]
+    f"{before}{symbol}{of}": MAP_COLOURS[name]
     for name, symbol in {"A": "A", **{name: entry.symbol for name, entry in MAPS.items()}}.items()
-    for sign in ("", "−")
+    for before in ("", "−", "own ")
     for of in ("", "·V")
 }
 #: which scale each map is drawn with
@@ -124,6 +125,22 @@ def colour_map(kind: str, contrast: str = "sqrt", empty: str = UNSEEN):
     return colours.with_extremes(bad=empty)
 
 
+def model_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each model."""
+    return dict(zip(names, itertools.cycle(SERIES)))
+
+
+def control_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a grey for the controls of each model."""
+    return dict(zip(names, itertools.cycle(CONTROLS)))
+
+
+def darkness(colour: str) -> float:
+    """Return how dark a colour is in grey print, from 0 for white to 1 for black."""
+    red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    return 1 - (0.299 * red + 0.587 * green + 0.114 * blue)
+
+
 def span_colour(name: str) -> str:
     return SPAN_COLOURS.get(name) or OTHER_SPANS[sum(map(ord, name)) % len(OTHER_SPANS)]
 
@@ -180,6 +197,7 @@ def print_style(venue: str | None = None) -> dict:
         "ytick.major.pad": 1.5,
         "lines.linewidth": 1.1,
         "patch.linewidth": 0.0,
+        "hatch.linewidth": 0.5,
         "figure.facecolor": PAPER,
         "figure.dpi": 150,
         "savefig.facecolor": PAPER,

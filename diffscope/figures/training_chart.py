@@ -12,7 +12,7 @@ from diffscope.figures.figure import Chart
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
-INKS = (theme.SERIES[0], theme.MUTED)  # of the head that is set apart, and of its control
+INKS = (theme.SERIES[0], theme.MUTED)  # of heads, of which one is set apart, and of its control
 TITLE = "step of training (evenly spaced)"
 NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close share a label, which has so many names
 ROOM = 64  # pixels of the labels
@@ -69,11 +69,9 @@ def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
 
 
 def _with_looks(data: xr.Dataset) -> xr.Dataset:
-    """Return data with the colours of what is set apart, and grey for all else."""
+    """Return data with one colour of all heads, and grey for the control."""
     apart = dict(zip(data.attrs["apart"], zip(INKS, ("solid", "dash"))))
-    return data.assign_attrs(
-        looks={str(name): apart.get(str(name), (theme.CONTROLS[1], "solid")) for name in data["series"].values}
-    )
+    return data.assign_attrs(looks={str(name): apart.get(str(name), (INKS[0], "solid")) for name in data["series"].values})
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
@@ -110,7 +108,9 @@ def _names_at_ends(data: xr.Dataset) -> list[dict]:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
     """Draw for print."""
-    return line_print.in_print(_with_looks(data), width, title=title, highlight=data.attrs["apart"])
+    apart = data.attrs["apart"]
+    others = "other layers" if apart[0].startswith("layer") else "other heads"
+    return line_print.in_print(_with_looks(data), width, title=title, highlight=apart, others=others)
 
 
 CHART = Chart(on_screen, in_print)

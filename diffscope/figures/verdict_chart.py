@@ -21,17 +21,18 @@ from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, LEGEND, OPEN, 
 ROW = 0.27  # inches a quantity takes in print
 ANOTHER = 0.09  # inches of each further line of its label
 LETTER = 0.037  # inches of a letter of these labels
-LABELS = 1.6  # inches that the names of tests take in print
-ACROSS = 0.62  # of the figure's width that they have
+NAME = 0.075  # inches of a letter of a test's name
+ACROSS = 0.92  # of the width of the axes that these labels have
 LINE = 76  # characters of a label on the screen, which stands above its row in a line or two
-COLUMN = 0.45  # inches that the words of an account take in print
+COLUMN = 0.45  # inches that the words of an account take in print at most
+SHARE = 0.12  # of the width of the figure, too
 PIXELS = 58  # on screen
 UNITS = "estimate, in units of the smallest effect that matters"
 TICKS = np.array([-100, -10, -3, -1, 0, 1, 3, 10, 100])
 KINDS = ("primary", "mechanism", "measurement")  # in the order in which they are drawn
 PAINT = {  # of a word: its ink, its ground and its edge
-    FOR: (theme.PAPER, theme.BLUES[7], theme.BLUES[7]),
-    AGAINST: (theme.ORANGES[7], theme.PAPER, theme.ORANGES[7]),
+    FOR: (theme.PAPER, theme.INK, theme.INK),
+    AGAINST: (theme.INK, theme.PAPER, theme.INK),
     OPEN: (theme.INK, theme.UNSEEN, theme.UNSEEN),
     SILENT: (theme.MUTED, theme.PAPER, theme.PAPER),
 }
@@ -39,7 +40,7 @@ CAPTION = (
     "Tests of the hypotheses: estimates with their 95 % intervals (lines), beside what there would be without an effect (grey "
     f"bars), in units of the smallest effect that matters. {LEGEND}"
 )
-INKS = {"above": theme.BLUES[7], "below": theme.ORANGES[7]}
+INKS = {"above": theme.BLUES[6], "below": theme.ORANGES[5]}  # of an estimate that is positive or negative
 NUMBERS = ("value", "low", "high", "null_low", "null_high")
 NO_EFFECT = {  # the band of what does not matter
     "type": "rect",
@@ -138,12 +139,13 @@ def _ink(state: str) -> str:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     count = data.sizes["row"]
-    room = int((width - COLUMN * data.sizes["account"]) * ACROSS / LETTER)
+    columns = min(COLUMN, SHARE * width) * data.sizes["account"]
+    across = max(1.0, width - columns - NAME * max(map(len, _names(data))))
+    room = int(across * ACROSS / LETTER)
     labels = [wrap(for_print(label), max(16, room)) for label in _quantities(data)]
     lines = max(map(len, labels))
     figure = canvas(width, (ROW + ANOTHER * (lines - 1)) * count + 0.7)
-    columns = COLUMN * data.sizes["account"]
-    ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(max(1.0, width - columns - LABELS), columns))
+    ax, beside = figure.subplots(1, 2, sharey=True, width_ratios=(across, columns))
     x = {name: np.arcsinh(data[name].values) for name in NUMBERS}
     _bars(ax, x, data["state"].values)
     ax.axvspan(np.arcsinh(-1), np.arcsinh(1), color=theme.UNSEEN, zorder=0)
@@ -158,7 +160,7 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     reach = _reach(x)
     ax.set_xlim(-1.1 * reach, 1.05 * reach)
     shown = TICKS[np.abs(np.arcsinh(TICKS)) <= reach]
-    ax.set_xticks(np.arcsinh(shown), [f"{tick:g}" for tick in shown])
+    ax.set_xticks(np.arcsinh(shown), [f"{tick:g}".replace("-", "−") for tick in shown])
     ax.set_xlabel(UNITS)
     _columns(beside, data)
     if title:
@@ -228,7 +230,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "font": {"size": 11}},
             xaxis=theme.screen_axis(
                 tickvals=np.arcsinh(TICKS),
-                ticktext=[f"{tick:g}" for tick in TICKS],
+                ticktext=[f"{tick:g}".replace("-", "−") for tick in TICKS],
                 range=[-1.05 * _reach(x), 1.05 * _reach(x)],
                 showgrid=True,
                 title_text=UNITS,

@@ -725,7 +725,7 @@ def test_ends_that_are_single_values_are_points_and_no_whiskers(style):
     np.testing.assert_allclose(np.sort(ends.y), [0.0, 0.2, 0.3, 0.5])
     axes = result.matplotlib().axes[0]
     assert len(axes.collections) == 1  # the whiskers of one series
-    drawn = [line.get_ydata() for line in axes.lines if line.get_markersize() == 2.0]
+    drawn = [line.get_ydata() for line in axes.lines if line.get_markersize() == 2.8]
     np.testing.assert_allclose(np.sort(np.concatenate(drawn)), [0.0, 0.2, 0.3, 0.5])
 
 

@@ -1,4 +1,4 @@
-"""The scripts of the gallery run, every figure has one, and what they draw can be read in the narrowest column."""
+"""The scripts of the gallery run, every figure has one, what they draw can be read in the narrowest column, and a colour means one thing."""
 
 import dataclasses
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from diffscope.figures import FIGURES, theme
-from tools.figure_sheet import text_faults
+from tools.figure_sheet import colour_faults, text_faults
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "docs" / "gallery").glob("*.py"))
 FEWER = {  # prompts and untrained models, whose number no drawing depends on
@@ -27,7 +27,9 @@ def test_a_script_draws_what_can_be_read_in_a_column(script):
     exec(compile(source, str(script), "exec"), names)
     if "figure" in names and script.stem != "view":  # which is no printed figure
         narrow = dataclasses.replace(names["figure"], venue="acl", width=theme.width("acl", False))
-        assert not text_faults(narrow.matplotlib())
+        drawing = narrow.matplotlib()
+        assert not text_faults(drawing)
+        assert not colour_faults(drawing)
         assert narrow.caption and "None" not in narrow.caption
     else:
         assert len(names["table"].to_latex()) > 100 if "table" in names else names["figure"]
