@@ -138,23 +138,23 @@ def minus(text: str) -> str:
 
 
 def stretches(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Return the first and last of each stretch of numbers that follow each other, in ascending order."""
-    members = set(numbers)
+    """Return the first and one past the last of each stretch of numbers that follow each other, in ascending order."""
+    members = {int(number) for number in numbers}
     starts = sorted(number for number in members if number - 1 not in members)
-    ends = sorted(number for number in members if number + 1 not in members)
-    return list(zip(starts, ends))
+    stops = sorted(number + 1 for number in members if number + 1 not in members)
+    return list(zip(starts, stops))
 
 
 def ranges(numbers: Iterable[int]) -> str:
     """Write numbers as ranges for tables and labels: 0–3, 5."""
-    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in stretches(numbers))
+    return ", ".join(str(start) if stop == start + 1 else f"{start}–{stop - 1}" for start, stop in stretches(numbers))
 
 
 def runs(numbers: Iterable[int]) -> str:
     """Write numbers as ranges for sentences, two neighbours one by one: 0 to 3, 5 and 6."""
     words = []
-    for first, last in stretches(numbers):
-        words += [f"{first} to {last}"] if last > first + 1 else [str(number) for number in range(first, last + 1)]
+    for start, stop in stretches(numbers):
+        words += [f"{start} to {stop - 1}"] if stop > start + 2 else map(str, range(start, stop))
     return listed(words)
 
 

@@ -13,9 +13,9 @@ from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_head as _by_head
 from diffscope.figures import cohort_chart as _cohort_chart
+from diffscope.figures import images as _images
 from diffscope.figures import layers as _layers
 from diffscope.figures import map_data as _map_data
-from diffscope.figures import map_grid as _grid
 from diffscope.figures import rows as _rows
 from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
@@ -110,9 +110,9 @@ def maps(
                 "a grid is chosen by layers= and heads=, and has one scale; leave layer, head, scale and limit out"
             )
         captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap).items()}
-        data = _grid.data(captures, layers, heads, _one_name(names), queries, keys, size or _grid.SIZE)
-        about = f"{_grid.title_of(data)}: one map of many heads: a row a layer, a column a head"
-        return Drawing(_grid.CHART, data, {"contrast": contrast}, about)
+        data = _images.grid_data(captures, layers, heads, _one_name(names), queries, keys, size or _images.SIZE)
+        about = f"{_images.title_of(data)}: one map of many heads: a row a layer, a column a head"
+        return Drawing(_images.CHART, data, {"contrast": contrast}, about)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
     data = _map_data.data(cap, layer, head or 0, prompt, queries, keys, size or _map_data.LARGEST, names)

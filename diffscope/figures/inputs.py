@@ -14,6 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures.escaping import readable, short_name
+from diffscope.numbers import stretches
 from diffscope.prompts.selection import is_last
 
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
@@ -235,15 +236,6 @@ def position_of(query: int | str, n: int) -> int:
     return query % n
 
 
-def runs(positions) -> list[tuple[int, int]]:
-    """Return consecutive positions as (first, one past the last)."""
-    positions = np.unique(np.asarray(positions, dtype=int))
-    if positions.size == 0:
-        return []
-    cuts = np.flatnonzero(np.diff(positions) > 1) + 1
-    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(positions, cuts)]
-
-
 def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
     """Return data whose coordinates of tokens, as far as there are any, are texts that can be read."""
     tokens = np.array(readable(cap.prompts[0]), dtype=object)
@@ -265,6 +257,6 @@ def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
         "head": int(head),
         "n_tokens": cap.n_tokens,
         "mask": str(layer.mask.kind),
-        "spans": {name: runs(positions) for name, positions in cap.spans.items()},
+        "spans": {name: stretches(positions) for name, positions in cap.spans.items()},
         "edits": edited(cap),
     }

@@ -17,6 +17,8 @@ ROLES = ("panel", "series", "x")
 ALIKE = 0.2  # of the way from white to black: colours that are closer look alike in grey print
 STYLES = ("lines", "points", "bars", "stacked")
 Looks = Mapping[str, tuple[str, str]]
+#: a series of each first part of labels, and the colour and dash of each second part
+Factors = tuple[dict[str, str], dict[str, tuple[str, str]]]
 
 
 def data(
@@ -150,7 +152,7 @@ def has_single(part: xr.Dataset) -> bool:
     return "points" in part and not np.allclose(part["points"], part["value"].values[:, None], rtol=1e-6, atol=0, equal_nan=True)
 
 
-def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, tuple[str, str]]] | None:
+def factors_of(dataset: xr.Dataset) -> Factors | None:
     """Return the two parts of labels such as "model: control", if a legend of the parts is shorter and as clear.
 
     The first parts have a colour each, their controls a grey, and the second parts a dash each. A first part whose series have
@@ -159,7 +161,8 @@ def factors_of(dataset: xr.Dataset) -> tuple[dict[str, str], dict[str, tuple[str
     Returns
     -------
     (dict of str to str, dict of str to (str, str)) or None
-        A series of each first part, and the colour and dash of each second part that has a name: grey if all are controls.
+        A series of each first part, and the colour and dash of each second part that has a name; the colour is grey if all its
+        series are controls.
     """
     parts: dict[str, dict[str, str]] = {}
     colours = colours_of(dataset)

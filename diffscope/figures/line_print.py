@@ -12,6 +12,7 @@ import xarray as xr
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_print
 from diffscope.figures.line_data import (
+    Factors,
     beyond,
     colours_of,
     dash_of,
@@ -54,8 +55,6 @@ def in_print(
 
     Parameters are as of ``on_screen``, and `others` names the series that are not highlighted.
     """
-    from matplotlib.ticker import MaxNLocator
-
     panels = [str(name) for name in dataset["panel"].values]
     columns = min(len(panels), max(1, int(width / NARROWEST)))
     rows = math.ceil(len(panels) / columns)
@@ -85,20 +84,15 @@ def in_print(
             ax.set_xlabel(for_print(dataset.attrs["x"]))
         if not numbers and "at" not in dataset:
             _name_places(ax, places, wide)
-        elif "at" not in dataset and "x" not in log and _apart(ticks, wide):
-            ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
         elif "at" not in dataset:
-            ax.xaxis.set_major_locator(
-                MaxNLocator(min(12, max(3, int(wide / TICK))), integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10])
-            )
-            ax.xaxis.set_major_formatter("{x:g}")
+            _number_places(ax, ticks, wide, log)
         ax.yaxis.grid(True)
         for axis in (ax.xaxis if letter == "x" else ax.yaxis for letter in log):
             log_axis(axis)
             if axis is ax.yaxis and within_a_decade(dataset):
                 axis.set_minor_formatter("{x:g}")
         if "x" in log and numbers:
-            ax.set_xticks(ticks, [f"{place:g}" for place in ticks], minor=False)
+            ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
     for row in grid:
         row[0].set_ylabel(for_print(dataset.attrs["y"]))
     handles, labels = _entries(grid[0, 0], colours, factors)
@@ -117,7 +111,7 @@ def _fits(labels: Sequence[str], width: float, height: float) -> bool:
     return bool(labels) and max(entry_widths(labels)) <= 0.85 * width and ROW * len(labels) <= 0.7 * height
 
 
-def _entries(ax, series: Sequence[str], factors: tuple[dict[str, str], dict[str, tuple[str, str]]] | None) -> tuple[list, list[str]]:
+def _entries(ax, series: Sequence[str], factors: Factors | None) -> tuple[list, list[str]]:
     """Return the lines of a legend and their words: with factors, a line for each first and each second part of a label."""
     from matplotlib.lines import Line2D
 
@@ -158,6 +152,18 @@ def _turned(places: list, width: float) -> bool:
     """Return whether labels would touch if they were not turned."""
     labels = places[:: _step(places, width)]
     return max(map(len, labels)) * CHARACTER > 0.85 * width / len(labels)
+
+
+def _number_places(ax, ticks: np.ndarray, width: float, log: str) -> None:
+    """Write numbers below a panel so many inches wide: those of its places if there is room, else round ones."""
+    from matplotlib.ticker import MaxNLocator
+
+    if "x" not in log and _apart(ticks, width):
+        ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+        return
+    most = min(12, max(3, int(width / TICK)))
+    ax.xaxis.set_major_locator(MaxNLocator(most, integer=bool((ticks % 1 == 0).all()), steps=[1, 2, 5, 10]))
+    ax.xaxis.set_major_formatter("{x:g}")
 
 
 def _name_places(ax, places: list, width: float) -> None:

@@ -10,7 +10,18 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html
-from diffscope.figures.line_data import beyond, colours_of, dash_of, ends_of, has_single, hatch_numbers, marker_numbers, places_of, shown, spread
+from diffscope.figures.line_data import (
+    beyond,
+    colours_of,
+    dash_of,
+    ends_of,
+    has_single,
+    hatch_numbers,
+    marker_numbers,
+    places_of,
+    shown,
+    spread,
+)
 from diffscope.figures.print_layout import screen_title
 
 GAPS = {"shared": 0.03, "own": 0.08}  # between panels, of the width of all

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from diffscope.errors import DiffscopeError
 
-LEVELS = {"uint8": 255, "uint16": 65535}
-Depth = Literal["uint8", "uint16", "float16"]
+MOST = 255  # levels above 0
 
 
 @dataclass(frozen=True)
@@ -19,9 +17,8 @@ class Pixels:
 
     Attributes
     ----------
-    levels : ndarray of uint8, uint16 or float16, any shape
-        Whole numbers from 0 to the most that the type holds; of a signed scale the middle, rounded down, is zero. float16 holds
-        the position on the scale itself, from 0 or −1 to 1.
+    levels : ndarray of uint8, any shape
+        Of a signed scale 127 is zero.
     limit : float
         The size of the value at the end of the scale.
     signed : bool
@@ -38,19 +35,13 @@ class Pixels:
 
     def values(self) -> np.ndarray:
         """Return the values that the levels stand for, float32."""
-        position = self.levels.astype(np.float32)
-        if self.levels.dtype != np.float16:
-            most = LEVELS[str(self.levels.dtype)]
-            position = (position - most // 2) / (most // 2) if self.signed else position / most
+        levels = self.levels.astype(np.float32)
+        position = (levels - MOST // 2) / (MOST // 2) if self.signed else levels / MOST
         share = np.sign(position) * position**2 if self.contrast == "sqrt" else position
         return share * np.float32(self.limit)
 
-    def scale(self) -> dict:
-        """Return what a receiver has to know beside the bytes."""
-        return {"limit": self.limit, "signed": self.signed, "contrast": self.contrast, "dtype": str(self.levels.dtype)}
 
-
-def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt", depth: Depth = "uint8") -> Pixels:
+def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt") -> Pixels:
     """Return values as levels of a colour scale.
 
     Parameters
@@ -61,17 +52,14 @@ def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt
         The size of the value at the end of the scale, such as one that several maps share; by default the largest. What is
         larger is drawn as that.
     contrast : {"sqrt", "linear"}
-    depth : {"uint8", "uint16", "float16"}
 
     Raises
     ------
     DiffscopeError
-        Unknown contrast or depth, or a limit that is not positive.
+        Unknown contrast, or a limit that is not positive.
     """
     if contrast not in ("sqrt", "linear"):
         raise DiffscopeError(f"a scale's contrast is 'sqrt' or 'linear', not {contrast!r}")
-    if depth not in (*LEVELS, "float16"):
-        raise DiffscopeError(f"pixels are of 'uint8', 'uint16' or 'float16', not {depth!r}")
     values = np.nan_to_num(np.asarray(values, dtype=np.float32), nan=0.0)
     largest = float(np.abs(values).max(initial=0.0)) or 1.0
     limit = largest if limit is None else float(limit)
@@ -80,8 +68,5 @@ def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt
     signed = bool((values < 0).any())
     share = np.clip(values / limit, -1, 1)
     position = np.sign(share) * np.sqrt(np.abs(share)) if contrast == "sqrt" else share
-    if depth == "float16":
-        return Pixels(position.astype(np.float16), limit, signed, contrast)
-    most = LEVELS[depth]
-    levels = np.rint(position * (most // 2)) + most // 2 if signed else np.rint(position * most)
-    return Pixels(levels.astype(depth), limit, signed, contrast)
+    levels = np.rint(position * (MOST // 2)) + MOST // 2 if signed else np.rint(position * MOST)
+    return Pixels(levels.astype(np.uint8), limit, signed, contrast)

@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.figures import checkpoint_images as _checkpoint_images
+from diffscope.figures import images as _images
 from diffscope.figures import theme
 from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
@@ -115,7 +115,7 @@ def checkpoints(
     layer: int | None = None,
     head: int = 0,
     map: str = "D",
-    size: int = _checkpoint_images.SIZE,
+    size: int = _images.SIZE,
     contrast: Contrast = "sqrt",
     **printing: Unpack[Printing],
 ) -> Drawing:
@@ -145,6 +145,6 @@ def checkpoints(
     """
     if size < 1:
         raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
-    data = _checkpoint_images.data(captures, layer, head, map, size)
+    data = _images.checkpoint_data(captures, layer, head, map, size)
     about = f"{theme.TITLES[data.attrs['map']]}: one head's map at every checkpoint of a training"
-    return Drawing(_checkpoint_images.CHART, data, {"contrast": contrast}, about)
+    return Drawing(_images.CHART, data, {"contrast": contrast}, about)

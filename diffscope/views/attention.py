@@ -20,9 +20,9 @@ from safetensors.numpy import save
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable
-from diffscope.figures.inputs import one_prompt, runs
+from diffscope.figures.inputs import one_prompt
 from diffscope.figures.panels import heading
-from diffscope.numbers import head_name
+from diffscope.numbers import head_name, stretches
 from diffscope.readings.reading import Part
 from diffscope.views.component import Component
 from diffscope.views.view_state import checked_state
@@ -325,7 +325,7 @@ def _about(
         "panels": [_panel(name, len(names) > 1, maps[name].values) for name in names],
         "tokens": readable(encoded),
         "spans": [
-            {"name": name, "colour": theme.span_colour(name), "ranges": runs(positions)}
+            {"name": name, "colour": theme.span_colour(name), "ranges": stretches(positions)}
             for name, positions in encoded.spans.items()
         ],
         "look": LOOK,

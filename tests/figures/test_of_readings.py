@@ -119,7 +119,7 @@ def test_uniform_attention_is_never_averaged_over_models(retrieval):
         np.testing.assert_array_equal(cells["value"].sel(panel=label), uniform)
         np.testing.assert_array_equal(lines["value"].sel(series=f"{label}: answer")[0], uniform.sel(length=96))
     looks = lines.attrs["looks"]
-    assert looks["uniform attention (theirs): answer"] == [looks["theirs: answer"][0], "dot"]
+    assert looks["uniform attention (theirs): answer"] == [theme.CONTROLS[1], looks["theirs: answer"][1]]
     unknown = theirs.assign(uniform=theirs["uniform"].where(False))  # no capture of the prompts fits into memory
     series = figures.by_depth({"ours": ours, "theirs": unknown}).data["series"].values.tolist()
     assert series[4:] == ["uniform attention (ours): answer", "uniform attention (ours): irrelevant tokens"]
