@@ -216,6 +216,8 @@ def _keep(measured, out):
 
 def _summary(measured, source, out):
     """Return the averages as a dictionary for JSON."""
+    from diffscope.tables.of_statistic import average_of
+
     attrs = measured.attrs
     sampled = {"sampled": attrs["sampled"]} if attrs.get("sampled") else {}
     return {
@@ -224,7 +226,7 @@ def _summary(measured, source, out):
         "tokens": source.tokens,
         "spans": source.spans,
         "averaged_over": {"query": measured.sizes.get("query"), **sampled},
-        "statistics": {name: _as_dict(*_average(values, ["query"])) for name, values in measured.items()},
+        "statistics": {name: _as_dict(*average_of(values, ["query"])) for name, values in measured.items()},
         **({"stopped": attrs["stopped"]} if "stopped" in attrs else {}),
         "saved": out,
     }
@@ -233,16 +235,20 @@ def _summary(measured, source, out):
 def _show_tables(measured, source, over_heads, signs):
     """Show one table for each statistic."""
     from diffscope.stats.negative_mass import WHATEVER, sums_sizes
+    from diffscope.tables import statistic
 
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
     say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{sampled}")
     for name, values in measured.items():
+        say()
         if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:
-            say()
             say(f"{name} [{values.attrs['units']}] is not averaged, its mean would say nothing; choose one --query, or --json")
             continue
-        _show(name, *_average(values, ["query", "head"] if over_heads else ["query"]))
+        table = statistic(values, ["query", "head"] if over_heads else ["query"])
+        for line in (table.caption, *table.notes):
+            say(line)
+        show_table([*table.data], table.data.itertuples(index=False))
         if name == "span_mass" and signs:
             say(signs)
         elif sums_sizes(values):
@@ -269,15 +275,6 @@ def _queries(query, queries):
     return queries
 
 
-def _average(values, dims):
-    """Average over some dimensions; return one query, and statistics that are not averaged, as they are."""
-    from diffscope.stats.averaging import Average, averaged, rule
-
-    if values.sizes.get("query") == 1:
-        values = values.isel(query=0)
-    return averaged(values, dims) if rule(values) != "not" else Average(values, None, [])
-
-
 def _as_dict(values, error, words):
     return {
         **{key: value for key, value in values.attrs.items() if key != "averaged_over"},
@@ -287,26 +284,3 @@ def _as_dict(values, error, words):
         **({} if error is None else {"standard_error": error.values}),
         "averaged_over": words,
     }
-
-
-def _show(name, values, error, words):
-    """Show a statistic with its maps side by side and everything else down the rows."""
-    units = f" [{values.attrs['units']}]" if values.attrs.get("units", "1") != "1" else ""
-    over = f", {values.attrs['averaged']} over {', then '.join(words)}" if words else ""
-    bound = f", error of a row below {values.attrs['error_bound']:.1g}" if "error_bound" in values.attrs else ""
-    say()
-    say(f"{name}{units}{over}{bound}")
-    for key in ("why", "estimated", "unknown"):
-        if key in values.attrs:
-            say(f"({values.attrs[key]})")
-    table = _table(values, "value")
-    if error is not None:
-        columns = [*values["map"].values] if "map" in values.dims else ["value"]
-        table = table.join(_table(error, "value")[columns].add_suffix(" ±"))
-    show_table([str(column) for column in table.columns], table.itertuples(index=False))
-
-
-def _table(values, name):
-    series = values.rename(name).to_series()
-    table = series.unstack("map")[values["map"].values] if "map" in values.dims else series.to_frame(name)
-    return table.reset_index()

@@ -43,7 +43,7 @@ class Table:
     Attributes
     ----------
     name : str
-        What it is of: ``statistics``, ``depths``, ``conformance``, ``board`` or ``claims``.
+        What it is of: ``statistic``, ``statistics``, ``depths``, ``conformance``, ``board`` or ``claims``.
     header : tuple of str
     rows : tuple of tuple of str
         As printed; a dash stands for what is not there.

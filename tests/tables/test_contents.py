@@ -162,3 +162,18 @@ def test_a_board_has_every_quantity_of_every_test():
     changed = [replace(first, estimates={**first.estimates, quantity: crossed}), *(one for one in verdicts if one is not first)]
     caption = tables.board(changed).caption
     assert f"seeds and prompts, crossed ({first.test.id})" in caption and "as planted (" in caption
+
+
+def test_one_statistic_has_its_maps_side_by_side_and_counts_what_it_leaves_out(scopes):
+    measured = scopes[0].capture(PROMPTS[0]).measure(["entropy", "argmax", "head_cka"])
+    table = tables.statistic(measured["entropy"])
+    assert table.header == ("layer", "A1", "A2", "D") and "undefined values left out" in table.caption
+    expected = measured["entropy"].sel(map="D").mean("query").mean("head")
+    np.testing.assert_allclose(table.data["D"], expected)
+    by_head = tables.statistic(measured["entropy"].isel(query=[-1]), over="query")
+    assert len(by_head.rows) == expected.size * measured.sizes["head"] and "over" not in by_head.caption
+    with pytest.raises(DiffscopeError, match="choose one query"):
+        tables.statistic(measured["argmax"])
+    last = measured["argmax"].isel(query=[-1])
+    np.testing.assert_array_equal(tables.statistic(last).data["A1"], last.sel(map="A1").values.ravel())
+    assert len(tables.statistic(measured["head_cka"], over=()).rows) == measured["head_cka"].size // measured.sizes["map"]
