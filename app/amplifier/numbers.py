@@ -15,7 +15,6 @@ from amplifier.section import folded, heading, python
 from amplifier.section import show as show_reading
 from amplifier.signal import show_signal
 from diffscope import readings
-from diffscope.figures import Figure
 from diffscope.figures import amplifier_charts as charts
 from diffscope.readings import effort
 from diffscope.readings.gains import per_unit
@@ -56,42 +55,36 @@ def show_gains(subject, cap, query: int) -> None:
             return
         estimates = reading.estimates
 
-        def shown(name: str, chart: str, figure: Figure, alt: str, choice: str = "") -> None:
-            _show(subject, query, estimates[[name]], name, chart, figure, alt, choice)
+        def shown(quantity: str, alt: str) -> None:
+            _show(subject, query, estimates, quantity, alt)
 
-        shown(
-            "lambda_star",
-            "best_lambda",
-            charts.best_lambda(estimates),
-            f"λ* against {per_unit(estimates)} of every head, and the diagonal",
-        )
+        shown("best_lambda", f"λ* against {per_unit(estimates)} of every head, and the diagonal")
         with folded("lambda", "λ by layer, and what it could reject") as is_open:
             if is_open:
-                shown("lambda", "lambdas", charts.lambdas(estimates), "λ of every head, and where it began")
-                figure = charts.rejection_by_lambda(estimates)
-                shown("cmrr", "rejection_by_lambda", figure, "What λ alone could reject, by head")
+                shown("lambda", "λ of every head, and where it began")
+                shown("cmrr", "What λ alone could reject, by head")
         heading("gains", "What does the subtraction leave of irrelevant tokens, and what of the answer?")
 
-        def against_control(name: str, chart: str, figure: Figure) -> None:
-            shown(name, chart, figure, f"{estimates[name].long_name}, by head, beside controls", name)
+        def against_control(quantity: str) -> None:
+            shown(quantity, f"{estimates[charts.QUANTITIES[quantity].variable].long_name}, by head, beside controls")
 
-        against_control("noise_gain", "gain", charts.gain(estimates, "noise_gain"))
+        against_control("noise_gain")
         with folded("gains", "What is left, against the least possible; gain of the answer") as is_open:
             if is_open:
-                for name in ("residual_over_floor", "residual_floor"):
-                    against_control(name, "residual", charts.residual(estimates, name))
-                against_control("signal_gain", "gain", charts.gain(estimates, "signal_gain"))
+                for quantity in ("residual", "floor", "signal_gain"):
+                    against_control(quantity)
 
 
-def _show(subject, query: int, data: xr.Dataset, name: str, chart: str, figure: Figure, alt: str, choice: str) -> None:
-    """Show one variable: its chart, how to read it and what it says."""
-    about = data[name].attrs
-    arguments = f"reading.estimates, {choice!r}" if choice else "reading.estimates"
+def _show(subject, query: int, estimates: xr.Dataset, quantity: str, alt: str) -> None:
+    """Show one quantity: its chart, how to read it and what it says."""
+    name = charts.QUANTITIES[quantity].variable
+    about = estimates[name].attrs
     code = python(
         subject,
         "from diffscope import readings",
         f"reading = readings.amplifier(cap, {query}, ranks=False)",
         f"print(reading.estimates[{name!r}].attrs['says'])",
-        f"charts.{chart}({arguments}).save('{name}.pdf')",
+        f"charts.by_quantity(reading.estimates, {quantity!r}).save('{name}.pdf')",
     )
-    show_reading(name, figure, alt, data, code, about.get("reads", ""), about.get("says", ""))
+    figure = charts.by_quantity(estimates, quantity)
+    show_reading(name, figure, alt, estimates[[name]], code, about.get("reads", ""), about.get("says", ""))

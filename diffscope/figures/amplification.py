@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
     Subject = Capture | Comparison | Mapping[str, Capture] | Readings
 
-BESIDE = {"lambda": "beside its initial value", "cmrr": ""}  # what else is drawn, where it is not the A2 of other heads
-
 
 @figure()
 def amplifier(
@@ -69,25 +67,16 @@ def amplifier(
     from diffscope.figures import amplifier_charts as charts
     from diffscope.readings.gains import amplifier as read
 
-    known = {
-        "best_lambda": ("lambda_star", charts.best_lambda),
-        "lambda": ("lambda", charts.lambdas),
-        "cmrr": ("cmrr", charts.rejection_by_lambda),
-        "residual": ("residual_over_floor", charts.residual),
-        "floor": ("residual_floor", partial(charts.residual, name="residual_floor")),
-        "noise_gain": ("noise_gain", charts.gain),
-        "signal_gain": ("signal_gain", partial(charts.gain, name="signal_gain")),
-    }
-    check_choice("quantity", quantity, known)
-    variable, chart = known[quantity]
+    check_choice("quantity", quantity, charts.QUANTITIES)
+    variable, _, _, control = charts.QUANTITIES[quantity]
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
-    drawing = panels_beside({name: chart(table) for name, table in drawn_of.items()})
+    drawing = panels_beside({name: charts.by_quantity(table, quantity) for name, table in drawn_of.items()})
     first = next(iter(drawn_of.values()))
     ends = " and range" if "low" in drawing.data else ""
-    beside = BESIDE.get(quantity, f"beside the same with the A2 of other heads ({rule(first[variable])}{ends})")
-    words = first[variable].attrs["long_name"]
-    caption = f"{words} of every head{beside and ', '}{beside}.{_undefined(lacking)}"
+    averaged = f" ({rule(first[variable])}{ends})" if "control" in first[variable].dims else ""
+    beside = f", beside {control}{averaged}" if control else ""
+    caption = f"{first[variable].attrs['long_name']} of every head{beside}.{_undefined(lacking)}"
     return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 

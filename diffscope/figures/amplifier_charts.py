@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -35,75 +36,57 @@ PARTS = {"other": "the other map"}
 TARGETS = {"answer": "answer", "distractors": "mean of distractors", "margin": "answer − distractors"}
 STAR = (0.0, 2.0)  # a λ* beyond says only that there is next to nothing to subtract
 GAINS = (-2.0, 2.0)
+PASSED = {"as much as went in": 1.0}
+START = "at initialisation"
 
 
-def lambdas(estimates: xr.Dataset) -> Figure:
-    """Draw λ of every head, and where it began."""
-    names = ["λ", "at initialisation"]
-    together = xr.concat([estimates["lambda"], estimates["lambda_init"]], xr.DataArray(names, dims="which", name="which"))
-    values = by_head(_titled(together, "λ"))
-    return curves(values, x="head", series="which", style="points", controls=names[1:], wide=True)
+class Quantity(NamedTuple):
+    """One quantity of an amplifier: its variable, what its axis is called, how it is drawn, and beside what."""
+
+    variable: str
+    title: str
+    options: dict[str, Any]
+    control: str = "the same with the A2 of other heads"
 
 
-def rejection_by_lambda(estimates: xr.Dataset) -> Figure:
-    """Draw what every head would reject if its maps were equal."""
-    return curves(by_head(_titled(estimates["cmrr"], "CMRR")), x="head", style="bars", wide=True)
+QUANTITIES = {
+    "best_lambda": Quantity("lambda_star", "λ*", {"panels": "span", "within": STAR}),
+    "lambda": Quantity("lambda", "λ", {"controls": [START]}, "its initial value"),
+    "cmrr": Quantity("cmrr", "CMRR", {"style": "bars"}, ""),
+    "residual": Quantity("residual_over_floor", "residual / floor", {"log": "y"}),
+    "floor": Quantity("residual_floor", "floor", {}),
+    "noise_gain": Quantity("noise_gain", "noise gain", {"panels": "span", "references": PASSED, "log": "y"}),
+    "signal_gain": Quantity("signal_gain", "signal gain", {"panels": "span", "references": PASSED, "within": GAINS}),
+}
 
 
-def best_lambda(estimates: xr.Dataset) -> Figure:
-    """Draw λ* of every head against its λ per unit of A1, on irrelevant keys and on the answer, beside the pairing control."""
-    values, _, _ = _beside_controls(_titled(estimates["lambda_star"], "λ*"))
-    name = per_unit(estimates)
-    return curves(
-        values,
-        x="head",
-        series="control",
-        panels="span",
-        style="points",
-        at=by_head(_titled(estimates["lambda"] / estimates["gain"], name)),
-        diagonal=f"λ* = {name}",
-        controls=[CONTROLS[MIDDLE]],
-        within=STAR,
-        wide=True,
-    )
+def by_quantity(estimates: xr.Dataset, quantity: str) -> Figure:
+    """Draw one of ``QUANTITIES`` of every head, beside its control: a range where that is of the A2 of other heads.
 
-
-def residual(estimates: xr.Dataset, name: str = "residual_over_floor") -> Figure:
-    """Draw what the subtraction leaves on irrelevant keys over its floor, or the floor itself, beside the pairing control."""
-    title = {"residual_over_floor": "residual / floor", "residual_floor": "floor"}[name]
-    values, low, high = _beside_controls(_titled(estimates[name].sel(span="irrelevant", drop=True), title))
-    grey = [CONTROLS[MIDDLE]]
-    log = "y" if name == "residual_over_floor" else ""
-    return curves(
-        values, x="head", series="control", low=low, high=high, style="points", log=log, controls=grey, extremes=grey, wide=True
-    )
+    Keys are irrelevant ones, or panels of these and the answer. λ* stands against λ per unit of A1.
+    """
+    variable, title, options, _ = QUANTITIES[quantity]
+    values = _titled(estimates[variable], title)
+    options = {"style": "points", "wide": True, **options}
+    if quantity == "lambda":
+        which = xr.DataArray(["λ", START], dims="control", name="control")
+        values = xr.concat([values, estimates["lambda_init"]], which, combine_attrs="override")
+    if "control" not in values.dims or quantity == "lambda":
+        return curves(by_head(values), x="head", series="control" if "control" in values.dims else None, **options)
+    if quantity == "best_lambda":
+        name = per_unit(estimates)
+        at = by_head(_titled(estimates["lambda"] / estimates["gain"], name))
+        middle, _, _ = _beside_controls(values)
+        return curves(middle, x="head", series="control", at=at, diagonal=f"λ* = {name}", controls=[CONTROLS[MIDDLE]], **options)
+    return beside_other_heads(values if "panels" in options else values.sel(span="irrelevant", drop=True), **options)
 
 
 def beside_other_heads(values: xr.DataArray, **options) -> Figure:
     """Draw values of every head (layer, head, control) as points, beside the range of those with the A2 of other heads."""
     middle, low, high = _beside_controls(values)
     grey = [CONTROLS[MIDDLE]]
-    return curves(middle, x="head", series="control", low=low, high=high, style="points", controls=grey, extremes=grey, **options)
-
-
-def gain(estimates: xr.Dataset, name: str = "noise_gain") -> Figure:
-    """Draw noise gain or signal gain of every head on irrelevant keys and on the answer, beside the pairing control."""
-    values, low, high = _beside_controls(_titled(estimates[name], name.replace("_", " ")))
-    return curves(
-        values,
-        x="head",
-        series="control",
-        panels="span",
-        low=low,
-        high=high,
-        references={"as much as went in": 1.0},
-        style="points",
-        log="y" if name == "noise_gain" else "",
-        controls=[CONTROLS[MIDDLE]],
-        extremes=[CONTROLS[MIDDLE]],
-        within=None if name == "noise_gain" else GAINS,
-        wide=True,
-    )
+    options = {"style": "points", **options}
+    return curves(middle, x="head", series="control", low=low, high=high, controls=grey, extremes=grey, **options)
 
 
 def ranks(estimates: xr.Dataset, definition: str = "erank") -> Figure:

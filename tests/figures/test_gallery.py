@@ -1,4 +1,4 @@
-"""The scripts of the gallery run, every figure has one, and what they draw can be read in a column, in colours that mean one thing."""
+"""The scripts of the gallery run, every figure has one, what they draw can be read in a column, and a colour means one thing."""
 
 import dataclasses
 from pathlib import Path

@@ -161,7 +161,7 @@ def test_edits_stand_beside_the_unedited_model_and_every_prompt_behind_its_mean(
     words = readings.interventions(mini_diff, examples()[0], {"no norm": edits.remove_norm()})
     drawing = figures.interventions(words, quantity="loss").plotly()
     symbols = {trace.name: trace.marker.symbol for trace in drawing.data if trace.name}
-    assert symbols == {"mini-diff": "circle", "mini-diff, unedited": "square-open"}
+    assert symbols == {"mini-diff": "circle", "mini-diff, unedited": "circle-open"}
 
 
 def test_heads_are_worth_what_the_reading_says(mini_diff, mini_standard):

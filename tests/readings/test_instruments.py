@@ -191,11 +191,9 @@ def test_charts_of_estimates_are_drawn_on_screen_and_in_print(scope, cap):
     from diffscope.figures import amplifier_charts as charts
 
     gains = readings.amplifier(cap, ranks=False).estimates
-    drawn = [charts.lambdas(gains), charts.rejection_by_lambda(gains), charts.best_lambda(gains), charts.residual(gains)]
-    drawn += [
-        charts.gain(gains, "signal_gain"),
-        charts.gain(readings.amplifier(scope.capture("No answer."), ranks=False).estimates),
-    ]
+    drawn = [charts.by_quantity(gains, quantity) for quantity in charts.QUANTITIES]
+    unmarked = readings.amplifier(scope.capture("No answer."), ranks=False).estimates
+    drawn.append(charts.by_quantity(unmarked, "noise_gain"))
     injected = rejection(cap, sigmas=(0.5, 1.0), draws=2).estimates
     drawn += [charts.rejected(injected, 0.5), charts.rejected_by_sigma(injected, 1, 0), charts.ranks(ranks(cap).estimates, "r90")]
     for figure in drawn:
