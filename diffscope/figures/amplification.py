@@ -75,8 +75,8 @@ def amplifier(
     first = next(iter(drawn_of.values()))
     ends = " and range" if "low" in drawing.data else ""
     averaged = f" ({rule(first[variable])}{ends})" if "control" in first[variable].dims else ""
-    beside = f", beside {control}{averaged}" if control else ""
-    caption = f"{first[variable].attrs['long_name']} of every head{beside}.{_undefined(lacking)}"
+    controls = f", beside {control}{averaged}" if control else ""
+    caption = f"{first[variable].attrs['long_name']} of every head{controls}.{_undefined(lacking)}"
     return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
@@ -205,8 +205,8 @@ def signal_to_noise(
     drawn_of, lacking = _where_defined(estimates, variable)
     drawing = panels_beside({name: chart(table) for name, table in drawn_of.items()})
     about = next(iter(drawn_of.values())).attrs
-    of = f"; {about['answers']} answers, each in {about['fillers']} other texts"
-    caption = f"{what}{of}.{_undefined(lacking)}"
+    design = f"; {about['answers']} answers, each in {about['fillers']} other texts"
+    caption = f"{what}{design}.{_undefined(lacking)}"
     return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), quantity=quantity)
 
 
@@ -259,8 +259,8 @@ def anatomy(
     others = first.attrs["others"]
     having = [name for name, table in estimates.items() if table[way].sel(map="A2", control=NEXT).notnull().any()]
     of_those = "" if len(having) == len(estimates) else f" of {' and '.join(having)}"
-    beside = f", beside A2 of the next head{of_those}" if having else ""
-    caption = f"What each map is made of ({way} shares){beside}; profiles are of {others} other prompts."
+    controls = f", beside A2 of the next head{of_those}" if having else ""
+    caption = f"What each map is made of ({way} shares){controls}; profiles are of {others} other prompts."
     return drawing.described(caption, edits=edits_of(estimates), model=", ".join(estimates), way=way)
 
 

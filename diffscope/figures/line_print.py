@@ -119,9 +119,13 @@ def _entries(ax, series: Sequence[str], factors: Factors | None) -> tuple[list, 
     if factors is None:
         return handles, labels
     firsts, seconds = factors
-    drawn = dict(zip(labels, handles))
-    others = {words: handle for words, handle in drawn.items() if words not in set(map(for_print, series))}
-    entries = {for_print(first): drawn[for_print(name)] for first, name in firsts.items() if for_print(name) in drawn}
+    handles_by_label = dict(zip(labels, handles))
+    others = {words: handle for words, handle in handles_by_label.items() if words not in set(map(for_print, series))}
+    entries = {
+        for_print(first): handles_by_label[for_print(name)]
+        for first, name in firsts.items()
+        if for_print(name) in handles_by_label
+    }
     dashes = {for_print(second): Line2D([], [], color=ink, ls=IN_PRINT[dash]) for second, (ink, dash) in seconds.items()}
     together = entries | dashes | others
     return list(together.values()), list(together)
@@ -200,14 +204,14 @@ def _bars_or_lines(
             ends = {"yerr": np.stack(spread(series))}
         label = for_print(name) if name else None
         numbers = "at" in series or places_of(series)[1]
-        beside = 0.0 if style == "lines" or numbers else 0.4 * aside
+        offset = 0.0 if style == "lines" or numbers else 0.4 * aside
         if name in extremes and ends:
-            at = places + (0.8 * aside if style == "bars" else beside)
+            at = places + (0.8 * aside if style == "bars" else offset)
             _print_extremes(ax, series, at, theme.INK if style == "bars" else colour)
             ends = {}
         if has_single(series):
             single = shown(series, "points")
-            at = np.repeat(_parted(places, aside) if numbers else places + beside, single.shape[1])
+            at = np.repeat(_parted(places, aside) if numbers else places + offset, single.shape[1])
             ax.plot(at, single.ravel(), color=colour, ls="", marker="o", ms=2.4, mew=0, alpha=0.5)
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
@@ -238,7 +242,7 @@ def _bars_or_lines(
                 look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
             ax.errorbar(places, values, color=colour, **look, **ends)
         else:
-            _points(ax, series, places + beside, colour, marker, label, ends)
+            _points(ax, series, places + offset, colour, marker, label, ends)
 
 
 def _filled(colour: str, hatch: str) -> dict:

@@ -288,12 +288,12 @@ def _of_bars(estimates: Mapping[str, xr.Dataset], heads: Mapping[str, int | None
     """Return in which of the heads that are drawn of each model |D| on the answer is negative."""
     from diffscope.readings.signs import by_head
 
-    said = {}
+    sentences = {}
     for name, table in estimates.items():
-        drawn = table if heads[name] is None else table.sel(head=[heads[name]])
-        share = drawn["allocation"].sel(map="D", part="answer", normalisation="share", drop=True)
-        said[name] = by_head(share, drawn["negative"].sel(map="D", part="answer", drop=True))
-    return _of_models(said)
+        chosen = table if heads[name] is None else table.sel(head=[heads[name]])
+        share = chosen["allocation"].sel(map="D", part="answer", normalisation="share", drop=True)
+        sentences[name] = by_head(share, chosen["negative"].sel(map="D", part="answer", drop=True))
+    return _of_models(sentences)
 
 
 def _of_models(said: Mapping[str, str]) -> str:

@@ -127,8 +127,8 @@ def sweep(
         style="lines" if mean[x].dtype.kind in "if" else "points",
     )
     over = ", then ".join([*(f"{dim}s" for dim in reversed(left)), f"{count_of_prompts(counts.values.ravel())} a place"])
-    beside = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
-    caption = f"{words}, by {x}: {by} over {over}{beside if low.notnull().any() else ''}."
+    errors = {"mean": ", ± standard error over prompts", "median": ", with the quartiles of prompts"}[by]
+    caption = f"{words}, by {x}: {by} over {over}{errors if low.notnull().any() else ''}."
     if is_unsigned(selection):
         caption = f"{caption} {WHATEVER}."
     models = ", ".join(map(str, np.atleast_1d(values["model"].values))) if "model" in values.coords else ""

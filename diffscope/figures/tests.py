@@ -196,13 +196,13 @@ def _rows(rows: Sequence[dict[str, Any]], arms: Chosen, quantity: str, usual: Se
     DiffscopeError
         An arm is asked for that there is not.
     """
-    of = [row for row in rows if row["quantity"] == quantity]
-    known = list(dict.fromkeys(row["arm"] for row in of))
+    of_quantity = [row for row in rows if row["quantity"] == quantity]
+    known = list(dict.fromkeys(row["arm"] for row in of_quantity))
     if absent := [arm for arm in arms or () if arm not in known]:
         why = "; an arm that continues another's model has none of its own" if quantity == "formation" else ""
         raise DiffscopeError(f"this study has no {quantity} of {', '.join(absent)}; it has it of {', '.join(known)}{why}")
     chosen = arms or [arm for arm in usual if arm in known] or known
-    return [row for arm in chosen for row in of if row["arm"] == arm]
+    return [row for arm in chosen for row in of_quantity if row["arm"] == arm]
 
 
 def _labelled(rows: Sequence[dict[str, Any]], dims: Sequence[str]) -> tuple[xr.Dataset, xr.DataArray]:

@@ -89,12 +89,12 @@ def _of_monitor(kept: xr.Dataset) -> xr.Dataset:
     from diffscope.monitoring.measuring import CONTROL
     from diffscope.readings.pairing_control import MIDDLE, OWN
 
-    found = courses(kept).drop_vars("loss", errors="ignore")
-    for name in [name for name in found if f"{name}{CONTROL}" in found]:
-        beside = xr.DataArray([OWN, MIDDLE], dims="control", name="control")
-        pair = xr.concat([found[name], found[f"{name}{CONTROL}"]], beside, combine_attrs="override")
-        found = found.drop_vars([name, f"{name}{CONTROL}"]).assign({name: pair})
-    return found
+    measured = courses(kept).drop_vars("loss", errors="ignore")
+    for name in [name for name in measured if f"{name}{CONTROL}" in measured]:
+        controls = xr.DataArray([OWN, MIDDLE], dims="control", name="control")
+        pair = xr.concat([measured[name], measured[f"{name}{CONTROL}"]], controls, combine_attrs="override")
+        measured = measured.drop_vars([name, f"{name}{CONTROL}"]).assign({name: pair})
+    return measured
 
 
 def _signs(estimates: xr.Dataset, statistic: str) -> str:
@@ -104,8 +104,8 @@ def _signs(estimates: xr.Dataset, statistic: str) -> str:
     if f"{statistic}_negative" not in estimates or estimates["lambda"].isnull().all():
         return ""
     last = estimates.isel(step=-1)
-    said = signs.by_head(last[statistic], last[f"{statistic}_negative"], signs.called(statistic))
-    return signs.within(f"At step {int(last['step'])}", said)
+    heads = signs.by_head(last[statistic], last[f"{statistic}_negative"], signs.called(statistic))
+    return signs.within(f"At step {int(last['step'])}", heads)
 
 
 @figure()

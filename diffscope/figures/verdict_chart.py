@@ -159,8 +159,8 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None, **_):
     ax.tick_params(axis="y", length=0)
     reach = _reach(x)
     ax.set_xlim(-1.1 * reach, 1.05 * reach)
-    shown = TICKS[np.abs(np.arcsinh(TICKS)) <= reach]
-    ax.set_xticks(np.arcsinh(shown), [f"{tick:g}".replace("-", "−") for tick in shown])
+    ticks = TICKS[np.abs(np.arcsinh(TICKS)) <= reach]
+    ax.set_xticks(np.arcsinh(ticks), [f"{tick:g}".replace("-", "−") for tick in ticks])
     ax.set_xlabel(UNITS)
     _columns(beside, data)
     if title:

@@ -132,8 +132,8 @@ def _sides(
         first, second = first.captures
     if second is None:
         raise DiffscopeError("a difference is between two: give a Comparison, two captures, or what was measured of two")
-    given = (first, second)
-    sides = [side if isinstance(side, xr.Dataset) else any_capture(side).measure(statistics, queries=queries) for side in given]
+    both = (first, second)
+    sides = [side if isinstance(side, xr.Dataset) else any_capture(side).measure(statistics, queries=queries) for side in both]
     if names is None:
         edited = [f" ({side.attrs['edits']})" if "edits" in side.attrs else "" for side in sides]
         names = [f"{side.attrs.get('model', '')}{words}" for side, words in zip(sides, edited)]
@@ -178,8 +178,8 @@ def _items(averages: xr.Dataset, normalisation: str, left_out: Sequence[str]) ->
                 values = values.sel({dim: label}, drop=True)
         others = [dim for dim in values.dims if dim not in ("layer", "head")]
         for labels in itertools.product(*(values[dim].values.tolist() for dim in others)):
-            told = [*map(str, labels), *([UNSIGNED] if unsigned and "D" in labels else [])]
-            words = ": ".join([str(values.attrs.get("long_name", name)), *([", ".join(told)] if told else [])])
+            selection = [*map(str, labels), *([UNSIGNED] if unsigned and "D" in labels else [])]
+            words = ": ".join([str(values.attrs.get("long_name", name)), *([", ".join(selection)] if selection else [])])
             item = Item(str(name), words, str(values.attrs.get("units", "1")), rule(values))
             items[item] = values.sel(dict(zip(others, labels)), drop=True).transpose("layer", "head")
     return items

@@ -197,19 +197,19 @@ def questions(scope: Scope, prompts: Any) -> list[Prompt]:
     """
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
-    given = [prompts] if isinstance(prompts, (Prompt, TextPrompt)) else list(prompts)
-    if not given:
+    all_prompts = [prompts] if isinstance(prompts, (Prompt, TextPrompt)) else list(prompts)
+    if not all_prompts:
         raise PromptError("there is no prompt; give one at least, such as diffscope.tasks.examples()")
-    asked = []
-    for number, prompt in enumerate(given):
+    encoded = []
+    for number, prompt in enumerate(all_prompts):
         if not isinstance(prompt, (Prompt, TextPrompt)):
             kind = type(prompt).__name__
             raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
         own = encode_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
         if not own.answer:
             raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")
-        asked.append(own)
-    return asked
+        encoded.append(own)
+    return encoded
 
 
 def against_distractors(prompts: Sequence[Prompt]) -> None:

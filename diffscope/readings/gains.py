@@ -173,8 +173,8 @@ def _of_noise(estimates: xr.Dataset) -> str:
 def _signs(estimates: xr.Dataset, span: str, where: str) -> str:
     """Say in which heads D is partly negative on a span, and by how much."""
     noise, signal = (_on(estimates, name, span=span).drop_vars(["span", "control"]) for name in ("noise_gain", "signal_gain"))
-    said = by_head(noise, negative_of_gains(noise, signal) * noise, where)
-    return f" {said}" if said else ""
+    heads = by_head(noise, negative_of_gains(noise, signal) * noise, where)
+    return f" {heads}" if heads else ""
 
 
 def _of_signal(estimates: xr.Dataset) -> str:

@@ -208,8 +208,8 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
     if not candidates:
         raise PromptError("every other answer begins with the same token as the answer; give others")
     last = len(prompt.ids)  # white space at the end of the prompt may belong to the answer
-    kept = {name: [at for at in keys if at < last] for name, keys in cap.spans.items()}
-    spans = {name: keys for name, keys in kept.items() if keys}
+    before_answer = {name: [at for at in keys if at < last] for name, keys in cap.spans.items()}
+    spans = {name: keys for name, keys in before_answer.items() if keys}
     return Question(prompt.ids, spans, prompt.answer[0], candidates, [text for text in others if text not in candidates])
 
 

@@ -131,14 +131,14 @@ def _sentence(cap: Capture, estimates: xr.Dataset, queries: Queries) -> str:
         d, a1 = (float(bar["over_layers"].sel(map=name)) for name in ("D", "A1"))
         if np.isnan(d):
             continue
-        beside = [f"A1 {percent(a1)}"] if cap.differential else []
+        numbers_beside = [f"A1 {percent(a1)}"] if cap.differential else []
         if weights != "A":
-            beside.insert(0, signs.of_it(d, float(bar["negative"])))
-        beside.append(f"uniform {percent(float(bar['uniform']))}")
+            numbers_beside.insert(0, signs.of_it(d, float(bar["negative"])))
+        numbers_beside.append(f"uniform {percent(float(bar['uniform']))}")
         if part == "answer":
             heads = bar["allocation"].sel(map="D")
-            beside.insert(0, f"{percent(float(heads.min()))} to {percent(float(heads.max()))} by head")
-        bars.append(f"{percent(d)} to {words} ({', '.join(beside)})")
+            numbers_beside.insert(0, f"{percent(float(heads.min()))} to {percent(float(heads.max()))} by head")
+        bars.append(f"{percent(d)} to {words} ({', '.join(numbers_beside)})")
     if not bars:
         return f"{_where(cap, queries)} only one part of the prompt is seen: there is nothing to divide."
     count = int(share["allocation"].sel(map="D").notnull().any("part").sum())

@@ -139,10 +139,10 @@ def depths_of(
     edits, progress
         As of :func:`depths`.
     """
-    drawn = [prompt for prompts in cells.values() for prompt in prompts]
+    all_prompts = [prompt for prompts in cells.values() for prompt in prompts]
     lengths, depths = (list(dict.fromkeys(axis)) for axis in zip(*cells))
-    count = len(drawn) // len(cells)
-    looks = _looks(scope, drawn, edits, progress or (lambda done, total: None))
+    count = len(all_prompts) // len(cells)
+    looks = _looks(scope, all_prompts, edits, progress or (lambda done, total: None))
     table = xr.combine_nested([[_cell(islice(looks, count)) for _ in depths] for _ in lengths], CELL, combine_attrs="override")
     axes = {
         "length": ("length", lengths, {"long_name": "tokens of the prompt"}),
@@ -152,7 +152,7 @@ def depths_of(
     return _estimates(table).assign_attrs(
         table.attrs,
         prompts=count,
-        digest=_digest(drawn),
+        digest=_digest(all_prompts),
         averaged_over=f"heads, then layers, then {counted(count, 'prompt')} of each length and depth",
     )
 
@@ -296,14 +296,14 @@ def _gets(share: xr.Dataset, span: str) -> str:
     if not np.isfinite(mean):
         return "no share, since D is zero everywhere"
     differential = has_second_map(mass)
-    beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
+    numbers_beside = [f"A1 {percent(_over_cells(mass.sel(map='A1'))[0])}"] if differential else []
     uniform = float(share["uniform"].sel(span=span).mean())
-    beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
+    numbers_beside += [f"uniform attention {percent(uniform)}"] if np.isfinite(uniform) else []
     within = f" ± {two_figures(100 * error)} points" if np.isfinite(error) else ""
     weights = "|D|" if differential else "A"
     if differential:
-        beside.insert(0, signs.of_it(mean, float(share["negative"].sel(map="D", span=span).mean(CELL))))
-    return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(beside)})" if beside else "")
+        numbers_beside.insert(0, signs.of_it(mean, float(share["negative"].sel(map="D", span=span).mean(CELL))))
+    return f"{percent(mean)}{within} of {weights}" + (f" ({', '.join(numbers_beside)})" if numbers_beside else "")
 
 
 def has_second_map(mass: xr.DataArray) -> bool:
@@ -373,9 +373,9 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
         raise DiffscopeError("the two were measured on other prompts; give both the same lengths, numbers and seed")
     common_lengths(dict(zip(names, (first, second))))
     paired = first.attrs["digest"] == second.attrs["digest"]
-    kept = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
+    variables = [str(name) for name, values in first.data_vars.items() if not {"layer", "prompt"} & set(values.dims)]
     sides = xr.concat(
-        [first[kept], second[kept]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
+        [first[variables], second[variables]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
     )
     first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
     spread = (
@@ -407,10 +407,10 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
     within = f" (standard error {two_figures(error)})" if np.isfinite(error) else ""
     how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
-    given = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
+    shares = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
     others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
     return (
-        f"{names[0]} gives the answer {given[0]}, {names[1]} {given[1]}: {size}{within}. "
+        f"{names[0]} gives the answer {shares[0]}, {names[1]} {shares[1]}: {size}{within}. "
         f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
         f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
     )

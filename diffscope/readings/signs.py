@@ -128,8 +128,8 @@ def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:
             continue
         of_d = table[["mass", "negative"]].sel(map="D", normalisation="share").mean(("length", "depth"))
         parts = {span: of_d.sel(span=span) for span in spans}
-        said = [f"on {called(span)} {of_it(float(part['mass']), float(part['negative']))}" for span, part in parts.items()]
-        words.append(f"{name} {', '.join(said)}" if len(estimates) > 1 else ", ".join(said))
+        shares = [f"on {called(span)} {of_it(float(part['mass']), float(part['negative']))}" for span, part in parts.items()]
+        words.append(f"{name} {', '.join(shares)}" if len(estimates) > 1 else ", ".join(shares))
     return f"{WHATEVER}: {'; '.join(words)}." if words else ""
 
 

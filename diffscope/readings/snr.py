@@ -83,9 +83,11 @@ def snr_sentence(estimates: xr.Dataset) -> str:
         return f"Nothing is subtracted here; the signal-to-noise ratio of its heads is {between(values, decibels)} dB."
     snr = estimates["snr"].sel(stage=BEFORE)
     heard = tells(estimates).sel(stage=BEFORE) & gain.sel(a2="own").notnull()
-    of = f"{counted(snr['layer'].size * snr['head'].size, 'head')}"
+    total = f"{counted(snr['layer'].size * snr['head'].size, 'head')}"
     if not heard.any():
-        return f"In none of {of} the output changes more with the answer than with the text around it: a gain would say little."
+        return (
+            f"In none of {total} the output changes more with the answer than with the text around it: a gain would say little."
+        )
     error = estimates["snr_gain_error"].sel(stage=BEFORE, a2="own")
     own = gain.sel(a2="own")
     above, below = (int((sign * own > CLEARLY * error).where(heard, False).sum()) for sign in (1, -1))
@@ -94,7 +96,7 @@ def snr_sentence(estimates: xr.Dataset) -> str:
     if ranges["next head"]:
         others += f", with the next head's by {ranges['next head']} dB"
     return (
-        f"In {int(heard.sum())} of {of} the output changes more with the answer than with the text around it. There the "
+        f"In {int(heard.sum())} of {total} the output changes more with the answer than with the text around it. There the "
         f"subtraction changes the signal-to-noise ratio by {ranges['own']} dB, in {above} of them upwards, in {below} downwards "
         f"by more than two standard errors{others}."
     )

@@ -57,8 +57,8 @@ def depths(
     from diffscope.readings import signs  # which loads code of models
     from diffscope.readings.retrieval import common_lengths
 
-    given = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
-    tables = {name: _estimates(one) for name, one in given.items()}
+    by_model = reading if isinstance(reading, Mapping) and not isinstance(reading, xr.Dataset) else {"": reading}
+    tables = {name: _estimates(one) for name, one in by_model.items()}
     first = next(iter(tables.values()))
     named = {name or str(table.attrs.get("model", "")): table for name, table in tables.items()}
     spans = [row for row in rows if row != "exact"]

@@ -78,10 +78,10 @@ def statistics(
     left_out = []
     used: set[str] = set()
     for name, values in measured.data_vars.items():
-        kept = rule(values) != "not" and "other_head" not in values.dims and not str(name).endswith("_se")
-        if kept and (asked is None or name in asked):
+        has_average = rule(values) != "not" and "other_head" not in values.dims and not str(name).endswith("_se")
+        if has_average and (asked is None or name in asked):
             entries += _entries(_chosen(values, labels, used), dims)
-        elif not kept and not str(name).endswith("_se"):
+        elif not has_average and not str(name).endswith("_se"):
             left_out.append(str(name))
     if unknown := set(labels) - used:
         raise DiffscopeError(f"nothing that was measured has a {min(unknown)}; leave it out")
@@ -165,7 +165,7 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
     entries = []
     for place in itertools.product(*(range(means.sizes[dim]) for dim in rest)):
         at = dict(zip(rest, place))
-        of = {dim: means[dim].values[index].item() for dim, index in at.items()}
+        labels = {dim: means[dim].values[index].item() for dim, index in at.items()}
         models = [str(model) for model in values["model"].values]
         row = []
         for number, model in enumerate(models):
@@ -173,7 +173,7 @@ def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
             of_heads = units.isel({**at, "model": number}).values.ravel()
             value = _middle(of_prompts, rule(values))
             spread = _spread(value, of_prompts if prompts > 1 else of_heads, unit, rule(values))
-            row.append(_Entry(str(values.name), str(values.attrs.get("units", "1")), of, model, value, *spread))
+            row.append(_Entry(str(values.name), str(values.attrs.get("units", "1")), labels, model, value, *spread))
         if any(math.isfinite(entry.value) for entry in row):
             entries += row
     return entries
@@ -309,9 +309,9 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
         "quartiles of layers": "brackets: quartiles of layers, beside a median",
         "none": "– after ±: there is one value alone, and so no spread",
     }
-    beside = "; ".join(text for kind, text in words.items() if kind in kinds)
+    intervals = "; ".join(text for kind, text in words.items() if kind in kinds)
     lacking = " –: what a model does not have." if any(not math.isfinite(entry.value) for entry in entries) else ""
-    return f"Means over {steps} (ratios without a bound: medians); {beside}.{lacking}"
+    return f"Means over {steps} (ratios without a bound: medians); {intervals}.{lacking}"
 
 
 def _queries(measured: xr.Dataset) -> str:
@@ -330,9 +330,9 @@ def _signs(measured: xr.Dataset, entries: list[_Entry]) -> str:
     spans = list(dict.fromkeys(str(entry.of["span"]) for entry in unsigned if "span" in entry.of))
     if not spans:
         return ""
-    said = {str(model): signs.of_spans(measured.sel(model=model), spans) for model in measured["model"].values}
-    said = {model: words.removeprefix(WHATEVER).lstrip(":; ") for model, words in said.items() if words}
-    each = [f"{model}: {words}" if len(said) > 1 else words for model, words in said.items()]
+    sentences = {str(model): signs.of_spans(measured.sel(model=model), spans) for model in measured["model"].values}
+    sentences = {model: words.removeprefix(WHATEVER).lstrip(":; ") for model, words in sentences.items() if words}
+    each = [f"{model}: {words}" if len(sentences) > 1 else words for model, words in sentences.items()]
     return f"{WHATEVER}: {' '.join(each)}" if each else ""
 
 
