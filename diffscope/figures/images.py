@@ -261,8 +261,9 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
     import plotly.graph_objects as go
 
     kind, low, high = _scale(dataset)
-    sheet = _checkpoints(dataset, IN_A_ROW) if "step" in dataset.dims else _grid(dataset)
-    side = min(SIDES["step" if "step" in dataset.dims else "head"], 1100 / sheet.across)
+    of_steps = "step" in dataset.dims
+    sheet = _checkpoints(dataset, IN_A_ROW) if of_steps else _grid(dataset)
+    side = min(SIDES["step" if of_steps else "head"], 1100 / sheet.across)
     queries, keys = dataset.sizes["query"], dataset.sizes["key"]
     traces, shapes = [], []
     for picture in sheet.pictures:
@@ -278,11 +279,11 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
         height=int(side * (sheet.down + 0.4) + 90),
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
         plot_bgcolor="rgba(0,0,0,0)",
-        dragmode=False if "step" in dataset.dims else "zoom",
+        dragmode=False if of_steps else "zoom",
         showlegend=False,
         coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
-        xaxis=hidden | {"range": [-0.6, sheet.across], "constrain": "domain"},
-        yaxis=hidden | {"range": [sheet.down, -0.55], "scaleanchor": "x", "constrain": "domain"},
+        xaxis=hidden | {"range": [0 if of_steps else -0.6, sheet.across], "constrain": "domain"},
+        yaxis=hidden | {"range": [sheet.down, -0.55], "scaleanchor": "x", "constrain": "domain", "constraintoward": "top"},
         title=screen_title(heading(dataset) if title is None else title),
         shapes=shapes,
         annotations=[_note(label) for label in sheet.labels],

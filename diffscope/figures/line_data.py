@@ -79,9 +79,10 @@ def colours_of(dataset: xr.Dataset) -> dict[str, str]:
     """Return the colour of each series: that of a map or a span where it is one, grey where it is a control."""
     names = [str(name) for name in dataset["series"].values]
     greys, others = cycle(theme.CONTROLS), cycle(theme.SERIES)
-    controls = {name: next(greys) for name in names if name in dataset.attrs["controls"] or name.startswith(theme.CONTROL)}
-    known = theme.MAP_COLOURS | theme.SYMBOL_COLOURS | theme.SPAN_COLOURS | controls
-    known |= {name: colour for name, (colour, _) in dataset.attrs["looks"].items()}
+    controls = dataset.attrs.get("controls", [])
+    known = theme.MAP_COLOURS | theme.SYMBOL_COLOURS | theme.SPAN_COLOURS
+    known |= {name: next(greys) for name in names if name in controls or name.startswith(theme.CONTROL)}
+    known |= {name: colour for name, (colour, _) in dataset.attrs.get("looks", {}).items()}
     return {name: known.get(name) or next(others) for name in names}
 
 

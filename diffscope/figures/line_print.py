@@ -65,8 +65,7 @@ def in_print(
     factors = factors_of(dataset) if style == "lines" and not highlight else None
     series = [*factors[0], *factors[1]] if factors else highlight or colours
     named = [for_print(name) for name in [*series, others, *(band or {}).values(), *lines] if name]
-    places, numbers = places_of(dataset)
-    numbers = numbers and style in ("lines", "points")
+    places, numbers = _places(dataset, style)
     turned = not numbers and "at" not in dataset and _turned(places, wide)
     tall += SLANTED if turned else 0.0
     free = rows * columns > len(panels) and _fits(named, wide, tall)
@@ -104,6 +103,14 @@ def in_print(
         legend_below(figure, handles, labels, width)
     finish_print(figure, title)
     return figure
+
+
+def _places(dataset: xr.Dataset, style: str) -> tuple[list, bool]:
+    """Return where values stand along x, and whether these are numbers: bars stand side by side, whatever their numbers."""
+    places, numbers = places_of(dataset)
+    if numbers and style in ("bars", "stacked"):
+        return [f"{place:g}" for place in places], False
+    return places, numbers
 
 
 def _fits(labels: Sequence[str], width: float, height: float) -> bool:

@@ -214,7 +214,8 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, 
         common["error_y"] = {"type": "data", "array": up, "arrayminus": down, "thickness": 1, "width": 3} | bars
     if style in ("bars", "stacked"):
         group = {"offsetgroup": label} if style == "bars" and label else {}  # in which its single values are, too
-        pattern = {"shape": PATTERNS[mark % len(PATTERNS)], "fgcolor": theme.PAPER, "size": 6, "solidity": 0.25}
+        shape = PATTERNS[mark % len(PATTERNS)]
+        pattern = {"shape": shape, "fillmode": "overlay", "fgcolor": theme.PAPER, "size": 6, "solidity": 0.25}
         return [common | {"type": "bar", "marker": {"color": colour, "pattern": pattern}} | group]
     common["type"] = "scatter"
     symbol = SYMBOLS[mark % len(SYMBOLS)]

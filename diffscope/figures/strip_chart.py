@@ -10,6 +10,9 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.figures.line_data import colours_of
+from diffscope.figures.line_print import MARKERS
+from diffscope.figures.line_screen import SYMBOLS
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
 ROLES = ("series", "x", "point")
@@ -49,10 +52,6 @@ def _lines(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return ends[0], ends[1]
 
 
-def _colours(dataset: xr.Dataset) -> dict[str, str]:
-    return dict(zip(map(str, dataset["series"].values), theme.SERIES))
-
-
 def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
     """Draw for the screen."""
     import plotly.graph_objects as go
@@ -63,9 +62,9 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
         look = {"color": theme.RULE, "width": 1}
         figure.add_trace(go.Scatter(x=at, y=ends, mode="lines", line=look, hoverinfo="skip", showlegend=False))
     place, point = (for_html(dataset.attrs[name]) for name in ("x", "point"))
-    for number, (name, colour) in enumerate(_colours(dataset).items()):
+    for number, (name, colour) in enumerate(colours_of(dataset).items()):
         strip = dataset.isel(series=number).stack(cell=("x", "point")).dropna("cell")
-        marker = {"color": colour, "size": 7, "opacity": 0.85, "symbol": "circle" if number % 2 == 0 else "diamond"}
+        marker = {"color": colour, "size": 7, "opacity": 0.85, "symbol": SYMBOLS[number % len(SYMBOLS)]}
         words = f"{for_html(name)}<br>{place} %{{customdata[0]}}, {point} %{{customdata[1]}}<br><b>%{{y:.4g}}</b><extra></extra>"
         labels = np.array([[for_html(str(label)) for label in cell] for cell in strip["cell"].values.tolist()]).reshape(-1, 2)
         look = {"marker": marker, "customdata": labels, "hovertemplate": words}
@@ -85,9 +84,9 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     ax = figure.subplots()
     if dataset.attrs["joined"]:
         ax.plot(*_lines(dataset), color=theme.RULE, lw=0.5, zorder=1)
-    for number, (name, colour) in enumerate(_colours(dataset).items()):
+    for number, (name, colour) in enumerate(colours_of(dataset).items()):
         strip = dataset.isel(series=number)
-        marker = "o" if number % 2 == 0 else "D"
+        marker = MARKERS[number % len(MARKERS)]
         ax.scatter(strip["at"].values, strip["value"].values, s=8, c=colour, marker=marker, lw=0, label=for_print(name), zorder=2)
     ax.set_xticks(range(dataset.sizes["x"]), [for_print(str(label)) for label in dataset["x"].values])
     ax.set_xlabel(for_print(dataset.attrs["x"]))

@@ -79,6 +79,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
     figure = line_screen.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
     figure.layout.annotations = _names_at_ends(data)
     figure.layout.margin.r = ROOM
+    figure.update_shapes(label_textposition="start")  # at the end stand the names of lines
     return figure
 
 

@@ -733,3 +733,13 @@ def test_panels_of_other_quantities_have_scales_of_their_own():
     reading = diffscope.readings.depths(diffscope.load("mini-diff"), [64], prompts=1, distractors=1)
     drawing = figures.by_depth(reading).matplotlib()
     assert len({tuple(ax.get_ylim()) for ax in drawing.axes}) > 1
+
+
+def test_strips_have_the_colours_of_lines_however_many_there_are():
+    def strips(names):
+        values = xr.DataArray(np.ones((len(names), 2, 2)), {"side": names, "layer": [0, 1]}, ("side", "layer", "head"))
+        return figures.strips(values.assign_coords(head=[0, 1])).plotly().data
+
+    maps = {trace.name: trace.marker.color for trace in strips(["A1", "A2", "D"])}
+    assert maps == {name: theme.MAP_COLOURS[name] for name in maps}
+    assert len(strips([f"model {number}" for number in range(9)])) == 9

@@ -78,3 +78,31 @@ def test_heads_that_a_model_does_not_have_take_no_room_in_print():
     values[0, 0, :2] = [np.nan, 1.0]  # a head that is undefined, before one that is not, keeps its place
     ours, *_ = figures.cells(values, panels="model").matplotlib().axes
     assert len(ours.get_xticks()) == 2
+
+
+def test_bars_that_grey_print_would_not_tell_apart_have_hatches():
+    values = xr.DataArray(np.ones((4, 2)), {"part": ["A1", "−λ·A₂", "uniform attention", "rest"], "x": [0, 1]}, ("part", "x"))
+    for style in ("bars", "stacked"):
+        figure = figures.curves(values, x="x", series="part", style=style)
+        patterns = {trace.name: trace.marker.pattern for trace in figure.plotly().data}
+        assert patterns["A1"].shape == patterns["uniform attention"].shape == "" and patterns["−λ·A₂"].shape
+        assert {pattern.fillmode for pattern in patterns.values()} == {"overlay"}  # else a bar has no colour but its hatch
+        handles, labels = figure.matplotlib().axes[0].get_legend_handles_labels()
+        hatches = {label: handle[0].get_hatch() for handle, label in zip(handles, labels)}
+        assert not hatches[labels[0]] and hatches[labels[1]] and hatches[labels[1]] == hatches[labels[3]]
+
+
+def test_the_control_of_a_model_is_grey_and_has_its_marker():
+    names = ["a", "a: permuted", "b", "b: permuted"]
+    values = xr.DataArray(np.ones((4, 2)), {"series": names, "x": [0, 1]}, ("series", "x"))
+    looks = {
+        name: (theme.CONTROLS[at // 2] if at % 2 else theme.SERIES[at // 2], "dash" if at % 2 else "solid")
+        for at, name in enumerate(names)
+    }
+    figure = figures.curves(values, x="x", series="series", looks=looks)
+    markers = {trace.name: (trace.marker.symbol, trace.marker.color) for trace in figure.plotly().data}
+    assert markers["a"][0] == markers["a: permuted"][0] != markers["b"][0] == markers["b: permuted"][0]
+    assert markers["b: permuted"][1] == theme.CONTROLS[1]
+    (legend,) = figure.matplotlib().legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "permuted"]
+    assert [handle.get_color() for handle in legend.get_lines()][-1] == theme.MUTED
