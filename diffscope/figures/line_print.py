@@ -92,6 +92,7 @@ def in_print(
                 axis.set_minor_formatter("{x:g}")
         if "x" in log and numbers:
             ax.set_xticks(ticks, [f"{place:g}" for place in ticks])
+            ax.set_xticks([], minor=True)
     for row in grid:
         row[0].set_ylabel(for_print(dataset.attrs["y"]))
     handles, labels = _entries(grid[0, 0], colours, factors)

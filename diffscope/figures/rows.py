@@ -11,6 +11,7 @@ from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
+from diffscope.figures.line_print import MARKERS
 from diffscope.figures.panels import heading, labels, marked_spans, positions
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
@@ -155,17 +156,26 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
 
 
 def _shade(ax, data: xr.Dataset) -> list[str]:
-    """Draw the keys of each span in view on its colour, and return the names of these spans."""
+    """Draw the keys of each span in view on its colour below its marker, and return the names of these spans."""
     keys = positions(data, "key")
     names = []
     for name, pieces in marked_spans(data).items():
-        for start, stop in pieces:
-            if stop > keys[0] and start <= keys[-1]:
-                label = None if for_print(name) in names else for_print(name)
-                look = {"color": theme.span_colour(name), "alpha": 0.13, "lw": 0, "zorder": 0.3}
-                ax.axvspan(start - 0.5, stop - 0.5, label=label, **look)
-                names.append(for_print(name))
-    return list(dict.fromkeys(names))
+        seen = [(start, stop) for start, stop in pieces if stop > keys[0] and start <= keys[-1]]
+        for start, stop in seen:
+            ax.axvspan(start - 0.5, stop - 0.5, color=theme.span_colour(name), alpha=0.13, lw=0, zorder=0.3)
+        if seen:
+            middles = [np.clip((start + stop - 1) / 2, keys[0], keys[-1]) for start, stop in seen]
+            look = {
+                "marker": MARKERS[len(names) % len(MARKERS)],
+                "ms": 3,
+                "mew": 0,
+                "color": theme.span_colour(name),
+                "ls": "none",
+            }
+            place = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": for_print(name)}
+            ax.plot(middles, np.full(len(middles), 1.0), **look, **place)
+            names.append(for_print(name))
+    return names
 
 
 CHART = Chart(on_screen, in_print)
