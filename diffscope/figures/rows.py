@@ -16,6 +16,7 @@ from diffscope.figures.panels import heading, labels, marked_spans, positions
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
 LARGEST = 4096  # keys drawn one by one
+MARKS = [marker for marker in MARKERS if marker != "D"]  # of spans: diamonds are the map D
 
 
 def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, prompt: int = 0, keys=None) -> xr.Dataset:
@@ -166,7 +167,7 @@ def _shade(ax, data: xr.Dataset) -> list[str]:
         if seen:
             middles = [np.clip((start + stop - 1) / 2, keys[0], keys[-1]) for start, stop in seen]
             look = {
-                "marker": MARKERS[len(names) % len(MARKERS)],
+                "marker": MARKS[len(names) % len(MARKS)],
                 "ms": 3,
                 "mew": 0,
                 "color": theme.span_colour(name),
