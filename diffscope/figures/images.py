@@ -268,8 +268,10 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sq
     traces, shapes = [], []
     for picture in sheet.pictures:
         place = {"x0": picture.left + 0.5 / keys, "dx": 1 / keys, "y0": picture.top + 0.5 / queries, "dy": 1 / queries}
-        label = f"{picture.words}<br><b>%{{z:.4f}}</b><extra></extra>"
-        traces.append({"type": "heatmap", "z": picture.values, "coloraxis": "coloraxis", "hovertemplate": label} | place)
+        hover = {"hovertemplate": f"{picture.words}<br><b>%{{z:.4f}}</b><extra></extra>"}
+        if of_steps:  # a point lies on the picture, and is what is pointed at
+            hover = {"hoverinfo": "skip"}
+        traces.append({"type": "heatmap", "z": picture.values, "coloraxis": "coloraxis"} | hover | place)
         box = {"x0": picture.left, "x1": picture.left + 1, "y0": picture.top, "y1": picture.top + 1}
         shapes.append({"type": "rect", "layer": "below", "fillcolor": theme.UNSEEN, "line": {"width": 0}} | box)
     traces += [_point(picture, side) for picture in sheet.pictures if picture.step is not None]

@@ -170,6 +170,7 @@ def test_maps_of_checkpoints_are_the_captures_own_on_one_scale():
     drawn = result.plotly()
     assert {trace.coloraxis for trace in drawn.data if trace.type == "heatmap"} == {"coloraxis"}
     assert [trace.customdata[0] for trace in drawn.data if trace.type == "scatter"] == [0, 400]
+    assert {trace.hoverinfo for trace in drawn.data if trace.type == "heatmap"} == {"skip"}  # else a click would hit no step
     assert drawn.layout.coloraxis.cmax == pytest.approx(np.nanmax(np.abs(result.data["map"])))
     assert [note.text for note in drawn.layout.annotations] == ["step 0", "step 400"]
     standard = capture("standard")
