@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import cycle
+from itertools import count, cycle
 
 import numpy as np
 import xarray as xr
@@ -99,7 +99,8 @@ def hatch_numbers(colours: Mapping[str, str]) -> dict[str, int]:
     numbers: dict[str, int] = {}
     inks = {name: theme.darkness(colour) for name, colour in colours.items() if colour not in theme.CONTROLS}
     for name, ink in inks.items():
-        numbers[name] = sum(abs(ink - inks[other]) < ALIKE for other in numbers)
+        taken = {number for other, number in numbers.items() if abs(ink - inks[other]) < ALIKE}
+        numbers[name] = next(number for number in count() if number not in taken)
     return {name: numbers.get(name, 0) for name in colours}
 
 
