@@ -17,8 +17,8 @@ from url_state import bound
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name
-from diffscope.figures.inputs import runs
 from diffscope.models.folders import steps_of
+from diffscope.numbers import stretches
 from diffscope.prompts.encoded import Chars
 
 MODELS = "two models"
@@ -224,7 +224,7 @@ def _as_text(cap) -> tuple[str, dict]:
         raise DiffscopeError("this saved capture is of token ids without their text, which a second model cannot be given")
     encoded = cap.prompts[0]
     spans = {
-        name: [Chars(encoded.offsets[first][0], encoded.offsets[stop - 1][1]) for first, stop in runs(positions)]
+        name: [Chars(encoded.offsets[first][0], encoded.offsets[stop - 1][1]) for first, stop in stretches(positions)]
         for name, positions in encoded.spans.items()
     }
     return cap.text, spans
