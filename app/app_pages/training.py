@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -12,10 +11,12 @@ from background import CancellableScope, Job, background
 from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
 from catalog import display_name
 from cohort_curves import show_cohort
+from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
-from selection import choose_head, choose_query, init_selection, select
-from sidebar import LAST_STEP, Subject, as_code, choose_subject
-from url_state import bound, save_view_state, view_state
+from selection import choose_head, choose_query, init_selection
+from sidebar import Subject, as_code, choose_subject
+from training_views import show_pictures, show_steps, side_by_side
+from url_state import bound
 
 from diffscope import figures
 from diffscope.capture.capture import Capture
@@ -26,8 +27,8 @@ from diffscope.lab.training.run import Checkpoints
 from diffscope.numbers import capital, head_name
 from diffscope.scope import Scope
 
+CHECKPOINTS, MONITORED = "checkpoints of a model", "a training that is monitored"
 EVENLY = "step of training (evenly spaced)"
-PACE = 1.2  # seconds a checkpoint is shown for while they play
 STATISTICS = {
     "answer": "How much of what is left, |D|, goes to the answer, whatever the sign of a weight.",
     "lambda": "λ, by how much A₂ is taken off.",
@@ -88,108 +89,6 @@ def python(subject: Subject, kept_steps: Checkpoints) -> str:
     )
 
 
-def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: str) -> None:
-    """The head's map at every checkpoint, on one scale; a click on one chooses its step."""
-    steps = list(captures)
-
-    def picked() -> None:
-        points = (state.get("training-pictures") or {}).get("selection", {}).get("points", [])
-        # a second click on the same picture takes the selection away: it means that picture again
-        step = int(points[0]["customdata"]) if points else state.get("_picked")
-        state["_picked"] = step
-        if step in steps:
-            state["step"] = option_of(step, steps)
-
-    with show_errors():
-        figure = figures.checkpoints(captures, layer=layer, head=head)
-        alt = f"Map of {head_name(layer, head)} at the steps {', '.join(map(str, steps))}"
-        blocks.show_figure(
-            figure,
-            alt,
-            key="training-pictures",
-            name=f"checkpoints-layer{layer}-head{head}",
-            label="Export the pictures",
-            on_select=picked,
-            selection_mode="points",
-            code=code + blocks.saved(figure, "captures", "checkpoints"),
-        )
-
-
-def option_of(step: int, steps: list[int]) -> str:
-    """A step as the slider has it, which all pages share."""
-    return LAST_STEP if step == steps[-1] else str(step)
-
-
-def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str) -> None:
-    """A slider over the checkpoints that plays, and the maps of the head at the chosen one."""
-    steps = list(captures)
-    options = [option_of(step, steps) for step in steps]
-    words = {option: f"{step} (the end)" if option == LAST_STEP else option for option, step in zip(options, steps)}
-
-    @st.fragment(run_every=PACE if state.get("_playing") else None)
-    def look() -> None:
-        if (state["layer"], state["head"]) not in ((layer, head), (None, None)):
-            st.rerun()  # an arrow key chose another head: what lies above marks it
-        if state.get("_playing"):
-            play_on(options)
-        with st.container(horizontal=True, vertical_alignment="bottom"):
-            if st.button("Pause" if state.get("_playing") else "Play", key="training-play", disabled=len(options) < 2):
-                begin_or_pause(options)
-                st.rerun()
-            chosen = st.select_slider(
-                "Step of training", options, **bound("step", options=options, default=LAST_STEP), format_func=words.__getitem__
-            )
-        step = steps[options.index(chosen)]
-        cap = captures[step]
-        blocks.show_view(
-            cap,
-            layer,
-            head,
-            on_head=select,
-            key="training-view",
-            state=view_state("training-view"),
-            on_state=partial(save_view_state, "training-view"),
-        )
-        blocks.export_menu(
-            f"{short_name(cap.model_name)}-layer{layer}-head{head}",
-            label=f"Export the maps of step {step}",
-            figure=partial(figures.maps, cap, layer=layer, head=head),
-            data=partial(cap.maps, layer, [head]),
-            code=code + f'diffscope.figures.maps(captures[{step}], layer={layer}, head={head}).save("maps.pdf")\n',
-        )
-
-    look()
-
-
-def begin_or_pause(options: list[str]) -> None:
-    """Play from the chosen step on, at the end from the first; or stay where it is."""
-    state["_playing"] = not state.get("_playing")
-    state["_turned"] = time.monotonic()
-    if state["_playing"] and state.get("step") == options[-1]:
-        state["_next"] = options[0]
-    state["_played"] = state.get("_next", state.get("step"))
-
-
-def play_on(options: list[str]) -> None:
-    """The next step, when the one before was shown long enough; at the end it pauses."""
-    if "_next" in state:
-        state["step"] = state.pop("_next")
-        return
-    now = time.monotonic()
-    if state.get("step") != state.get("_played"):  # chosen by hand: it is shown as long as any other
-        state["_played"] = state.get("step")
-        state["_turned"] = now
-    if now - state["_turned"] < 0.9 * PACE:
-        return
-    at = options.index(state["step"]) if state.get("step") in options else 0
-    state["_turned"] = now
-    if at + 1 < len(options):
-        state["step"] = state["_played"] = options[at + 1]
-    else:
-        state["_playing"] = False
-        st.rerun()
-
-
 def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     """Show statistics of all heads over the steps, the chosen one set apart: some at once, the others in a row that opens."""
     st.markdown(f"#### All heads along the training, {head_name(layer, head)} set apart")
@@ -213,14 +112,6 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
 def title_of(reading, names: list[str]) -> str:
     """Return the names of statistics in words."""
     return escape_markdown(capital(", ".join(str(reading.estimates[name].attrs["long_name"]) for name in names)))
-
-
-def side_by_side(names: list[str], draw: Callable[[str], None]) -> None:
-    """Draw statistics beside each other, as far as there is room."""
-    with blocks.columns(*(f"training-{name}" for name in names), least=320) as places:
-        for name, place in zip(names, places):
-            with place, show_errors():
-                draw(name)
 
 
 def show_curve(reading, name: str, layer: int, head: int, query: int, code: str) -> None:
@@ -301,17 +192,35 @@ def say_which_have(model: str) -> None:
     )
 
 
-with show_errors():
+def show_checkpoints() -> None:
+    """Show how the chosen model came to what it does, if steps of its training were kept."""
     subject = choose_subject(at_step=False)
-    if subject is not None:
-        if subject.saved:
-            raise DiffscopeError("a saved capture has no training; choose a model, or give the folder of a run")
-        kept_steps = checkpoints(subject.model)
-        if kept_steps.names:
-            show_training(subject, kept_steps)
-            show_answers(subject, kept_steps)
-        else:
-            say_which_have(short_name(subject.model))
+    if subject is None:
+        return
+    if subject.saved:
+        raise DiffscopeError("a saved capture has no training; choose a model, or give the folder of a run")
+    kept_steps = checkpoints(subject.model)
+    if kept_steps.names:
+        show_training(subject, kept_steps)
+        show_answers(subject, kept_steps)
+    else:
+        say_which_have(short_name(subject.model))
+
+
+def choose_kind() -> str:
+    """Choose between a model's checkpoints and a training that a monitor watches, whose folder not every reader may name."""
+    if not rules().paths:
+        return CHECKPOINTS
+    usual = MONITORED if FOLDER in st.query_params else CHECKPOINTS
+    options = [CHECKPOINTS, MONITORED]
+    return st.radio("Look at", options, horizontal=True, **bound("training-of", options=options, default=usual))
+
+
+with show_errors():
+    if choose_kind() == MONITORED:
+        show_followed()
+    else:
+        show_checkpoints()
 if rules().paths and (folder := st.query_params.get("training-cohort")):  # addresses from before it was on the page Tests
     with show_errors():
         show_cohort(folder)

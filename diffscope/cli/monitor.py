@@ -83,9 +83,8 @@ def _head_line(kept):
 def _table(kept):
     """Return headers and rows: a layer each, each statistic at the last step with its change since the first."""
     from diffscope.monitoring.courses import courses
-    from diffscope.stats.averaging import averaged
 
-    series = {name: averaged(values, ["head"]).values for name, values in courses(kept).items() if "head" in values.dims}
+    series = {name: _by_layer(values) for name, values in courses(kept).items() if "layer" in values.dims}
     series = {name: values for name, values in series.items() if bool(values.notnull().any())}
     rows = []
     for layer in kept["layer"].values:
@@ -97,6 +96,13 @@ def _table(kept):
     return ["", *series], rows
 
 
+def _by_layer(values):
+    """Return a statistic by step and layer, averaged over heads."""
+    from diffscope.stats.averaging import averaged
+
+    return averaged(values, ["head"]).values if "head" in values.dims else values
+
+
 def _alerts(kept):
     found = json.loads(kept.attrs["alerts"])
     before = [f"{len(found) - ALERTS} earlier alerts"] if len(found) > ALERTS else []
@@ -106,13 +112,10 @@ def _alerts(kept):
 def _as_json(kept):
     """Return every step with its averages by layer, and the alerts."""
     from diffscope.monitoring.courses import courses
-    from diffscope.stats.averaging import averaged
 
     series = courses(kept)
     values = {
-        name: averaged(values, ["head"]).values.transpose("step", "layer").values.tolist()
-        if "head" in values.dims
-        else values.values.tolist()
+        name: (_by_layer(values).transpose("step", "layer") if "layer" in values.dims else values).values.tolist()
         for name, values in series.items()
     }
     alerts = [{"step": step, "rule": rule, "text": text} for step, rule, text in json.loads(kept.attrs["alerts"])]

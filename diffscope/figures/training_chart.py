@@ -18,8 +18,11 @@ NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close sh
 ROOM = 64  # pixels of the labels
 
 
-def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0) -> xr.Dataset:
-    """Return values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers."""
+def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: int = 0, evenly: bool = True) -> xr.Dataset:
+    """Return values (panel, series, x) of all heads; of a statistic that is the same for all heads of a layer, of all layers.
+
+    Steps are numbers along x, unless they are `evenly` spaced as the few checkpoints of a training are.
+    """
     from diffscope.readings.pairing_control import MIDDLE, OWN  # with which models' code would be loaded for every figure
 
     if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
@@ -41,7 +44,9 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
         rows[CONTROL] = values.sel(control=MIDDLE, layer=layer, head=head).values
         apart.append(CONTROL)
     rows = {name: row for name, row in rows.items() if name not in apart} | {name: rows[name] for name in apart}
-    steps = xr.Variable("step", [str(step) for step in values["step"].values], {"long_name": TITLE})
+    numbers = values["step"].values.tolist()
+    title = TITLE if evenly else "step of training"
+    steps = xr.Variable("step", [str(step) for step in numbers] if evenly else numbers, {"long_name": title})
     table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
     uniform = float(estimates["uniform"].sel(layer=layer)[-1]) if statistic == "answer" else np.nan
     references = {UNIFORM: uniform} if np.isfinite(uniform) else {}
@@ -97,13 +102,13 @@ def _names_at_ends(data: xr.Dataset) -> list[dict]:
         else:
             groups.append([at])
     look = {"showarrow": False, "xanchor": "left", "xshift": 6, "font": {"size": 10, "color": theme.MUTED}}
+    places, numbers = line_data.places_of(data)
+    last = places[-1] if numbers else len(places) - 1
     labels = []
     for group in groups:
         names = [for_html(str(name)) for name in ends["series"].values[group]]
         text = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} others"
-        labels.append(
-            {"text": text, "hovertext": ", ".join(names), "x": data.sizes["x"] - 1, "y": float(ends[group].mean())} | look
-        )
+        labels.append({"text": text, "hovertext": ", ".join(names), "x": last, "y": float(ends[group].mean())} | look)
     return labels
 
 

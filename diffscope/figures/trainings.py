@@ -67,8 +67,8 @@ def training(
 
         subject = open_record(subject)
     estimates = getattr(subject, "estimates", subject)
-    model = ""
-    if isinstance(estimates, xr.Dataset) and "alerts" in estimates.attrs:
+    model, monitored = "", isinstance(estimates, xr.Dataset) and "alerts" in estimates.attrs
+    if monitored:
         model, estimates = estimates.attrs["model"], _of_monitor(estimates)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
         from diffscope.readings.training import along_training
@@ -77,7 +77,7 @@ def training(
             raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
         estimates = along_training(subject).estimates
         model = next(iter(subject.values())).model_name.partition("@")[0]
-    data = _training_chart.data(estimates, statistic, layer, head)
+    data = _training_chart.data(estimates, statistic, layer, head, evenly=not monitored)
     data.attrs["signs"] = _signs(estimates, statistic)
     data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
     return Drawing(_training_chart.CHART, data)

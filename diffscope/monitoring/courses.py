@@ -7,12 +7,26 @@ from typing import Any
 import xarray as xr
 
 from diffscope.monitoring.flat import LOGGED, UNSAID
+from diffscope.monitoring.measuring import CONTROL
 
 MAP = "D"
+#: what is shown of each statistic, in words that fit an axis; of others it is their own name
+WORDS = {
+    "lambda": "λ",
+    "entropy": "entropy of D",
+    "gini": "Gini index of D",
+    "sink_mass": "share of |D| on the first token",
+    "noise_gain": "what is left of A1 on irrelevant keys",
+    "negative_share": "share of |D| that is negative",
+    "row_sum": "row sum of D",
+    "logit_outliers": "largest logit of a layer",
+    "layer_output_outliers": "largest output of a layer",
+    "span_mass": "share of |D| on the answer",
+}
 
 
 def courses(kept: xr.Dataset) -> xr.Dataset:
-    """Return each statistic that every head has, by step, layer and head.
+    """Return each statistic by step, layer and, if every head has one, head.
 
     Parameters
     ----------
@@ -26,9 +40,11 @@ def courses(kept: xr.Dataset) -> xr.Dataset:
     """
     found = {}
     for name, values in kept.data_vars.items():
-        if {"step", "layer", "head"} <= set(values.dims):
+        if {"step", "layer"} <= set(values.dims):
             chosen = {dim: _label(kept, str(name), str(dim)) for dim in values.dims if dim not in ("step", "layer", "head")}
-            found[name] = values.sel(chosen, drop=True)
+            shown = values.sel(chosen, drop=True)
+            plain = str(name).removesuffix(CONTROL)
+            found[name] = shown.assign_attrs(long_name=WORDS.get(plain, shown.attrs.get("long_name", plain)))
         elif name == "loss":
             found[name] = values
     return xr.Dataset(found, attrs=kept.attrs)

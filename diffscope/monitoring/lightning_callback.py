@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from diffscope.errors import MissingExtra
 
@@ -39,5 +42,15 @@ def callback_of(monitor: Monitor) -> Any:
             if values:
                 for logger in trainer.loggers:
                     logger.log_metrics(values, step=trainer.global_step)
+                    _send_images(logger, monitor.images, trainer.global_step)
 
     return MonitorCallback()
+
+
+def _send_images(logger: Any, images: Mapping[str, np.ndarray], step: int) -> None:
+    """Hand images to the loggers that show them: TensorBoard's, and those that log images such as W&B's."""
+    for name, image in images.items():
+        if hasattr(logger, "log_image"):
+            logger.log_image(name, [image], step=step)
+        elif hasattr(logger.experiment, "add_image"):
+            logger.experiment.add_image(name, image, step, dataformats="HWC")

@@ -20,15 +20,17 @@ import torch.distributed
 import xarray as xr
 from torch import nn
 
-from diffscope.errors import DiffscopeError, DiffscopeWarning, first_line
+from diffscope.capture.capture import Capture
+from diffscope.errors import DiffscopeError, DiffscopeWarning, check_index, first_line
 from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
+from diffscope.monitoring.kept_maps import Head, captured, images
 from diffscope.monitoring.measuring import by_length, measured
 from diffscope.monitoring.record import ALERTS, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
 from diffscope.prompts.inputs import Spans
-from diffscope.scope.scope import load
+from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.averaging import average
 from diffscope.stats.registry import LABELS, STATISTICS, select
@@ -71,6 +73,11 @@ class Monitor:
         Whether to name every head in what is logged, in place of each layer's least and largest.
     budget : float, optional
         The share of the training's time that measuring may take: beyond it, `every` is stretched. None for no limit.
+    maps : sequence of (int, int)
+        Heads, as (layer, head), whose A1, A2 and D on the first prompt are kept in the folder, for the slider of the dashboard,
+        and handed to TensorBoard and W&B as images.
+    maps_every : int
+        Every so many times `every` steps they are; and at the first step.
     strict : bool
         Whether to raise what fails, in place of a warning.
     tokenizer : PreTrainedTokenizerBase, optional
@@ -105,10 +112,13 @@ class Monitor:
         path: str | os.PathLike | None = None,
         per_head: bool = False,
         budget: float | None = 0.02,
+        maps: Sequence[Head] = (),
+        maps_every: int = 10,
         strict: bool = False,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         _check_whole("every", every, 1)
+        _check_whole("maps_every", maps_every, 1)
         for step in steps:
             _check_whole("steps", step, 0)
         if budget is not None and not (isinstance(budget, Real) and budget > 0):
@@ -117,6 +127,9 @@ class Monitor:
         self.statistics = _averageable(statistics)
         self.queries = queries if queries is None or isinstance(queries, QuerySample) else QuerySample(int(queries))
         self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
+        self.heads = _heads(maps, self.scope)
+        self.maps_every = maps_every
+        self.images: dict[str, np.ndarray] = {}  # that the last step drew, by flat names
         self.per_head = per_head
         self.strict = strict
         self.rules: list[Rule] = default_rules()
@@ -205,8 +218,9 @@ class Monitor:
         dict of str to float
             Such as ``diffscope/lambda/layer_3/mean``, a layer's average over heads and prompts, ``/min`` and ``/max`` of its
             heads or, if asked for, ``/head_0`` and so on. Empty at steps that are not measured. ``diffscope/alerts`` counts the
-            bounds that were left.
+            bounds that were left. After a step whose maps were drawn, ``monitor.images`` has them, by flat names.
         """
+        self.images = {}
         if self._first is None:
             self._first = step
         if not _first_process() or step == self._step or not self.schedule.due(step):
@@ -261,6 +275,7 @@ class Monitor:
         repeated = self._kept(step, weights)
         with undisturbed(self.scope.model):
             per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
+            drawn = self._drawn(step)
         means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
         found = self._found(step, by_head)
         logged = {**flat(means, by_head, self.per_head), f"{PREFIX}/alerts": float(len(found))}
@@ -269,16 +284,30 @@ class Monitor:
             numbers = {name: float(value) for name, value in values.items()} | {"seconds": ended - began}
             kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
             kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
-            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}))
+            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}), drawn)
         self.schedule.note(step, began, ended)
         self._tell_cost()
         return logged
 
-    def _keep(self, step: int, dataset: xr.Dataset) -> None:
+    def _drawn(self, step: int) -> Capture | None:
+        """Draw the maps that were asked for, and return what they are of; None at most steps."""
+        if not self.heads or step % (self.schedule.every * self.maps_every):
+            return None
+        try:
+            maps = captured(self.scope, self._batches[0], {layer for layer, _ in self.heads})
+            self.images = images(maps, self.heads)
+        except DiffscopeError as error:  # of a head that is not there: the numbers are measured all the same
+            if self.strict:
+                raise
+            self.warn(f"maps are not kept: {error}", "maps")
+            return None
+        return maps
+
+    def _keep(self, step: int, dataset: xr.Dataset, maps: Capture | None) -> None:
         """Write the measurements of a step; trackers get them even if they cannot be written."""
         assert self.record is not None
         try:
-            self.record.add(step, dataset)
+            self.record.add(step, dataset, maps)
         except OSError as error:
             if self.strict:
                 raise
@@ -386,6 +415,17 @@ def _averageable(statistics: Sequence[str] | str) -> list[str]:
     if not chosen:
         raise DiffscopeError("a monitor measures at least one statistic; leave statistics= out for the usual ones")
     return [each.name for each in chosen]
+
+
+def _heads(maps: Sequence[Head], scope: Scope) -> list[Head]:
+    """Return the heads whose maps are kept, of layers that the model has."""
+    try:
+        heads = [(int(layer), int(head)) for layer, head in maps]
+    except (TypeError, ValueError):
+        raise DiffscopeError(f"maps are of heads, each as (layer, head), such as [(1, 0)], and not {maps!r}") from None
+    for layer, _ in heads:
+        check_index("layer", layer, scope.layer_numbers)
+    return heads
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:

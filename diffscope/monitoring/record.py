@@ -1,20 +1,23 @@
 """Keep what a monitor measures in a folder: one small file a step, each of which appears whole or not at all.
 
-The folder holds ``monitor.json``, which says what is measured, and ``step-00000100.nc`` for each step. A run that was killed
-goes on in its folder. Steps of another course of the training, whose weights were others, are moved to a folder in it.
+The folder holds ``monitor.json``, which says what is measured, ``step-00000100.nc`` for each step and, where maps are kept,
+``maps-00000100.dscope``. A run that was killed goes on in its folder. Steps of another course of the training, whose weights were
+others, are moved to a folder in it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from diffscope.capture.capture import Capture, open_capture
 from diffscope.errors import DiffscopeError
 from diffscope.storage.atomic import checked_path
 from diffscope.storage.checksum import read_proven_json, write_proven_json
@@ -23,6 +26,7 @@ from diffscope.storage.statistics import attributes_of, open_statistics, write_s
 
 ABOUT = "monitor.json"
 STEP = "step-{:08d}.nc"
+MAPS = "maps-{:08d}.dscope"
 REPLACED = "replaced"  # a folder of steps that another course of the training has replaced
 WEIGHTS = "weights"  # the attribute that tells two courses of a training apart
 ALERTS = "alerts"
@@ -35,7 +39,7 @@ class Record:
     Parameters
     ----------
     path : path-like
-        Made if it is not there.
+        Made when the first step is kept.
     about : mapping, optional
         What is measured: a folder that holds measurements of something else is refused. Without it the folder is only read.
 
@@ -50,46 +54,77 @@ class Record:
     def __init__(self, path: str | os.PathLike, about: Mapping[str, Any] | None = None) -> None:
         self.path = checked_path(path)
         self._read: dict[int, tuple[int, xr.Dataset]] = {}  # by step, the time of its file and what it holds
-        if about is not None:
-            self._begin(about)
-        elif not (self.path / ABOUT).is_file():
-            raise DiffscopeError(f"{self.path} holds no measurements of a training; give the folder that a monitor writes")
-        self.about = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
-
-    def _begin(self, about: Mapping[str, Any]) -> None:
+        self._new = None if about is None else dict(about)  # what monitor.json will say, until it is written
         if (self.path / ABOUT).is_file():
-            held = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
-            other = [name for name, value in about.items() if held.get(name) != json.loads(json.dumps(value))]
-            if other:
-                raise DiffscopeError(f"{self.path} is of a monitor with other {' and '.join(other)}; give another path")
-            return
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            self.about = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
+            self._check()
+        elif about is None:
+            raise DiffscopeError(f"{self.path} holds no measurements of a training; give the folder that a monitor writes")
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
             raise DiffscopeError(f"{self.path} is there and holds no measurements of a training; give another path")
-        self.path.mkdir(parents=True, exist_ok=True)
-        write_proven_json(self.path / ABOUT, {**about, **provenance()}, indent=1)
+
+    def _check(self) -> None:
+        """Refuse a folder with measurements of something else."""
+        other = [name for name, value in (self._new or {}).items() if self.about.get(name) != json.loads(json.dumps(value))]
+        if other:
+            raise DiffscopeError(f"{self.path} is of a monitor with other {' and '.join(other)}; give another path")
+        self._new = None
+
+    def _begin(self) -> None:
+        """Make the folder, which no process but the one that keeps steps ever does."""
+        if self._new is not None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.about = {**self._new, **provenance()}
+            write_proven_json(self.path / ABOUT, self.about, indent=1)
+            self._new = None
 
     @property
     def steps(self) -> list[int]:
         """The steps that are kept, ascending."""
-        return sorted(int(file.stem.removeprefix("step-")) for file in self.path.glob("step-*.nc"))
+        return _numbers(self.path.glob("step-*.nc"))
+
+    @property
+    def steps_with_maps(self) -> list[int]:
+        """The steps of which maps are kept too, ascending."""
+        return _numbers(self.path.glob("maps-*.dscope"))
 
     def weights(self, step: int) -> str | None:
         """Return the fingerprint of the weights that a step was measured with; None if there is no such step."""
         file = self.path / STEP.format(step)
         return attributes_of(file).get(WEIGHTS) if file.is_file() else None
 
-    def add(self, step: int, dataset: xr.Dataset) -> None:
-        """Write the measurements of a step, in one move."""
+    def add(self, step: int, dataset: xr.Dataset, maps: Capture | None = None) -> None:
+        """Write the measurements of a step, in one move, after what its maps are of."""
+        self._begin()
+        if maps is not None:
+            maps.save(self.path / MAPS.format(step))
         write_statistics(dataset, self.path / STEP.format(step))
+
+    def maps(self, step: int) -> Capture:
+        """Return what some heads attended with at a step, on the first prompt.
+
+        Raises
+        ------
+        DiffscopeError
+            No maps of this step are kept.
+        CorruptFile
+            The file is damaged.
+        """
+        file = self.path / MAPS.format(step)
+        if not file.is_file():
+            kept = ", ".join(map(str, self.steps_with_maps)) or "none"
+            raise DiffscopeError(f"{self.path} has no maps of step {step}; those that it has are of the steps: {kept}")
+        return open_capture(file)
 
     def replace_from(self, step: int) -> list[int]:
         """Move the steps from one on to a folder of their own, and return them."""
         moved = [kept for kept in self.steps if kept >= step]
-        if moved:
+        files = [STEP.format(kept) for kept in moved] + [MAPS.format(kept) for kept in self.steps_with_maps if kept >= step]
+        if files:
             place = next(name for number in range(1, 10**6) if not (name := self.path / f"{REPLACED}-{number}").exists())
             place.mkdir()
-            for kept in moved:
-                os.replace(self.path / STEP.format(kept), place / STEP.format(kept))
+            for file in files:
+                os.replace(self.path / file, place / file)
         return moved
 
     def dataset(self) -> xr.Dataset:
@@ -137,6 +172,11 @@ def open_record(path: str | os.PathLike) -> xr.Dataset:
         A file is damaged.
     """
     return Record(path).dataset()
+
+
+def _numbers(files: Iterable[Path]) -> list[int]:
+    """Return the steps that files are named after, ascending."""
+    return sorted(int(file.stem.rpartition("-")[2]) for file in files)
 
 
 def _joined(tables: Mapping[int, xr.Dataset]) -> xr.Dataset:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.integrations import get_reporting_integration_callbacks
+from transformers.integrations import TensorBoardCallback, WandbCallback, get_reporting_integration_callbacks
 from transformers.trainer_callback import CallbackHandler
 
 from diffscope.errors import first_line
@@ -70,6 +72,17 @@ class MonitorCallback(TrainerCallback):
         if values:
             for reporter in self._reporters:
                 reporter.on_log(args, state, control, logs=dict(values), **kwargs)
+                _send_images(reporter, self.monitor.images, state.global_step)
+
+
+def _send_images(reporter: TrainerCallback, images: Mapping[str, np.ndarray], step: int) -> None:
+    """Hand images to the trackers that show them: TensorBoard and W&B."""
+    if isinstance(reporter, TensorBoardCallback) and reporter.tb_writer is not None:
+        for name, image in images.items():
+            reporter.tb_writer.add_image(name, image, step, dataformats="HWC")
+    if isinstance(reporter, WandbCallback) and images:
+        wandb = reporter._wandb
+        wandb.log({**{name: wandb.Image(image) for name, image in images.items()}, "train/global_step": step})
 
 
 def _callbacks_of_caller() -> list[TrainerCallback]:
