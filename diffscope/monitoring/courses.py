@@ -20,6 +20,7 @@ WORDS = {
     "negative_share": "share of |D| that is negative",
     "row_sum": "row sum of D",
     "logit_outliers": "largest logit of a layer",
+    "largest_logit": "largest logit of A1",
     "layer_output_outliers": "largest output of a layer",
     "span_mass": "share of |D| on the answer",
 }

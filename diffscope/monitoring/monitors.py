@@ -25,9 +25,11 @@ from diffscope.errors import DiffscopeError, DiffscopeWarning, check_index, firs
 from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.kept_maps import Head, captured, images
-from diffscope.monitoring.measuring import by_length, measured
+from diffscope.monitoring.measuring import LARGEST, by_length, measured
+from diffscope.monitoring.questions import ANSWERED, Questions
 from diffscope.monitoring.record import ALERTS, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
+from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
 from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import Scope, load
@@ -48,7 +50,8 @@ class Monitor:
 
     Weights, optimizer, random numbers, buffers, gradients and the mode of every module are what they would be without it. The
     model is run in the precision of its weights, without autocast and uncompiled, in evaluation mode. What fails inside is warned
-    of once and never ends a training. Of several processes the first measures.
+    of once and never ends a training. Of several processes the first measures. Shards (FSDP2) are gathered there, one parameter
+    at a time, in a whole model on the CPU.
 
     Parameters
     ----------
@@ -66,6 +69,11 @@ class Monitor:
     queries : QuerySample or int, optional
         How many queries of each prompt to measure; None for all.
     spans : as for :meth:`diffscope.Scope.capture`
+        With a span ``answer``, its mass is measured too, unless `statistics` are given.
+    answers : str or sequence of str, optional
+        What continues each prompt. Its log-odds are measured too, as :meth:`diffscope.Scope.answer` has them.
+    distractors : as for :meth:`diffscope.Scope.answer`
+        Other answers that one might give; without any, the log-odds are against all else.
     path : path-like, optional
         A folder to keep the numbers of every head in, which :func:`diffscope.open` reads; a training that was killed goes on in
         it. By default nothing is written.
@@ -103,12 +111,14 @@ class Monitor:
         self,
         model: nn.Module,
         prompts: Any,
-        statistics: Sequence[str] | str = USUAL,
+        statistics: Sequence[str] | str | None = None,
         *,
         every: int = 100,
         steps: Collection[int] = EARLY,
         queries: QuerySample | int | None = 64,
         spans: Spans = None,
+        answers: str | Sequence[str] | None = None,
+        distractors: Sequence[str] | Sequence[Sequence[str]] = (),
         path: str | os.PathLike | None = None,
         per_head: bool = False,
         budget: float | None = 0.02,
@@ -123,8 +133,8 @@ class Monitor:
             _check_whole("steps", step, 0)
         if budget is not None and not (isinstance(budget, Real) and budget > 0):
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
-        self.scope = load(model, tokenizer)
-        self.statistics = _averageable(statistics)
+        self._shards = Shards(model, _first_process()) if is_sharded(model) else None
+        self.scope = load(self._shards.whole if self._shards else model, tokenizer)
         self.queries = queries if queries is None or isinstance(queries, QuerySample) else QuerySample(int(queries))
         self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
         self.heads = _heads(maps, self.scope)
@@ -134,7 +144,11 @@ class Monitor:
         self.strict = strict
         self.rules: list[Rule] = default_rules()
         self.alerts: list[Alert] = []
-        self._batches = list(by_length(self.scope.prepare(prompts, spans)))
+        inputs = self.scope.prepare(prompts, spans)
+        self._batches = list(by_length(inputs))
+        spanned = ["span_mass"] if any("answer" in prompt.spans for prompt in inputs.prompts) else []
+        self.statistics = _averageable([*USUAL, *spanned] if statistics is None else statistics)
+        self._questions = None if answers is None else Questions(self.scope, inputs, answers, distractors)
         self._warned: set[str] = set()  # the reasons of failures that were told
         self._told_cost = False
         self._first: int | None = None  # the step at which this process began to watch
@@ -223,12 +237,14 @@ class Monitor:
         self.images = {}
         if self._first is None:
             self._first = step
-        if not _first_process() or step == self._step or not self.schedule.due(step):
+        if step == self._step or not self.schedule.due(step) or not (self._shards or _first_process()):
             return {}
-        if clash := sorted({*values} & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds"}):
+        if clash := sorted({*values} & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds", LARGEST, *ANSWERED}):
             raise DiffscopeError(f"{', '.join(clash)} names what a monitor measures; give that number another name")
+        if self._shards:
+            self._shards.gather()
         try:
-            return self._measure(int(step), _now(self.scope.model), values)
+            return self._measure(int(step), _now(self.scope.model), values) if _first_process() else {}
         except Exception as error:
             if self.strict:
                 raise
@@ -236,6 +252,8 @@ class Monitor:
             return {}
         finally:
             self._step = step
+            if self._shards:
+                self.schedule.stride = agreed(self.schedule.stride)
 
     def callback(self) -> Any:
         """Return a callback for ``transformers.Trainer``, which sends what is measured to whatever ``report_to`` names.
@@ -267,6 +285,9 @@ class Monitor:
 
     def attach(self, model: nn.Module) -> None:
         """Watch another model of the same kind from now on: a trainer may have made one anew."""
+        if is_sharded(model):
+            self._shards = Shards(model, _first_process())
+            model = self._shards.whole
         if unwrapped(model) is not self.scope.model:
             self.scope = load(model, self.scope.tokenizer, family=self.scope.family)
 
@@ -276,12 +297,14 @@ class Monitor:
         with undisturbed(self.scope.model):
             per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
             drawn = self._drawn(step)
+            answered = self._questions.scores(self.scope) if self._questions else {}
         means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
         found = self._found(step, by_head)
-        logged = {**flat(means, by_head, self.per_head), f"{PREFIX}/alerts": float(len(found))}
+        logged = {**flat(means, by_head, self.per_head), **{f"{PREFIX}/{name}": value for name, value in answered.items()}}
+        logged[f"{PREFIX}/alerts"] = float(len(found))
         ended = _now(self.scope.model)
         if self.record is not None and not repeated:
-            numbers = {name: float(value) for name, value in values.items()} | {"seconds": ended - began}
+            numbers = {name: float(value) for name, value in values.items()} | answered | {"seconds": ended - began}
             kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
             kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
             self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}), drawn)
@@ -399,7 +422,7 @@ class Monitor:
             "statistics": list(self.statistics),
             "queries": repr(self.queries),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        }
+        } | ({"answers": self._questions.digest} if self._questions else {})
 
 
 monitor = Monitor

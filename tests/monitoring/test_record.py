@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,39 @@ def test_another_course_of_the_training_replaces_later_steps_and_says_so(tmp_pat
     assert len(list((tmp_path / "kept" / "replaced-1").glob("*.nc"))) == 3
 
 
+def test_maps_of_chosen_heads_are_kept_with_their_steps_and_drawn(tmp_path):
+    options = dict(statistics=["lambda"], every=1, budget=None, path=tmp_path / "kept", strict=True, maps=[(0, 1)], maps_every=2)
+    monitor = Monitor(model_at(0), PROMPTS, **options)
+    for step in range(3):
+        model = model_at(step)
+        monitor.attach(model)
+        monitor.step(step)
+    record = Record(tmp_path / "kept")
+    assert record.steps_with_maps == [0, 2]
+    expected = diffscope.load(model).capture(PROMPTS[0]).map("D", layer=0, head=1)
+    np.testing.assert_allclose(record.maps(2).map("D", layer=0, head=1), expected, atol=1e-6)
+    image = monitor.images["diffscope/maps/layer_0/head_1/D"]
+    assert image.dtype == np.uint8 and image.shape == (252, 252, 3)  # nine tokens, of 28 pixels
+    blue = image[::28, ::28, 2].astype(int) - image[::28, ::28, 0]
+    assert (np.sign(blue[np.abs(expected) > 0.05]) == np.sign(expected.values[np.abs(expected) > 0.05])).all()
+    with pytest.raises(DiffscopeError, match="has no maps of step 1; those that it has are of the steps: 0, 2"):
+        record.maps(1)
+
+
+def test_nothing_is_written_before_the_first_step(tmp_path):
+    Monitor(model_at(0), PROMPTS, path=tmp_path / "kept")  # in every process, if torch.distributed has not begun
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_that_is_not_there_is_warned_of_and_the_numbers_are_kept(tmp_path):
+    monitor = Monitor(model_at(0), PROMPTS, statistics=["lambda"], every=1, path=tmp_path / "kept", maps=[(0, 99)])
+    with pytest.warns(DiffscopeWarning, match="maps are not kept: .*99"):
+        assert monitor.step(0)
+    assert Record(tmp_path / "kept").steps == [0]
+    with pytest.raises(DiffscopeError, match="layer 7"):
+        Monitor(model_at(0), PROMPTS, maps=[(7, 0)])
+
+
 @pytest.mark.parametrize("begins", [64, 65])  # at a step that is measured, and between two
 def test_steps_that_a_resumed_training_goes_past_are_replaced(begins, tmp_path):
     list(watched(tmp_path / "kept", range(60, 68), every=2))
@@ -77,7 +111,8 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
 
 
 def test_an_empty_and_a_damaged_record_are_errors_of_one_line(tmp_path):
-    Monitor(model_at(0), PROMPTS, path=tmp_path / "kept")
+    list(watched(tmp_path / "kept", range(1)))
+    (tmp_path / "kept" / "step-00000000.nc").unlink()
     with pytest.raises(DiffscopeError, match="no step yet"):
         diffscope.open(tmp_path / "kept")
     list(watched(tmp_path / "other", range(2)))

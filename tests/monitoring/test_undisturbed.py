@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.distributed
 import torch.multiprocessing
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from diffscope.monitoring import Monitor
+from diffscope.monitoring.record import Record
 from tests import tiny
 
 PROMPTS = torch.tensor([tiny.ids(24, seed) for seed in (1, 2)])  # (prompt, token)
@@ -113,28 +115,43 @@ def test_a_compiled_model_is_not_compiled_again():
     assert before > 0 and counts["unique_graphs"] == before
 
 
-def _of_process(rank, folder, with_monitor):
+def replicated(model):
+    return model, DistributedDataParallel(model)
+
+
+def sharded(model):
+    for layer in model.model.layers:
+        fully_shard(layer)
+    return fully_shard(model), None
+
+
+def whole(state):
+    """A state, of which shards are gathered."""
+    gathered = {name: [each.full_tensor() if hasattr(each, "full_tensor") else each for each in state[name]] for name in state}
+    return {name: values if isinstance(state[name], list) else state[name] for name, values in gathered.items()}
+
+
+def _of_process(rank, folder, wrap, steps, with_monitor):
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{with_monitor}", rank=rank, world_size=2)
     try:
-        model = small()
-        forward = DistributedDataParallel(model)
-        monitor = monitor_of(forward, path=folder / "kept") if with_monitor else None
-        state = trained(model, 60, forward=forward, monitor=monitor)
-        torch.save(state, folder / f"{with_monitor}-{rank}.pt")
-        assert rank == 0 or not (monitor and monitor.record)
+        model, forward = wrap(small())
+        monitor = monitor_of(forward or model, path=folder / "kept") if with_monitor else None
+        torch.save(whole(trained(model, steps, forward=forward, monitor=monitor)), folder / f"{with_monitor}-{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_without_it_and_the_first_writes(tmp_path):
+@pytest.mark.parametrize("wrap", [replicated, sharded])
+def test_two_processes_train_as_without_it_and_the_first_writes(wrap, tmp_path, full):
+    steps = 200 if full else 45
     for with_monitor in (False, True):
-        torch.multiprocessing.spawn(_of_process, (tmp_path, with_monitor), nprocs=2)
+        torch.multiprocessing.spawn(_of_process, (tmp_path, wrap, steps, with_monitor), nprocs=2)
     for rank in range(2):
         with_it, without = (torch.load(tmp_path / f"{kind}-{rank}.pt") for kind in (True, False))
         assert_equal(with_it, without)
-    assert len(list((tmp_path / "kept").glob("step-*.nc"))) == 4  # 0, 3, 20 and 40
+    assert Record(tmp_path / "kept").steps == [0, 3, *range(20, steps, 20)]
 
 
 @pytest.fixture
