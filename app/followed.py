@@ -83,7 +83,7 @@ def show_followed() -> None:
     st.html(STEADY)
     folder = folder_of(name)
     seen = stamp(folder)
-    watch(folder, seen)
+    watch(name, seen)
     if not (folder / ABOUT).is_file():
         say_what_is_missing(folder, name)
     elif not seen:
@@ -116,11 +116,12 @@ def stamp(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(file.name for kind in ("step-*.nc", "maps-*.dscope") for file in folder.glob(kind)))
 
 
-def watch(folder: Path, seen: tuple[str, ...]) -> None:
+def watch(name: str, seen: tuple[str, ...]) -> None:
     """Draw the page anew when another step is there; until then only this line is."""
 
     @st.fragment(run_every=EVERY)
     def look() -> None:
+        folder = folder_of(name)  # which may have come into the one that was named
         if stamp(folder) != seen:
             st.rerun()
         if seen:

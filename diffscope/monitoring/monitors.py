@@ -27,7 +27,7 @@ from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.kept_maps import Head, captured, images
 from diffscope.monitoring.measuring import LARGEST, by_length, measured
 from diffscope.monitoring.questions import ANSWERED, Questions
-from diffscope.monitoring.record import ALERTS, WEIGHTS, Record
+from diffscope.monitoring.record import ALERTS, LOGGED, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
 from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
@@ -307,7 +307,7 @@ class Monitor:
             numbers = {name: float(value) for name, value in values.items()} | answered | {"seconds": ended - began}
             kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
             kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
-            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found)}), drawn)
+            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found), LOGGED: json.dumps(logged)}), drawn)
         self.schedule.note(step, began, ended)
         self._tell_cost()
         return logged

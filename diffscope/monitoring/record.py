@@ -30,6 +30,7 @@ MAPS = "maps-{:08d}.dscope"
 REPLACED = "replaced"  # a folder of steps that another course of the training has replaced
 WEIGHTS = "weights"  # the attribute that tells two courses of a training apart
 ALERTS = "alerts"
+LOGGED = "logged"  # the attribute with the numbers that trackers got, by flat names
 REMEDY = "remove it, and the step is measured again"
 
 
@@ -92,6 +93,10 @@ class Record:
         """Return the fingerprint of the weights that a step was measured with; None if there is no such step."""
         file = self.path / STEP.format(step)
         return attributes_of(file).get(WEIGHTS) if file.is_file() else None
+
+    def logged(self, step: int) -> dict[str, float]:
+        """Return the numbers of a step by the flat names that trackers got them by."""
+        return json.loads(attributes_of(self.path / STEP.format(step))[LOGGED])
 
     def add(self, step: int, dataset: xr.Dataset, maps: Capture | None = None) -> None:
         """Write the measurements of a step, in one move, after what its maps are of."""
@@ -193,6 +198,6 @@ def _joined(tables: Mapping[int, xr.Dataset]) -> xr.Dataset:
     else:
         joined = xr.concat(tables.values(), steps, join="outer", data_vars="all", combine_attrs="drop_conflicts")
     alerts = [alert for table in tables.values() for alert in json.loads(table.attrs.get(ALERTS, "[]"))]
-    shared = {name: value for name, value in first.attrs.items() if name not in (WEIGHTS, ALERTS)}
+    shared = {name: value for name, value in first.attrs.items() if name not in (WEIGHTS, ALERTS, LOGGED)}
     joined.attrs = {**shared, ALERTS: json.dumps(alerts)}
     return joined

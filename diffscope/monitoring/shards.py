@@ -7,6 +7,7 @@ import copy
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from diffscope.errors import UnsupportedModel
@@ -33,6 +34,8 @@ class Shards:
         It is no transformers model, so that none of its kind can be made from a config.
     """
 
+    whole: PreTrainedModel
+
     def __init__(self, model: nn.Module, first: bool) -> None:
         if not isinstance(model, PreTrainedModel):
             raise UnsupportedModel(
@@ -40,10 +43,9 @@ class Shards:
                 "config; save it with its full weights and measure that"
             )
         self.model = model
-        kind = next(each for each in type(model).__mro__ if not each.__module__.startswith("torch.") and each is not type(model))
-        kind = type(model) if not type(model).__name__.startswith("FSDP") else kind  # fully_shard makes a class of this name
+        kind = next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))  # fully_shard gives a model its own
         with torch.random.fork_rng(devices=[]), torch.device("cpu" if first else "meta"):
-            self.whole = kind._from_config(copy.deepcopy(model.config))
+            self.whole = kind._from_config(copy.deepcopy(model.config))  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def gather(self) -> None:

@@ -22,11 +22,11 @@ from diffscope.lab.training import train_cohort as training
 from diffscope.lab.training.cohort import Cohort, collect, progress_by_arm, remaining_in_words, summary
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import events
 from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import train_cohort
+from diffscope.monitoring.tensorboard import events
 from diffscope.storage import provenance as store
 from diffscope.storage.statistics import open_statistics
 from diffscope.tasks import Retrieval
@@ -120,12 +120,23 @@ def test_metrics_reach_tensorboard(cohort_run):
     assert [values[("answer_loss", row["step"])] for row in rows] == pytest.approx([row["answer_loss"] for row in rows])
 
 
+def test_a_monitor_watches_the_run_and_leaves_its_weights_alone(cohort_run, tmp_path):
+    recipe, out, _ = cohort_run
+    values = scalars(out / "tensorboard" / "diff" / "seed-0")
+    kept = diffscope.open(out / "diff" / "seed-0" / "monitor")
+    assert kept["step"].values.tolist() == [1, 2, 5, 10]
+    mean = kept["lambda"].sel(lambda_value="used", layer=0, step=10).mean("head")
+    assert values["diffscope/lambda/layer_0/mean", 10] == pytest.approx(float(mean), rel=1e-6)
+    unwatched, watched = (load_file(train(recipe, "diff", at) / "model.safetensors") for at in (tmp_path, out))
+    assert all(torch.equal(unwatched[name], watched[name]) for name in watched)
+
+
 def test_events_lost_with_a_kill_are_written_again(cohort_run, tmp_path):
     recipe, out, _ = cohort_run
     again = shutil.copytree(out / "diff" / "seed-0", tmp_path / "diff" / "seed-0")
     (again / "model.safetensors").unlink()
-    with events(tmp_path / "tensorboard" / "diff" / "seed-0", []) as write:  # of a step that the resumed run does not log
-        write({"step": 11, "answer_loss": 1.0})
+    with events(tmp_path / "tensorboard" / "diff" / "seed-0") as write:  # of a step that the resumed run does not log
+        write(11, {"answer_loss": 1.0})
     train(recipe, "diff", tmp_path, tensorboard=True)
     assert scalars(tmp_path / "tensorboard" / "diff" / "seed-0") == scalars(out / "tensorboard" / "diff" / "seed-0")
 

@@ -6,8 +6,6 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -231,28 +229,6 @@ def save_model(folder: Path, model, tokenizer) -> None:
     for file in sorted(unfinished.iterdir(), key=lambda file: file.name == WEIGHTS):
         os.replace(file, folder / file.name)
     unfinished.rmdir()
-
-
-@contextmanager
-def events(folder: Path | None, metrics: list[dict]) -> Iterator[Callable[[dict], None]]:
-    """Yield a function that writes a row of metrics as TensorBoard's events; without a folder it does nothing.
-
-    Earlier rows are written again first, and TensorBoard is told to drop all earlier events: when a run is killed, its last
-    events are lost, or belong to steps that will be repeated.
-    """
-    if folder is None:
-        yield lambda row: None
-        return
-    from tensorboardX import SummaryWriter
-
-    def write(row: dict) -> None:
-        for name in row.keys() - {"step", "length"}:
-            writer.add_scalar(name, row[name], row["step"])
-
-    with SummaryWriter(str(folder), purge_step=0) as writer:
-        for row in metrics:
-            write(row)
-        yield write
 
 
 def read_metrics(folder: Path) -> list[dict]:

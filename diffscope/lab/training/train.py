@@ -18,6 +18,7 @@ import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
 from diffscope.lab.items import lock, torch_threads
+from diffscope.lab.training.board import watching
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
 from diffscope.lab.training.formation import formation
@@ -28,7 +29,6 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import (
     RUN,
     STATE,
-    events,
     facts_of_run,
     is_finished,
     note_run,
@@ -87,7 +87,8 @@ def train(
         Processor threads; by default torch's.
     device : str
     tensorboard : bool
-        Whether the metrics also go to ``out/tensorboard/ARM/seed-N``.
+        Whether the metrics, and what a :func:`diffscope.monitor` measures on rows of the first step, go to
+        ``out/tensorboard/ARM/seed-N`` too. The monitor's folder is ``monitor`` in that of the run.
     progress : callable, optional
         Called with (steps done, steps in all, a short note).
 
@@ -130,7 +131,7 @@ def train_run(
     Parameters
     ----------
     board : Path, optional
-        Where the metrics go for TensorBoard.
+        Where the metrics go for TensorBoard, with what a monitor measures.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not is_finished(folder, recipe_text(recipe, arm)):
@@ -262,11 +263,13 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
     if place.done == 0:
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
-    with events(board, metrics) as write_events:
+    watched = (folder, trainer.model, Draws(recipe, trainer.tokenizer, seed), place.stage)
+    with watching(board, *watched, metrics) as watch:
         while place.stage < len(recipe.stages):
             stage = recipe.stages[place.stage]
             values, length = trainer.step(place)
             place = place.next()
+            row = None
             if trainer.evaluates(place) or place.done % LOG_EVERY == 0 or place.step == stage.steps:
                 try:
                     row = trainer.row(values, length, place, clock.seconds)
@@ -274,9 +277,9 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
                     write_metrics(folder, metrics)
                     raise
                 metrics.append(row)
-                write_events(row)
                 if progress:
                     progress(place.done, most, _note(row))
+            watch(place.done, row)
             formed = stage.formed is not None and formation(metrics, recipe) is not None
             ends = formed or place.step == stage.steps
             if ends or place.done in recipe.checkpoints:
