@@ -6,28 +6,37 @@ python -m benchmarks.monitor --part accident
 
 from __future__ import annotations
 
-import argparse
+import itertools
 import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
+from statistics import median
 
 import torch
 from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, Trainer, TrainingArguments
 
 import diffscope
-from diffscope import QuerySample
+from benchmarks import results
+from benchmarks.results import LOAD, Section, table
+from diffscope.monitoring.schedule import stride
 from diffscope.tasks.text import standard_library_text
 
 SIZES = {"0.2 M": (64, 2), "3 M": (192, 6), "17 M": (384, 8)}  # width and layers
 PROMPTS = (4, 16)  # of 128 tokens
-QUERIES = (32, 128)
+QUERIES = (32, 64)
+ROUNDS = 5
 EVERY = 100
 ACCIDENT = 150  # the step from which the learning rate is 30 times as large
+AFTER, WATCHED = 100, 25  # steps after the accident that are trained, and around it that are measured
 LENGTH = 128
+COMMAND = "python -m benchmarks.monitor --part "
 RATE = 1e-3
 
 
@@ -63,43 +72,49 @@ def step_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, ids: torch
     return loss.item()
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """Return a table in Markdown."""
-    rule = ["---"] * len(header)
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (header, rule, *lines))
+def interleaved(acts: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Return the median processor time of each of some calls, which take turns; a first round is not counted."""
+    took: dict[str, list[float]] = {name: [] for name in acts}
+    for number in range(rounds + 1):
+        for name, act in acts.items():
+            began = time.process_time()
+            act()
+            if number:
+                took[name].append(time.process_time() - began)
+    return {name: median(times) for name, times in took.items()}
 
 
-def seconds(act: Callable[[], object], times: int = 3) -> float:
-    """Return the least processor time of some calls."""
-    took = []
-    for _ in range(times):
-        began = time.process_time()
-        act()
-        took.append(time.process_time() - began)
-    return min(took)
-
-
-def cost() -> str:
+def cost(quick: bool) -> Section:
     """Time a measurement, and its share of a training on batches of 32 rows."""
     vocabulary = len(diffscope.load("mini-diff").tokenizer)
-    batch, prompts = rows(32), rows(max(PROMPTS), held_out=True)
-    lines = []
-    for size, (width, layers) in SIZES.items():
+    batch, held_out = rows(32), rows(max(PROMPTS), held_out=True)
+    lines, numbers = [], {}
+    for size, (width, layers) in list(SIZES.items())[: 1 if quick else None]:
         model = model_of(width, layers, vocabulary)
         optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
-        training = seconds(lambda: step_of(model, optimizer, batch))  # noqa: B023 (called at once)
-        for count in PROMPTS:
-            for queries in QUERIES:
-                monitor = diffscope.monitor(model, prompts[:count], every=1, queries=QuerySample(queries), budget=None)
-                steps = iter(range(1000))
-                measuring = seconds(lambda: monitor.step(next(steps)))  # noqa: B023
-                share = measuring / (measuring + EVERY * training)
-                lines.append([size, count, queries, f"{training:.2f} s", f"{measuring:.2f} s", f"{100 * share:.2f} %"])
-    return table(["parameters", "prompts", "queries", "a step", "a measurement", f"share, every {EVERY} steps"], lines)
+        acts: dict[str, Callable[[], object]] = {"a step": partial(step_of, model, optimizer, batch)}
+        for count, queries in product(PROMPTS, QUERIES):
+            monitor = diffscope.monitor(model, held_out[:count], every=1, queries=queries, budget=None)
+            acts[f"{count} {queries}"] = partial(lambda monitor, steps: monitor.step(next(steps)), monitor, itertools.count())
+        took = interleaved(acts, 1 if quick else ROUNDS)
+        training = took.pop("a step")
+        for name, measuring in took.items():
+            share = measuring / (measuring + EVERY * training)
+            numbers[f"{size} {name}"] = [training, measuring, share]
+            stretched = stride(EVERY, measuring, training, 0.02)
+            lines.append([size, *name.split(), f"{training:.2f} s", f"{measuring:.2f} s", f"{100 * share:.2f} %", stretched])
+    header = ["parameters", "prompts", "queries", "a step", "a measurement", f"share, every {EVERY} steps", "steps within 2 %"]
+    text = (
+        f"Prompts and rows of {LENGTH} tokens, batches of 32 rows, processor time in one thread, medians of {ROUNDS} rounds in "
+        "which training and measurements take turns. The last column is what the default budget stretches `every=100` to."
+    )
+    shown = table("What a measurement of the usual statistics costs", header, lines)
+    return Section("cost", "What watching a training costs", COMMAND + "cost", "DiffLlama", [shown], text, numbers, load=LOAD)
 
 
-def accident() -> str:
+def accident(quick: bool) -> Section:
     """Make the learning rate 30 times as large: which alarm is set off, and when does the loss show it?"""
+    begins = 10 if quick else ACCIDENT
     vocabulary = len(diffscope.load("mini-diff").tokenizer)
     model = model_of(64, 2, vocabulary)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -107,37 +122,43 @@ def accident() -> str:
     monitor.alert("entropy", below=0.5, map="A1")
     texts = rows(400)
     losses = []
-    for step in range(ACCIDENT + 25):
-        if step == ACCIDENT:
+    for step in range(begins + AFTER):
+        if step == begins:
             for group in optimizer.param_groups:
                 group["lr"] *= 30
         losses.append(step_of(model, optimizer, texts[torch.randint(len(texts), (8,))]))
-        if step >= ACCIDENT - 5:
+        if abs(step - begins) <= WATCHED:
             monitor.step(step)
-    before = torch.tensor(losses[ACCIDENT - 50 : ACCIDENT])
-    beyond = float(before.mean() + 4 * before.std())
-    shown = next((step for step, loss in enumerate(losses) if step >= ACCIDENT and loss > beyond), None)
+    highest = max(losses[max(0, begins - 50) : begins])
+    shown = next((step for step, loss in enumerate(losses) if step >= begins and loss > highest), None)
     seen: dict[str, int] = {}
     for alert in monitor.alerts:
         seen.setdefault(alert.rule, alert.step)
-    lines = [[f"loss above {beyond:.2f} (mean of 50 steps and 4 standard deviations)", shown]]
-    lines += [[rule, step] for rule, step in seen.items()]
-    return table(["what shows it", f"first step (the accident is at {ACCIDENT})"], lines)
+    lines: list[list[object]] = [
+        [f"loss above {highest:.2f}, the largest of the 50 steps before", shown],
+        *map(list, seen.items()),
+    ]
+    part = table(f"The first step that shows it; the accident is at step {begins}", ["what shows it", "step"], lines)
+    text = f"A DiffLlama of 0.2 M parameters whose learning rate becomes 30 times as large, followed for {AFTER} steps."
+    numbers = {"losses": [round(loss, 4) for loss in losses], "alarms": seen}
+    return Section("accident", "Which alarm an accident sets off", COMMAND + "accident", "DiffLlama", [part], text, numbers)
 
 
-def trackers() -> str:
+def trackers(quick: bool) -> Section:
     """Read what each tracker was given by the Trainer from its own files, beside what the monitor's folder has."""
     readers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
-    lines = []
+    lines: list[list[object]] = []
     for name, read in readers.items():
         if not find_spec(name):
-            lines.append([name, "not installed", ""])
+            lines.append([name, "not installed", None])
             continue
         with tempfile.TemporaryDirectory() as folder:
             kept, found = _reported(name, Path(folder), read)
         worst = max(abs(found.get(step, math.inf) - value) for step, value in kept.items())
-        lines.append([name, f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
-    return table(["tracker", "read from its files", "largest difference of λ"], lines)
+        lines.append([f"{name} {version(name)}", f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
+    shown = table("λ in a tracker's own files, opened again", ["tracker", "read", "largest difference"], lines)
+    text = "The Trainer hands the numbers to what `report_to` names; W&B is offline, MLflow's store is of files."
+    return Section("trackers", "What trackers are given of a training", COMMAND + "trackers", "DiffLlama", [shown], text)
 
 
 def _reported(name: str, folder: Path, read: Callable[[Path], dict[int, float]]) -> tuple[dict[int, float], dict[int, float]]:
@@ -248,13 +269,12 @@ PARTS = {"cost": cost, "trackers": trackers, "accident": accident}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--part", choices=PARTS)
-    chosen = parser.parse_args().part
+    parser = results.parser(__doc__)
+    parser.add_argument("--part", choices=PARTS, help="by default all")
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    for name, part in PARTS.items():
-        if chosen in (None, name):
-            print(f"## {part.__doc__}\n\n{part()}\n")
+    for name in [options.part] if options.part else PARTS:
+        results.keep("monitor", [PARTS[name](options.quick)], options)
 
 
 if __name__ == "__main__":
