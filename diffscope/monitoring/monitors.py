@@ -25,7 +25,7 @@ from diffscope.errors import DiffscopeError, DiffscopeWarning, check_index, firs
 from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.kept_maps import Head, captured, images
-from diffscope.monitoring.measuring import LARGEST, by_length, measured
+from diffscope.monitoring.measuring import BRANCHES, LARGEST, by_length, measured
 from diffscope.monitoring.questions import ANSWERED, Questions
 from diffscope.monitoring.record import ALERTS, LOGGED, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
@@ -202,12 +202,12 @@ class Monitor:
         DiffscopeError
             The statistic is not measured, has no such label, or there is no bound.
         """
-        if statistic not in self.statistics:
-            raise DiffscopeError(
-                f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(self.statistics)}"
-            )
+        names = [*self.statistics, *([LARGEST] if "logit_outliers" in self.statistics else [])]
+        if statistic not in names:
+            raise DiffscopeError(f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(names)}")
         spans = list(self._batches[0].prompts[0].key_sets())
-        known = {dim: some for dim, some in {**LABELS, "span": spans}.items() if dim in STATISTICS[statistic].dims}
+        dims = ("branch",) if statistic == LARGEST else STATISTICS[statistic].dims
+        known = {dim: some for dim, some in {**LABELS, "span": spans, "branch": BRANCHES}.items() if dim in dims}
         for dim, label in labels.items():
             if label not in known.get(dim, ()):
                 choices = ", ".join(f"{name}={next(iter(some))!r}" for name, some in known.items()) or "none"

@@ -41,7 +41,9 @@ def test_answers_have_the_scores_of_the_model_and_their_mass_is_measured(scope, 
 def test_the_largest_logit_of_each_branch_is_that_of_its_map(make, tmp_path):
     model = make().train()
     ids = tiny.ids(30)
-    Monitor(model, [ids], ["logit_outliers"], queries=None, path=tmp_path / "kept", strict=True).step(0)
+    monitor = Monitor(model, [ids], ["logit_outliers"], queries=None, path=tmp_path / "kept", strict=True)
+    monitor.alert("largest_logit", above=0.0, branch="A1")
+    assert monitor.step(0)["diffscope/alerts"] > 0 and "largest_logit (A1) of L0H0" in monitor.alerts[0].text
     largest = diffscope.open(tmp_path / "kept")["largest_logit"].isel(step=0)
     for layer in diffscope.load(model).capture(ids).layers:
         scores = layer.logits().masked_fill(~layer.visible(), 0).abs().amax((1, 2))  # (map,)

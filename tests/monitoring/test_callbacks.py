@@ -43,7 +43,17 @@ def test_the_trainer_reports_it_and_trains_and_logs_as_before(tmp_path, monkeypa
     without = trainer_of(small(), tmp_path / "without")
     without.train()
     model = small()
-    monitor = Monitor(model, [tiny.ids(20)], statistics=["lambda", "overlap"], every=2, steps=(0, 1), budget=None, strict=True)
+    monitor = Monitor(
+        model,
+        [tiny.ids(20)],
+        statistics=["lambda", "overlap"],
+        every=2,
+        steps=(0, 1),
+        budget=None,
+        strict=True,
+        maps=[(0, 3)],
+        maps_every=2,
+    )
     trainer = trainer_of(model, tmp_path / "with", report_to="tensorboard")
     trainer.add_callback(monitor.callback())
     trainer.train()
@@ -55,6 +65,7 @@ def test_the_trainer_reports_it_and_trains_and_logs_as_before(tmp_path, monkeypa
     assert kept["loss"].sel(step=4) == losses[0][0]  # the last one that was known
     reported = scalars(tmp_path / "board")
     by_layer = kept["lambda"].sel(lambda_value="used").mean("head").values[:, 0]
+    assert {step for tag, step in reported if tag == "diffscope/maps/layer_0/head_3/D"} == {0, 4}
     assert [reported["train/diffscope/lambda/layer_0/mean", step] for step in (0, 1, 2, 4, 6)] == pytest.approx(by_layer)
 
 
