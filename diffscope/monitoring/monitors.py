@@ -239,7 +239,10 @@ class Monitor:
             self._first = step
         if step == self._step or not self.schedule.due(step) or not (self._shards or _first_process()):
             return {}
-        if clash := sorted({*values} & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds", LARGEST, *ANSWERED}):
+        if clash := sorted(
+            {*values}
+            & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds", LARGEST, *(ANSWERED if self._questions else ())}
+        ):
             raise DiffscopeError(f"{', '.join(clash)} names what a monitor measures; give that number another name")
         if self._shards:
             self._shards.gather()

@@ -263,7 +263,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
     if place.done == 0:
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
-    watched = (folder, trainer.model, Draws(recipe, trainer.tokenizer, seed), place.stage)
+    watched = (folder, trainer.model, Draws(recipe, trainer.tokenizer, seed), recipe.first_stage(arm))
     with watching(board, *watched, metrics) as watch:
         while place.stage < len(recipe.stages):
             stage = recipe.stages[place.stage]
