@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.metadata import version
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -31,7 +31,7 @@ from diffscope.tasks.text import standard_library_text
 SIZES = {"0.2 M": (64, 2), "3 M": (192, 6), "17 M": (384, 8)}  # width and layers
 PROMPTS = (4, 16)  # of 128 tokens
 QUERIES = (32, 64)
-ROUNDS = 5
+ROUNDS = 3
 EVERY = 100
 ACCIDENT = 150  # the step from which the learning rate is 30 times as large
 AFTER, WATCHED = 100, 25  # steps after the accident that are trained, and around it that are measured
@@ -155,7 +155,7 @@ def trackers(quick: bool) -> Section:
         with tempfile.TemporaryDirectory() as folder:
             kept, found = _reported(name, Path(folder), read)
         worst = max(abs(found.get(step, math.inf) - value) for step, value in kept.items())
-        lines.append([f"{name} {version(name)}", f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
+        lines.append([f"{name} {import_module(name).__version__}", f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
     shown = table("λ in a tracker's own files, opened again", ["tracker", "read", "largest difference"], lines)
     text = "The Trainer hands the numbers to what `report_to` names; W&B is offline, MLflow's store is of files."
     return Section("trackers", "What trackers are given of a training", COMMAND + "trackers", "DiffLlama", [shown], text)
