@@ -16,6 +16,7 @@ from url_state import bound, save_view_state, view_state
 from diffscope import figures
 from diffscope.capture.capture import Capture
 from diffscope.figures.escaping import short_name
+from diffscope.numbers import head_name
 
 PACE = 1.2  # seconds a checkpoint is shown for while they play
 state = st.session_state
@@ -35,7 +36,7 @@ def show_pictures(captures: Mapping[int, Capture], layer: int, head: int, code: 
 
     with show_errors():
         figure = figures.checkpoints(captures, layer=layer, head=head)
-        alt = f"Map of layer {layer}, head {head} at the steps {', '.join(map(str, steps))}"
+        alt = f"Map of {head_name(layer, head)} at the steps {', '.join(map(str, steps))}"
         blocks.show_figure(
             figure,
             alt,
