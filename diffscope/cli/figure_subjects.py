@@ -163,6 +163,13 @@ def ablations(source: Source, kind: str) -> dict:
     return _of_prompts(source, lambda scope, prompts, progress: readings.ablations(scope, prompts, progress=progress))
 
 
+def head_types(source: Source, kind: str) -> dict:
+    """Measure of which types the heads of each model are."""
+    from diffscope import readings
+
+    return _of_prompts(source, lambda scope, prompts, progress: readings.head_types(scope, prompts, copying=False))
+
+
 def _of_prompts(source: Source, read: Callable) -> dict:
     """Return a reading of each model on the prompts of --prompts."""
     from diffscope.tasks import Retrieval, read_prompts
@@ -257,6 +264,7 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "cohort": (of_file, FILE),
     "curves": (values, FILE),
     "depth_by_length": (depths, "model baseline prompts length device dtype"),
+    "head_types": (head_types, "model baseline prompts length device dtype"),
     "interventions": (interventions, "model baseline prompts length device dtype"),
     "signal_to_noise": (signal_to_noise, f"{ONE_PROMPT} baseline distractor"),
     "strips": (values, FILE),

@@ -3,8 +3,8 @@
 >>> from diffscope import figures
 >>> sorted(figures.FIGURES)
 ['ablation', 'allocation', 'amplifier', 'anatomy', 'attribution', 'board', 'by_depth', 'cells', 'checkpoints', 'cohort',
- 'curves', 'depth_by_length', 'fidelity', 'heads', 'interventions', 'lambdas', 'maps', 'rejection', 'row', 'signal_to_noise',
- 'similarity', 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
+ 'curves', 'depth_by_length', 'fidelity', 'head_types', 'heads', 'interventions', 'lambdas', 'maps', 'patching', 'rejection',
+ 'row', 'signal_to_noise', 'similarity', 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
 
 One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -20,6 +20,8 @@ from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas,
 from diffscope.figures.declaration import FIGURES, check_keywords
 from diffscope.figures.edits import ablation, interventions
 from diffscope.figures.figure import Figure
+from diffscope.figures.head_types import head_types
+from diffscope.figures.patching import patching
 from diffscope.figures.retrieval import by_depth, depth_by_length
 from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
 from diffscope.figures.sweeps import sweep
@@ -44,10 +46,12 @@ __all__ = [
     "depth_by_length",
     "fidelity",
     "figure",
+    "head_types",
     "heads",
     "interventions",
     "lambdas",
     "maps",
+    "patching",
     "rejection",
     "row",
     "signal_to_noise",

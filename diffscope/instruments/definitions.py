@@ -13,6 +13,11 @@ BY_A2 = ("head", "a2", "stage")
 SIGNAL_POWER = "How Linear are Auditory Cortical Responses? (Sahani & Linden, 2003): signal and noise power"
 JACKKNIFE = "jackknife over answers and over fillers, of several prompts over these"
 PARTS = ("head", "map", "part")
+TYPES = ("head", "map", "type")
+ON_KEYS = "mean over queries of sum_K a / sum |a|, K the keys of the type; of retrieval, how often the largest a is on K"
+NO_TYPE = f"no query sees a key of the type and another; A2 of {NO_SECOND}"
+INDUCTION = "In-context Learning and Induction Heads (Olsson et al., 2022)"
+RETRIEVAL_HEADS = "Retrieval Head Mechanistically Explains Long-Context Factuality (Wu et al., 2024)"
 SHAPLEY = "A Value for n-Person Games (Shapley, 1953)"
 NO_ROWS = f"prompts of one token; A2 and the part other of {NO_SECOND}"
 EXPLAINED = (
@@ -230,6 +235,45 @@ INSTRUMENTS: dict[str, dict[str, Definition]] = {
             range=("0", "1"),
             undefined=NO_ROWS,
             source=SHAPLEY,
+        ),
+    },
+    "head_types": {
+        "score": Definition(
+            dims=TYPES,
+            units="1",
+            description="what a map gives to the keys that make a head one of a type",
+            formula=ON_KEYS,
+            range=("-1", "1"),
+            undefined=NO_TYPE,
+            source=f"{INDUCTION}; {RETRIEVAL_HEADS} of retrieval",
+            averaged_over="queries",
+        ),
+        "shuffled": Definition(
+            dims=TYPES,
+            units="1",
+            description="the score at the same positions of the shuffled prompt",
+            formula=ON_KEYS,
+            range=("-1", "1"),
+            undefined=f"{NO_TYPE}; without a shuffled prompt",
+            averaged_over="queries",
+        ),
+        "uniform": Definition(
+            dims=TYPES,
+            units="1",
+            description="the score of equal weights on all visible keys",
+            formula="mean over queries of |K| / n",
+            range=("0", "1"),
+            undefined=NO_TYPE,
+            averaged_over="queries",
+        ),
+        "queries": Definition(
+            dims=("type",),
+            units="queries",
+            description="queries that are scored, if their masks let them see the keys",
+            formula="#{queries whose K is not empty}",
+            range=("0", "inf"),
+            undefined="nowhere",
+            averaged="not",
         ),
     },
 }

@@ -13,11 +13,13 @@ from diffscope.readings.edit_costs import interventions
 from diffscope.readings.edit_effects import effects
 from diffscope.readings.gains import amplifier
 from diffscope.readings.head_costs import ablations
+from diffscope.readings.head_types import head_types
 from diffscope.readings.heads import answer_heads, of_head
 from diffscope.readings.layers import by_layer
 from diffscope.readings.logits import branches
 from diffscope.readings.map_structure import RANK_DEFINITIONS, composition, ranks, ranks_sentence
 from diffscope.readings.noise import noise_cost, rejection, rejection_sentence
+from diffscope.readings.patching import patched_heads, patched_paths
 from diffscope.readings.predictions import (
     Prediction,
     Question,
@@ -56,11 +58,14 @@ __all__ = [
     "differences",
     "effects",
     "encode_question",
+    "head_types",
     "interventions",
     "next_tokens",
     "noise_cost",
     "of_head",
     "other_prompts",
+    "patched_heads",
+    "patched_paths",
     "predict",
     "question",
     "ranks",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 #: every public name and the module that it is in
 _NAMES = {
     "Table": "table",
-    **{name: f"of_{name}" for name in ("board", "claims", "conformance", "depths", "statistic", "statistics")},
+    **{name: f"of_{name}" for name in ("board", "claims", "conformance", "depths", "head_types", "statistic", "statistics")},
 }
 
 __all__ = sorted(_NAMES)
@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.tables.of_claims import claims as claims
     from diffscope.tables.of_conformance import conformance as conformance
     from diffscope.tables.of_depths import depths as depths
+    from diffscope.tables.of_head_types import head_types as head_types
     from diffscope.tables.of_statistic import statistic as statistic
     from diffscope.tables.of_statistics import statistics as statistics
     from diffscope.tables.table import Table as Table
