@@ -67,7 +67,7 @@ def edited(model: dict, scope: Scope) -> Numbers:
     ids = torch.tensor([scope.tokenize(prompts[0])])
     arrays = {f"{name}, logits": scope.model(ids).logits[0, -1].numpy()}
     for edit, declared in EDITS.items():
-        if _differential(model) or not declared.needs:
+        if (_differential(model) or not declared.needs) and not declared.of_source:  # of the same prompt it changes nothing
             captures = [scope.capture(prompts[0])] if declared.of_captures else []
             with scope.edit(declared.function(*captures, **declared.example)):
                 arrays[f"{name}, edit {edit}"] = scope.model(ids).logits[0, -1].numpy()

@@ -174,7 +174,7 @@ def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> lis
     for number, (answer, others) in enumerate(zip(answers, distractors)):
         if not _is_list(others):
             raise PromptError(f"the distractors of prompt {number} are no list; give a list of them, of one too")
-        tokens = [_first_token(scope, each) for each in (answer, *others)]
+        tokens = [first_token(scope, each) for each in (answer, *others)]
         if tokens[0] in tokens[1:]:
             raise PromptError(
                 f"the answer of prompt {number} begins with the same token as a distractor ({tokens[0]}), so their logits are "
@@ -190,7 +190,7 @@ def _is_list(value: Any, length: int | None = None) -> bool:
     return listed and length in (None, len(value))
 
 
-def _first_token(scope: Scope, candidate: Any) -> int:
+def first_token(scope: Scope, candidate: Any) -> int:
     """Return the first token of a candidate."""
     ids = candidate
     if isinstance(candidate, str):

@@ -250,7 +250,7 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
         if attention_pass.module is not module:
             return
         for some in torch.cat([read, read.sum(0, keepdim=True), 0 * read[:1]]).split(together):
-            layer = _read_alone(scope, attention_pass, replay, some)
+            layer = read_alone(scope, attention_pass, replay, some)
             if not len(layer.q) == len(layer.k) == len(some):
                 raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
             for part in range(len(some)):
@@ -278,7 +278,7 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
     return q, k
 
 
-def _read_alone(scope: Scope, attention_pass: AttentionPass, replay: Replay, parts: Tensor) -> LayerAttention:
+def read_alone(scope: Scope, attention_pass: AttentionPass, replay: Replay, parts: Tensor) -> LayerAttention:
     """Return the layer that the module of a pass attends with if parts (part, token, hidden) are its hidden states.
 
     Raises

@@ -14,13 +14,14 @@ first, then scores, maps, difference and output. Within one of these the order g
 
 from typing import TYPE_CHECKING
 
-from diffscope.edits import edits, from_captures  # they declare the edits
+from diffscope.edits import edits, from_captures, patching  # they declare the edits
 from diffscope.edits.base import Edit, apply
 from diffscope.edits.declared import EDITS
 
 if TYPE_CHECKING:  # the names of the edits, for editors and type checkers
     from diffscope.edits.edits import *
     from diffscope.edits.from_captures import *
+    from diffscope.edits.patching import *
 
 __all__ = ["EDITS", "Edit", "apply", *EDITS]
 globals().update({name: edit.function for name, edit in EDITS.items()})

@@ -53,6 +53,11 @@ class Declared:
         return "captures" in self.parameters
 
     @property
+    def of_source(self) -> bool:
+        """Return whether it is made from the capture of one other prompt."""
+        return "source" in self.parameters
+
+    @property
     def of_heads(self) -> bool:
         """Return whether it acts on single heads."""
         return "heads" in inspect.signature(self.function).parameters
@@ -66,7 +71,9 @@ Arguments = ParamSpec("Arguments")
 def declare(
     computes: str, *, stage: Stage, needs: Needs = "", example: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[Arguments, Edit]], Callable[Arguments, Edit]]:
-    """Declare the edit that the decorated function makes; it gets the stage, and needs a second map if the declaration says so.
+    """Declare the edit that the decorated function makes.
+
+    It gets this stage, or keeps a later one of its own, and needs a second map if the declaration says so.
 
     Parameters
     ----------
@@ -78,7 +85,7 @@ def declare(
         @wraps(function)
         def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Edit:
             edit = function(*args, **kwargs)
-            return replace(edit, stage=stage, needs_a2=edit.needs_a2 or needs == "A2")
+            return replace(edit, stage=max(stage, edit.stage), needs_a2=edit.needs_a2 or needs == "A2")
 
         if function.__name__ in EDITS:
             raise ValueError(f"two edits are called {function.__name__!r}; give each a name of its own")
