@@ -9,6 +9,7 @@ from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, choose_distractors, in_python
 
+from amplifier.scores import show_score
 from amplifier.section import folded, heading, python
 from amplifier.section import show as show_reading
 from diffscope.errors import PromptError
@@ -33,8 +34,9 @@ def branches_of(scope, key: tuple, question: Question) -> Measurement:
 
 
 def show(subject, cap) -> None:
-    """Show what the branches of every head add to the logits."""
+    """Show what the branches of every head add to the logits, and why a head looks at a token."""
     show_branches(subject, cap, choose_distractors(subject))
+    show_score(subject, cap)
 
 
 @st.fragment

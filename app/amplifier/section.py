@@ -28,6 +28,7 @@ SECTIONS = {
     "noise": "Noise injected",
     "anatomy": "What the maps are made of",
     "logits": "What each branch does to the logits",
+    "scores": "Why a head looks there",
 }
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from amplifier import logits, numbers
+from amplifier import logits, numbers, scores
 from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
@@ -145,9 +145,11 @@ def read_row(cap, query: int) -> None:
 
 
 def read_locked(cap, rows: list[int], columns: list[int]) -> None:
-    """Read the row that was locked in the maps."""
+    """Read the row that was locked in the maps; its key is the one whose score the part Logits explains."""
     if rows:
         read_row(cap, rows[-1])
+    if columns:
+        state[scores.KEY] = columns[-1]
 
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:

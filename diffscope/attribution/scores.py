@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from numbers import Integral
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import BRANCHES, FrozenHeads
+from diffscope.attribution.inner_norms import InnerNorms
 from diffscope.attribution.runs import Runs, record_modules
 from diffscope.attribution.stream import UNSUPPORTED, frozen_norm, read_blocks
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, first_line
@@ -55,7 +56,8 @@ def score_attribution(
     The score of a query and a key is a product of two vectors. Both are linear in what the attention module reads, and that is
     the sum of all that earlier parts wrote into the residual stream, times the factor of a norm. With that factor held at what
     it is, the score is a sum over pairs: what each part wrote at the query's token, times what each part wrote at the key's.
-    RoPE, grouped keys and the norms of heads are included, since the module itself projects each part.
+    RoPE, grouped keys and the norms of heads are included, since the module itself projects each part. Norms of queries and keys
+    are held at their factors too, and so is a soft cap: it multiplies a score with cap·tanh(s/cap)/s.
 
     Parts are the embedding, A1 and −λ·A2 of each earlier head, each earlier MLP, the biases of output projections, and last
     what does not depend on the stream: the biases of the norm and of the projections.
@@ -85,7 +87,7 @@ def score_attribution(
     Raises
     ------
     UnsupportedModel
-        The model is no such decoder; it norms its queries or keys, caps its scores, or takes its keys from elsewhere.
+        The model is no such decoder, changes its queries or keys otherwise than by a norm, or takes its keys from elsewhere.
     PromptError
         The layer, head or token is not there; the query does not see a key; the map is A2 in standard attention.
     DiffscopeError
@@ -159,8 +161,6 @@ class _Cell:
             raise PromptError(f"layer {layer.layer} has no head {head}; choose from 0 to {layer.n_heads - 1}")
         if map not in branches:
             raise PromptError(f"layer {layer.layer} has no map {map!r}; choose from {', '.join(branches)}")
-        if layer.soft_cap is not None:
-            raise UnsupportedModel(f"layer {layer.layer} caps its scores, which are no sum of parts then")
         query, key = _position(query, tokens, "query"), _position(key, tokens, "key")
         seen = layer.visible([query])[0]  # (key,)
         others = seen.nonzero().flatten().tolist() if against == "row" else []
@@ -187,8 +187,19 @@ class _Cell:
         key_map = layer.pairing.key_of_map[self.map]
         return layer.q[prompt, self.map, self.query].double().cpu() * layer.scale, layer.k[prompt, key_map].double().cpu()
 
+    @property
+    def cap(self) -> Tensor:
+        """Return what the soft cap of the scores multiplies each with, (key, 1): cap·tanh(s/cap)/s, 1 without a cap."""
+        q, k = self.vectors(self.layer)
+        scores = k @ q
+        if self.layer.soft_cap is None:
+            return torch.ones_like(scores)[:, None]
+        capped = self.layer.soft_cap * torch.tanh(scores / self.layer.soft_cap)
+        return torch.where(scores == 0, 1.0, capped / torch.where(scores == 0, 1.0, scores))[:, None]
+
     def compared(self, keys: Tensor) -> Tensor:
-        """Return the key's row of (…, key, d) minus the mean of the others' rows, (…, d)."""
+        """Return the key's row of (…, key, d) minus the mean of the others' rows, (…, d); each as its score is capped."""
+        keys = keys * self.cap
         at_key = keys[..., self.key, :]
         return at_key - keys[..., self.others, :].mean(-2) if self.others else at_key
 
@@ -249,8 +260,11 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
     def before_forward(attention_pass: AttentionPass, replay: Replay) -> None:
         if attention_pass.module is not module:
             return
-        for some in torch.cat([read, read.sum(0, keepdim=True), 0 * read[:1]]).split(together):
-            layer = read_alone(scope, attention_pass, replay, some)
+        norms = InnerNorms()
+        whole = read.sum(0, keepdim=True)
+        read_alone(scope, attention_pass, replay, whole, norms.record)
+        for some in torch.cat([read, whole, 0 * read[:1]]).split(together):
+            layer = read_alone(scope, attention_pass, replay, some, norms.freeze)
             if not len(layer.q) == len(layer.k) == len(some):
                 raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
             for part in range(len(some)):
@@ -272,13 +286,20 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
     score = q @ k.T  # (query part, key part)
     if not abs(score.sum() - whole_q @ whole_k) <= SUM_TOLERANCE * score.abs().sum():
         raise UnsupportedModel(
-            f"layer {cell.layer.layer}: its scores are no sum over what earlier parts wrote (it may norm its queries or keys); "
+            f"layer {cell.layer.layer}: its scores are no sum over what earlier parts wrote (it may norm its queries or keys "
+            "outside of a module, or scale them by themselves); "
             f"{UNSUPPORTED}"
         )
     return q, k
 
 
-def read_alone(scope: Scope, attention_pass: AttentionPass, replay: Replay, parts: Tensor) -> LayerAttention:
+def read_alone(
+    scope: Scope,
+    attention_pass: AttentionPass,
+    replay: Replay,
+    parts: Tensor,
+    prepare: Callable[[nn.Module], object] = lambda copied: None,
+) -> LayerAttention:
     """Return the layer that the module of a pass attends with if parts (part, token, hidden) are its hidden states.
 
     Raises
@@ -293,7 +314,7 @@ def read_alone(scope: Scope, attention_pass: AttentionPass, replay: Replay, part
     else:
         replay = replay._replace(kwargs={**replay.kwargs, next(iter(attention_pass.arguments)): parts})
     try:
-        run = run_in_float32(attention_pass, replay, nullcontext())
+        run = run_in_float32(attention_pass, replay, nullcontext(), prepare)
         run.lengths = (parts.shape[1],) * len(parts)
         return scope.family.read(run)
     except DiffscopeError:

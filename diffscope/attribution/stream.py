@@ -43,10 +43,10 @@ class Frozen:
     bias: Tensor
     centred: bool
 
-    def __call__(self, x: Tensor, row: int) -> Tensor:
+    def __call__(self, x: Tensor, row: int | slice) -> Tensor:
         """Apply it to a part x (…, hidden) of what enters the norm at a token, without the bias."""
         x = x - x.mean(-1, keepdim=True) if self.centred else x
-        return x * self.weight * self.factor[row]
+        return x * self.weight * self.factor[row, None]
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ def frozen_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor, bet
         if run is None or run.input.shape != residual.shape or not torch.equal(run.input, residual):
             continue
         if run.output.shape == entered.shape and torch.equal(run.output.to(entered.dtype), entered):
-            frozen = _as_frozen(module, run)
+            frozen = as_frozen(module, run)
             if frozen is not None:
                 return frozen
     raise UnsupportedModel(f"{scope.name}: what is between {between} is no RMSNorm and no LayerNorm; {UNSUPPORTED}")
 
 
-def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
+def as_frozen(module: nn.Module, run: Run) -> Frozen | None:
     """Fit a norm as a linear map to its run; its weight may count from 0 (Gemma) or be missing, and it may subtract the mean."""
     entering = run.input.double()
     leaving = run.output.double()
@@ -255,7 +255,7 @@ def _as_frozen(module: nn.Module, run: Run) -> Frozen | None:
     for centred in (False, True):
         for scale in (weight, 1 + weight):
             linear = Frozen(torch.ones(len(entering)).double(), scale, bias, centred)
-            shape = torch.stack([linear(x, prompt) for prompt, x in enumerate(entering)])
+            shape = linear(entering, slice(None))  # all factors are 1
             factor = (shape * (leaving - bias)).sum(-1) / shape.square().sum(-1)  # least squares
             size = factor.abs()[:, None] * (shape.abs() + (scale * entering).abs()) + bias.abs()
             if ((factor[:, None] * shape + bias - leaving).abs() <= precision * size).all():

@@ -4,7 +4,7 @@
 >>> sorted(figures.FIGURES)
 ['ablation', 'allocation', 'amplifier', 'anatomy', 'attribution', 'board', 'by_depth', 'cells', 'checkpoints', 'cohort',
  'curves', 'depth_by_length', 'fidelity', 'head_types', 'heads', 'interventions', 'lambdas', 'maps', 'patching', 'rejection',
- 'row', 'signal_to_noise', 'similarity', 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
+ 'row', 'score_parts', 'signal_to_noise', 'similarity', 'statistic_by_layer', 'strips', 'study', 'sweep', 'training']
 
 One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Figure`. Its ``.data`` is what is drawn (xarray),
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
@@ -23,6 +23,7 @@ from diffscope.figures.figure import Figure
 from diffscope.figures.head_types import head_types
 from diffscope.figures.patching import patching
 from diffscope.figures.retrieval import by_depth, depth_by_length
+from diffscope.figures.score_parts import score_parts
 from diffscope.figures.statistics import allocation, similarity, statistic_by_layer
 from diffscope.figures.sweeps import sweep
 from diffscope.figures.tests import study
@@ -54,6 +55,7 @@ __all__ = [
     "patching",
     "rejection",
     "row",
+    "score_parts",
     "signal_to_noise",
     "similarity",
     "statistic_by_layer",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from enum import Enum
 from functools import partial
@@ -31,7 +31,12 @@ _UNCHANGING = (*_NUMBERS, torch.dtype, torch.device, torch.Size, Enum, BlockMask
 _CODE = (type, FunctionType, BuiltinFunctionType, MethodType, partial)
 
 
-def run_in_float32(passage: AttentionPass, replay: Replay, within: AbstractContextManager[Any]) -> AttentionPass:
+def run_in_float32(
+    passage: AttentionPass,
+    replay: Replay,
+    within: AbstractContextManager[Any],
+    prepare: Callable[[nn.Module], object] = lambda copied: None,
+) -> AttentionPass:
     """Run a float32 copy of an attention module on float32 copies of its inputs, up to its output projection.
 
     The copy runs without gradients and autocast, and draws no random numbers from the caller's generators.
@@ -44,6 +49,8 @@ def run_in_float32(passage: AttentionPass, replay: Replay, within: AbstractConte
         The inputs of the module, and the function that records the pass of another module in its place.
     within : context manager
         A context to run the copy in.
+    prepare : callable, optional
+        Called with the copy before it runs, such as to hook its submodules.
 
     Returns
     -------
@@ -55,6 +62,7 @@ def run_in_float32(passage: AttentionPass, replay: Replay, within: AbstractConte
         The module or its inputs have no copy in float32.
     """
     duplicate = float32_copy(passage.module)
+    prepare(duplicate)
     args, kwargs = widened((replay.args, replay.kwargs), getattr(passage.module, "layer_idx", None))
     device = passage.hidden.device
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])

@@ -268,3 +268,21 @@ def test_what_numbers_and_logits_show_is_measured_while_explore_is_read(app, mon
         test = fine(app(part=part))
         assert not any("measure-" in button.key for button in test.button) and test.get("plotly_chart")
     assert not kept
+
+
+def test_the_score_of_the_cell_that_is_locked_is_explained(app, scope):
+    """The address has the cell; a click in the maps leaves its key there."""
+    from diffscope import readings
+    from diffscope.attribution import score_attribution
+
+    cell = {"layer": "1", "head": "0", "query": "9", "cell-key": "4", "cell-map": "A2"}
+    test = fine(app(part="Logits", **cell))
+    assert not any("scores key" in text.value for text in test.markdown)  # nothing is measured before it is opened
+    test.session_state["amplifier-more-scores"] = True
+    test = fine(test.run())
+    ids = list(scope.encode(PROMPT).ids)
+    from messages import escape_markdown  # of the app, which has been started
+
+    table = score_attribution(scope, ids, 1, 0, 9, 4, map="A2", against="row")
+    said = escape_markdown(readings.score_parts(table).sentence.partition(":")[0])
+    assert any(said in text.value for text in (*test.markdown, *test.caption))

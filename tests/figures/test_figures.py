@@ -26,7 +26,17 @@ from tests import tiny
 ALL = ["board", "cells", "checkpoints", "cohort", "curves", "fidelity", "heads", "lambdas", "maps", "row", "strips", "training"]
 #: which draw with curves and cells, and have tests of their own
 OF_READINGS = ["ablation", "allocation", "amplifier", "anatomy", "attribution", "by_depth", "depth_by_length", "head_types"]
-OF_READINGS += ["interventions", "patching", "rejection", "signal_to_noise", "similarity", "statistic_by_layer", "study", "sweep"]
+OF_READINGS += [
+    "interventions",
+    "patching",
+    "score_parts",
+    "rejection",
+    "signal_to_noise",
+    "similarity",
+    "statistic_by_layer",
+    "study",
+    "sweep",
+]
 TOKENS = (
     "<s>",
     "The",
