@@ -17,7 +17,9 @@ import numpy as np
 from diffscope import edits
 from diffscope.edits.base import Stage
 from diffscope.edits.declared import Declared
+from diffscope.edits.patching import STAGES
 from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.figures.escaping import shorten, visible
 from diffscope.tasks import Recall
 
 LAST = "last token"
@@ -159,6 +161,33 @@ def _range(place: re.Match) -> tuple[int, int]:
     return int(first), int(last or first) + 1
 
 
+@dataclass(frozen=True)
+class Source:
+    """Another prompt of as many tokens, as text."""
+
+    name: str
+    label: str
+    first: str = ""
+
+    def read(self, text: str) -> str:
+        """The text itself."""
+        if not text.strip():
+            raise DiffscopeError(f"{self.label}: write a prompt of as many tokens as this one")
+        return text
+
+    def words(self, value: str) -> str:
+        """The text, shortened."""
+        return f"“{shorten(visible(value))}”"
+
+    def code(self, value: str) -> str:
+        """Its capture, as Python writes it beside a Scope `scope`."""
+        return f"scope.capture({value!r})"
+
+    def argument(self, value: str, cap) -> str:
+        """The text; its capture is made with the model."""
+        return value
+
+
 class Texts(Number):
     """How many texts an edit is made from."""
 
@@ -179,7 +208,7 @@ class Kind:
         As it is chosen.
     words : str
         As it is listed; names in braces stand for what it takes.
-    takes : tuple of Number, Choice and Tokens
+    takes : tuple of Number, Choice, Tokens and Source
     """
 
     name: str
@@ -203,11 +232,17 @@ class Kind:
         return self.declared.needs == "A2"
 
     @property
+    def reads(self) -> bool:
+        """Whether the model runs on other texts to make it."""
+        return self.of_texts or self.declared.of_source
+
+    @property
     def of_texts(self) -> bool:
         """Whether it is made from what the model does on other texts."""
         return self.declared.of_captures
 
 
+WHAT = {"A1": "A1", "A2": "A2", "D": "D", "A1 output": "A1 output", "A2 output": "A2 output", "output": "output"}
 BRANCH = Choice("branch", "Map", {"both": None, "A1": 1, "A2": 2})
 COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
 SWITCH = {"no": False, "yes": True}
@@ -254,6 +289,16 @@ WORDED: dict[str, tuple[str, str, tuple]] = {
         "top-k of A₁",
         "A₁ → top {k} (rows scaled: {renormalise})",
         (Number("k", "k", 8, 1, 4096, 1, True), Choice("renormalise", "Scale rows", {"yes": True, "no": False})),
+    ),
+    "patch": (
+        "patched from another prompt",
+        "{what} ← {source} (queries: {queries}; keys: {keys})",
+        (
+            Choice("what", "What", WHAT),
+            Source("source", "Other prompt"),
+            Tokens("queries", "Queries", ALL),
+            Tokens("keys", "Keys", ALL),
+        ),
     ),
     "absolute_d": ("|D|", "D → |D|", ()),
     "d_plus": ("D⁺", "D → D⁺", ()),
@@ -327,13 +372,15 @@ class Written:
     @property
     def stage(self) -> Stage:
         """Where in the computation it acts."""
-        return self.kind.declared.stage
+        return STAGES[self.values[0]] if self.kind.declared.of_source else self.kind.declared.stage
 
     def make(self, scope, cap) -> edits.Edit:
         """The edit, for the prompt of a capture."""
         given = {takes.name: takes.argument(value, cap) for takes, value in zip(self.kind.takes, self.values)}
         where = {name: list(at) for name, at in self._places()}
         function = self.kind.declared.function
+        if self.kind.declared.of_source:
+            given["source"] = _captured(scope, cap, given["source"])
         if self.kind.of_texts:
             return function(map(scope.capture, plain_texts(scope, given["prompts"], text_length(scope, cap))), **where)
         return function(**given, **where)
@@ -344,7 +391,8 @@ class Written:
 
 def first(name: str, cap) -> Written:
     """An edit as it begins for a prompt; one without an answer begins with its first token."""
-    given = [takes.first for takes in KINDS[name].takes]
+    own = cap.prompts[0].text or ""  # of a patch: from where the reader goes on
+    given = [own if isinstance(takes, Source) else takes.first for takes in KINDS[name].takes]
     return Written(KINDS[name], tuple("sink" if value == "answer" and value not in cap.spans else value for value in given))
 
 
@@ -396,6 +444,14 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     if not all(part.isdecimal() and len(part) < 6 for part in parts):
         raise DiffscopeError(f"{name}: layers and heads are whole numbers from 0, such as layers=[0, 2], and not {text[:40]!r}")
     return tuple(sorted({int(part) for part in parts}))
+
+
+def _captured(scope, cap, text: str):
+    """Capture another prompt that has as many tokens as that of a capture."""
+    other = scope.capture(text)
+    if other.n_tokens != cap.n_tokens:
+        raise PromptError(f"the other prompt has {other.n_tokens} tokens and this one {cap.n_tokens}; write one of as many")
+    return other
 
 
 def text_length(scope, cap) -> int:

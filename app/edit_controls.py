@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 
 import streamlit as st
-from edit_catalog import ALL, KINDS, LAST, STAGE_WORDS, Choice, Tokens, Written, first, read
+from edit_catalog import ALL, KINDS, LAST, STAGE_WORDS, Choice, Source, Tokens, Written, first, read
 from messages import escape_markdown
 from selection import default_head, heads_of
 from url_state import bound
@@ -94,6 +94,9 @@ def _control(takes, value, cap, key: str, changed) -> None:
     elif isinstance(takes, Choice):
         names = list(takes.options)
         st.selectbox(takes.label, names, names.index(value), width=130, **options)
+    elif isinstance(takes, Source):
+        words = "A prompt of as many tokens, which says the same at the same places but for what is to be compared."
+        st.text_input(takes.label, value, help=words, width="stretch", **options)
     elif takes.typed:
         kind = int if takes.whole else float
         st.number_input(takes.label, kind(takes.low), kind(takes.high), value, step=kind(takes.step), width=110, **options)

@@ -20,17 +20,21 @@ Texts = tuple[str, ...]
 
 
 def build_edits(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
-    """Edits for a prompt, of which those that other texts are read for are build_edits once."""
+    """Edits for a prompt, of which those that other texts are read for are made once."""
     scope = subject.scope()
-    key = subject.key[:2]  # of the model alone
     return tuple(
-        _of_texts(key, edit.text, cap.n_tokens, edit, scope, cap) if edit.kind.of_texts else edit.make(scope, cap)
+        _kept(_key_of(edit, subject), edit.text, cap.n_tokens, edit, scope, cap) if edit.kind.reads else edit.make(scope, cap)
         for edit in written
     )
 
 
+def _key_of(edit: Written, subject) -> tuple:
+    """What an edit for which other texts are read depends on beside its own text: the model, and of a patch the prompt."""
+    return subject.key[:2] if edit.kind.of_texts else subject.key
+
+
 @st.cache_resource(show_spinner="Reading other texts", max_entries=8)
-def _of_texts(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) -> Edit:
+def _kept(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) -> Edit:
     return _edit.make(_scope, _cap)
 
 

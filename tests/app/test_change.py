@@ -14,6 +14,7 @@ from diffscope.numbers import two_figures
 
 OWN = "own text"
 SPANS = {"answer": "7421"}
+SWAPPED = "The magic number of Rome is 7421. The magic number of Paris is 1983. The magic number of Paris is"
 
 
 @pytest.fixture
@@ -125,6 +126,7 @@ def test_an_edit_is_the_same_in_an_address_in_python_and_in_the_app(modules, fol
         "mean_a2": "2",
         "positional_a2": "2",
         "quantise_logits": "4:row",
+        "patch": f"A1 output:{SWAPPED}:last token",
     }
     for name in table.KINDS:
         edit = table.read(f"{name}:{others[name]}" if name in others else name)
@@ -136,6 +138,24 @@ def test_an_edit_is_the_same_in_an_address_in_python_and_in_the_app(modules, fol
             with scope.edit(each):
                 digests.append(digest(scope.capture(PROMPT, spans=SPANS)))
         assert digests[0] == digests[1] != plain, name
+
+
+def test_a_patch_begins_with_the_prompt_itself_and_takes_one_of_as_many_tokens(modules, folders, page):
+    table, *_ = modules
+    scope = diffscope.load(str(folders["small-diff"]))
+    before = scope.capture(PROMPT, spans=SPANS)
+    begun = table.first("patch", before)
+    assert begun.text == f"patch('A1', {PROMPT!r}, 'all', 'all')" and table.read(begun.text) == begun
+    with scope.edit(begun.make(scope, before)):
+        assert digest(scope.capture(PROMPT, spans=SPANS)) == digest(before)
+    with pytest.raises(
+        DiffscopeError, match=f"the other prompt has .* tokens and this one {before.n_tokens}; write one of as many"
+    ):
+        table.read("patch('A1', 'Rome')").make(scope, before)
+    with pytest.raises(DiffscopeError, match="Other prompt: write a prompt of as many tokens"):
+        table.read("patch('A1', ' ')")
+    test = page(edit=f"patch('output', {SWAPPED!r}, 'all', 'all', layers=[0])")
+    assert [box.value for box in test.text_input if box.label == "Other prompt"] == [SWAPPED] and not lines(test)
 
 
 def test_a_span_may_be_called_anything(modules):
