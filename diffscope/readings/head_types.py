@@ -94,7 +94,8 @@ def head_types(
     texts = {RANDOM: _scores(scope, drawn, [[] for _ in drawn], random)}
     if prompts is not None:
         asked = questions(scope, prompts)
-        texts[PROMPTS] = _scores(scope, *zip(*map(_answered, asked)), random)
+        answered = [_answered(each) for each in asked]
+        texts[PROMPTS] = _scores(scope, [ids for ids, _ in answered], [pairs for _, pairs in answered], random)
     table = xr.concat(list(texts.values()), xr.DataArray(list(texts), dims="text", name="text"), join="outer")
     table = table.transpose("text", "type", "map", "layer", "head")
     estimates = _described(table.assign(is_type=_verdicts(table)))
