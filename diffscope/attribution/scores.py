@@ -281,10 +281,11 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
         raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
     biases = torch.zeros(len(read), 1, dtype=torch.float64)
     biases[-1] = 1
+    size = (whole_k @ whole_q).abs().max()  # of scores, whose difference may be next to nothing
     k, no_k, whole_k = (cell.compared(each) for each in (k, no_k, whole_k))
     q, k = q - no_q + biases * no_q, k - no_k + biases * no_k
     score = q @ k.T  # (query part, key part)
-    if not abs(score.sum() - whole_q @ whole_k) <= SUM_TOLERANCE * score.abs().sum():
+    if not abs(score.sum() - whole_q @ whole_k) <= SUM_TOLERANCE * (size + score.abs().sum()):
         raise UnsupportedModel(
             f"layer {cell.layer.layer}: its scores are no sum over what earlier parts wrote (it may norm its queries or keys "
             "outside of a module, or scale them by themselves); "
@@ -338,7 +339,8 @@ def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) ->
     score = q @ k.T  # (query part, key part)
     sums = score.sum()
     precision = max(SUM_TOLERANCE, TOLERANCE[cell.layer.q.dtype])
-    if not abs(sums - total) <= precision * score.abs().sum():
+    size = (own_k @ own_q).abs().max() + score.abs().sum()  # the difference of scores may be next to nothing
+    if not abs(sums - total) <= precision * size:
         raise UnsupportedModel(f"layer {cell.layer.layer}: its scores are not those of its parts; {UNSUPPORTED}")
     variables: dict[str, tuple] = {
         "score": (("query_part", "key_part"), score.numpy()),

@@ -208,3 +208,10 @@ def test_the_figure_adds_up_to_the_score():
     assert float(drawn.sel(x=largest, y="all")) == pytest.approx(float(table["of_key"].sel(key_part=largest)))
     with pytest.raises(DiffscopeError, match="a figure names 1 to 64 parts"):
         diffscope.figures.score_parts(table, parts=0)
+
+
+def test_a_score_that_hardly_differs_from_its_row_is_attributed_too():
+    """Its difference is of the size of the model's own rounding, which is no other sum."""
+    scope = diffscope.load(with_random_vectors(tiny.diffllama(seed=9)))
+    table = score_attribution(scope, IDS, 0, 3, 6, 1, map="A2", against="row")
+    assert abs(float(table["total"])) < 0.01 and abs(float(table["unexplained"])) < 1e-6
