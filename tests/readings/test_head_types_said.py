@@ -27,7 +27,7 @@ def test_an_untrained_model_is_at_chance():
 
 
 def test_the_bundled_model_retrieves_in_its_later_layers(bundled):
-    table = bundled.estimates.sel(text="prompts", head_type="retrieval")
+    table = bundled.estimates.sel(text="prompts", type="retrieval")
     assert (table["is_type"].sel(map="A1", layer=[1, 2]) == 1).all() and (table["is_type"].sel(layer=0) == 0).all()
     assert not (table["is_type"].sel(map="A2") == 1).any()
     assert "retrieval heads L1H0 (A1 .50 and D .50)" in bundled.sentence
