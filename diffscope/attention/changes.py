@@ -46,7 +46,7 @@ class RowContext:
     @property
     def positions(self) -> Tensor:
         """Return the positions of the queries among the keys, (query,)."""
-        return self.queries + self.layer.n_keys - self.layer.n_queries
+        return self.queries + self.layer.offset
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,12 @@ class LayerAttention:
         What the scores q·k are multiplied with.
     pairing : Pairing
     lengths : tuple of int
-        Tokens of each prompt; what is to the right of them is padding.
+        Queries of each prompt; what is to the right of them is padding.
+    kind : {"self", "cross", "encoder"}
+        ``self``: the prompt's tokens look at one another. ``cross``: they look at tokens of another side, such as the text that
+        a decoder translates. ``encoder``: the tokens of that side look at one another.
+    key_lengths : tuple of int, optional
+        Keys of each prompt in cross-attention; otherwise keys are the queries' own tokens, and cached ones before them.
     mask : Mask
         By default causal.
     lam : Tensor, broadcastable to (batch, head, query)
@@ -69,6 +74,9 @@ class LayerAttention:
         A score s counts as soft_cap·tanh(s/soft_cap), after scaling and before the mask.
     sink_logit : Tensor, optional, (map,) or broadcastable to (batch, map, query)
         A logit of every query map that joins the denominator of its softmax and has no key: its rows sum to less than 1.
+    position_bias : Tensor, optional, (1, map, distance)
+        What is added to each score, by the key's position less the query's, after the cap; of an odd number of distances the
+        middle one is 0 (T5).
     correction : Tensor, optional, (head, width, width)
         What is taken from a head's output after the norm: O − O·correction (DEX). It is not a map.
     gate : Tensor, optional, broadcastable to (batch, head, query, width)
@@ -85,6 +93,8 @@ class LayerAttention:
     scale: float
     pairing: Pairing
     lengths: tuple[int, ...]
+    kind: str = "self"
+    key_lengths: tuple[int, ...] | None = None
     mask: Mask = Mask()  # noqa: RUF009 (nothing can change it)
     lam: Tensor = _BY_DEFAULT
     gain: Tensor = _BY_DEFAULT
@@ -95,11 +105,16 @@ class LayerAttention:
     score_dtype: torch.dtype | None = None
     soft_cap: float | None = None
     sink_logit: Tensor | None = None
+    position_bias: Tensor | None = None
     correction: Tensor | None = None
     gate: Tensor | None = None
     changes: tuple[Change, ...] = ()
 
     def __post_init__(self) -> None:
+        if (self.kind == "cross") != (self.key_lengths is not None):
+            raise ValueError(f"key_lengths go with cross-attention, and not with kind {self.kind!r}")
+        if self.key_lengths is not None and self.mask.kind not in ("full", "given"):
+            raise ValueError(f"in cross-attention queries have no place among the keys, so no mask is {self.mask.kind!r}")
         if self.sink_logit is not None and self.sink_logit.dim() == 1:
             object.__setattr__(
                 self, "sink_logit", self.sink_logit.reshape(1, -1, 1)
@@ -126,6 +141,11 @@ class LayerAttention:
     @property
     def n_keys(self) -> int:
         return self.k.shape[2]
+
+    @property
+    def offset(self) -> int:
+        """Return the position of query 0 among the keys; in cross-attention there is none, and this is 0."""
+        return self.n_keys - self.n_queries if self.key_lengths is None else 0
 
     @property
     def d_is_a1(self) -> bool:
@@ -160,9 +180,10 @@ class LayerAttention:
 
     def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
         """Cut one prompt to its first n queries, without the keys before `start`; the layer itself if that is all of it."""
-        if self.lengths == (n,) and n == self.n_queries and not start:
+        last = n + self.offset if self.key_lengths is None else self.key_lengths[index]  # with a cache keys come before query 0
+        if self.lengths == (n,) and n == self.n_queries and not start and last == self.n_keys:
             return self
-        keys = slice(start, n + self.n_keys - self.n_queries)  # with a cache there are keys before the first query
+        keys = slice(start, last)
         cut: dict[str, Any] = {}
         for name in ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit", "gate"):  # (batch or 1, head or 1, token or 1, ...)
             if (x := getattr(self, name)) is not None:
@@ -172,6 +193,8 @@ class LayerAttention:
             cut["mask"] = replace(self.mask, visible=of_prompt[:, :n, keys])
         if self.changes:
             cut["changes"] = tuple(change.prompt(index) for change in self.changes)
+        if self.key_lengths is not None:
+            cut["key_lengths"] = (last,)
         return replace(self, **cut, lengths=(n,))
 
     def query_positions(self, queries: Queries = None) -> Tensor:
@@ -195,7 +218,7 @@ class LayerAttention:
     def visible(self, queries: Queries = None) -> Tensor:
         """Return which keys some queries can see, bool (query, key)."""
         self._one_prompt()
-        return self.mask.rows(self.query_positions(queries), self.n_keys, self.n_keys - self.n_queries)
+        return self.mask.rows(self.query_positions(queries), self.n_keys, self.offset)
 
     def logits(self, queries: Queries = None, maps: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Return scaled (and capped) scores of some query maps, −∞ at keys that are not visible.
@@ -217,7 +240,12 @@ class LayerAttention:
         q = self.q[0][maps[:, None], queries].to(self.dtype)  # (map, query, d)
         scores = products(q, self.k[0], self.pairing.key_of_map[maps], out)
         scores = scaled(scores, self.scale, self.soft_cap, self.score_dtype, self._needs_grad)
-        offset = self.n_keys - self.n_queries
+        offset = self.offset
+        if self.position_bias is not None:
+            distance = torch.arange(self.n_keys, device=queries.device) - (queries + offset)[:, None]  # (query, key)
+            bias = self.position_bias[0, maps][:, distance + self.position_bias.shape[-1] // 2]  # (map, query, key)
+            rounded = self.score_dtype or self.dtype
+            scores = (scores.to(rounded) + bias.to(rounded)).to(self.dtype)
         first, last = self.mask.certain(queries, self.n_keys, offset)
         for keys in (slice(0, first), slice(last, self.n_keys)):  # all see what is in between
             if keys.stop > keys.start:
@@ -227,7 +255,7 @@ class LayerAttention:
     @property
     def _needs_grad(self) -> bool:
         """Return whether a gradient is to flow, which it does not through memory that is used again."""
-        inputs = (self.q, self.k, self.lam, self.sink_logit)
+        inputs = (self.q, self.k, self.lam, self.sink_logit, self.position_bias)
         return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
 
     def changed_logits(self, branch: int, context: RowContext) -> Tensor:
@@ -297,7 +325,7 @@ class LayerAttention:
         amplified = a1 if (gain == 1).all() else torch.mul(gain[..., None], a1, out=room[-1])
         d = amplified if a2 is None else torch.addcmul(amplified, lam[..., None], a2, value=-1, out=room[-1])
         d = self.changed_difference(context, d) if self.changes else d
-        n = self.mask.counts(context.queries, self.n_keys, self.n_keys - self.n_queries)
+        n = self.mask.counts(context.queries, self.n_keys, self.offset)
         return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
     def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE, width: int = 1) -> Rows:
@@ -309,7 +337,7 @@ class LayerAttention:
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
         self._one_prompt()
-        offset = self.n_keys - self.n_queries
+        offset = self.offset
         start = 0
         if self.mask.window is not None:
             start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width

@@ -24,7 +24,12 @@ def can_stack(layers: Sequence[LayerAttention], outputs: bool = True) -> bool:
     """
     signatures = []
     for layer in layers:
-        if layer.changes or layer.mask.kind == "given" or (outputs and (layer.gate is not None or layer.correction is not None)):
+        if (
+            layer.changes
+            or layer.mask.kind == "given"
+            or layer.position_bias is not None
+            or (outputs and (layer.gate is not None or layer.correction is not None))
+        ):
             return False
         shapes = (layer.q.shape, layer.k.shape, layer.v.shape, layer.q.dtype, layer.v.dtype, layer.q.device)
         mask = (layer.mask.kind, layer.mask.window)
@@ -32,7 +37,7 @@ def can_stack(layers: Sequence[LayerAttention], outputs: bool = True) -> bool:
         scores = (layer.scale, layer.score_dtype, layer.soft_cap, sink_dtype)
         norm = outputs and layer.norm and (layer.norm.kind, layer.norm.eps, layer.norm.weight is None)
         pairing = [None if index is None else index.tolist() for index in vars(layer.pairing).values()]
-        signatures.append((*shapes, *mask, *scores, layer.lengths, norm, pairing))
+        signatures.append((*shapes, *mask, *scores, layer.lengths, layer.kind, layer.key_lengths, norm, pairing))
     return all(signature == signatures[0] for signature in signatures[1:])
 
 

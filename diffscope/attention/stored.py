@@ -19,6 +19,7 @@ from diffscope.fields import ANY, FLAG, TABLE, TEXT, Kind, check_fields, each_of
 T = TypeVar("T")
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KINDS = ("self", "cross", "encoder")
 AT_TOKENS = 2  # the dimension of queries or keys
 MOST = 2**31  # layers, and keys of a window
 FIELDS = {
@@ -29,6 +30,8 @@ FIELDS = {
     "lam_init": maybe(finite()),
     "post_scale": finite(),
     "lengths": listed(whole(1)),
+    "kind": one_of(*KINDS),
+    "key_lengths": maybe(listed(whole(1))),
     "score_dtype": maybe(one_of(*(str(dtype).removeprefix("torch.") for dtype in FLOATS))),
     "mask": each_of(one_of("causal", "window", "full", "given"), maybe(whole(1, MOST))),
     "norm": maybe(each_of(one_of("rms", "scalar"), finite(0))),
@@ -67,6 +70,7 @@ TENSORS = {
     "gain": Held("batch? head? query?"),
     "lam_fp32": Held("batch? head? query?"),
     "sink_logit": Held("batch? map? query? | map"),
+    "position_bias": Held("one map distance"),
     "correction": Held("head width width"),
     "gate": Held("batch? head? query? width?"),
     "mask.visible": Held("batch? query key", (torch.bool,)),
@@ -85,6 +89,7 @@ FIELDS_OF_CHANGES = {  # by the type that a field of a change is declared with
     "tuple[int, ...]": listed(whole()),
     "tuple[int, ...] | None": maybe(listed(whole())),
 }
+OMITTED = {"kind": "self", "key_lengths": None}  # fields of a layer that a file has only if they are something else
 RECORDED: dict[type, tuple[str, ...]] = {  # fields in the record; of other classes all that hold no tensor
     LayerAttention: tuple(FIELDS),
     Mask: ("kind", "window"),
@@ -123,7 +128,9 @@ def to_tensors(value: Any) -> tuple[dict[str, Tensor], Any]:
             continue
         inner, record[name] = to_tensors(part)
         tensors |= {f"{name}.{rest}": tensor for rest, tensor in inner.items()}
-    record = {name: record[name] for name in RECORDED.get(type(value), record)}
+    omitted = OMITTED if isinstance(value, LayerAttention) else {}
+    kept = (name for name in RECORDED.get(type(value), record) if name not in omitted or record[name] != omitted[name])
+    record = {name: record[name] for name in kept}
     if isinstance(value, (list, tuple, Mask, Norm)):
         return tensors, list(record.values())
     return tensors, {"class": type(value).__name__, **record} if isinstance(value, Change) else record
@@ -146,6 +153,7 @@ def from_tensors(kind: type[T], tensors: Mapping[str, Tensor], record: Any) -> T
         They are no such value: a field or a tensor is missing or is not what it has to be.
     """
     if kind is LayerAttention:
+        record = OMITTED | record if isinstance(record, dict) else record
         check_layer(tensors, record)
     if kind is Change:
         kind = cast(type[T], _class_of_change(tensors, record))
@@ -228,10 +236,19 @@ def check_layer(tensors: Mapping[str, Tensor], record: Any) -> None:
     sizes: dict[str, int] = {}
     for name in (name for name in TENSORS if name in plain):  # in the order of the table: q, k, v and a1 have all sizes
         _check_tensor(f"{name} of {what}", plain[name], TENSORS[name], sizes)
-    if sizes["key"] < sizes["query"] or sizes["head"] > sizes["map"]:
+    cross = record["kind"] == "cross"
+    if (sizes["key"] < sizes["query"] and not cross) or sizes["head"] > sizes["map"]:
         raise ValueError(f"{what} has {_sizes(sizes)}, and has to have no more queries than keys and no more heads than maps")
+    if cross != (record["key_lengths"] is not None) or (cross and record["mask"][0] not in ("full", "given")):
+        raise ValueError(f"{what} is of the kind {record['kind']!r} with a mask {record['mask'][0]!r}, which is none")
+    if cross and (len(record["key_lengths"]) != sizes["batch"] or max(record["key_lengths"]) > sizes["key"]):
+        raise ValueError(f"key lengths of {what} are {shown(record['key_lengths'])}, which do not fit its {_sizes(sizes)}")
     if len(record["lengths"]) != sizes["batch"] or max(record["lengths"]) > sizes["query"]:
         raise ValueError(f"lengths of {what} are {shown(record['lengths'])}, which do not fit its {_sizes(sizes)}")
+    if "position_bias" in plain and (sizes["one"] != 1 or sizes["distance"] % 2 == 0 or sizes["distance"] < 2 * sizes["key"] - 1):
+        raise ValueError(
+            f"position_bias of {what} has {sizes['distance']} distances, and has to have those of {sizes['key']} keys"
+        )
     _check_finite(what, plain, record)
 
 
@@ -266,10 +283,11 @@ def _check_finite(what: str, tensors: Mapping[str, Tensor], record: Mapping[str,
         if not tensor.is_floating_point() or (padded and name in ("q", "k", "v")):
             continue
         per_token = len(dims) > AT_TOKENS and tensor.dim() > AT_TOKENS and dims[AT_TOKENS] in ("query", "query?", "key")
-        before = tensors["k"].shape[2] - tensors["q"].shape[2] if "key" in dims else 0
-        parts = (
-            [tensor[index % len(tensor)][:, : n + before] for index, n in enumerate(record["lengths"])] if per_token else [tensor]
-        )
+        lengths = record["lengths"]
+        if "key" in dims:
+            before = tensors["k"].shape[2] - tensors["q"].shape[2]
+            lengths = record["key_lengths"] or [n + before for n in lengths]
+        parts = [tensor[index % len(tensor)][:, :n] for index, n in enumerate(lengths)] if per_token else [tensor]
         if not all(part.isfinite().all() for part in parts):
             raise ValueError(f"{name} of {what} holds NaN or infinity, and has to hold finite numbers")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,11 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stored import from_tensors, to_tensors
 from diffscope.capture import maps as _maps
 from diffscope.capture import repr as _repr
-from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, or_nan, shown
+from diffscope.errors import DiffscopeError
+from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, maybe, or_nan, shown
 from diffscope.prompts.encoded import Encoded
 from diffscope.stats.backends import Backend
+from diffscope.stats.dataset import along_layers
 from diffscope.stats.measure import MeasurementRun
 from diffscope.stats.outliers import LABELS
 from diffscope.stats.sample import QuerySample
@@ -37,6 +39,7 @@ FIELDS = {
     "ahead": listed(listed(each_of(TEXT, or_nan(finite(0, 1.001))))),  # a probability may be rounded above 1
     "facts": TABLE,
     "batch": FLAG,
+    "key_prompts": maybe(listed(TABLE)),
 }
 FACTS = {name: TEXT for name in ("model", "family", "attention", "dtype", "edits", "warnings")}
 
@@ -56,7 +59,7 @@ def open_capture(path: str | os.PathLike) -> Capture:
 
 def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
     """Build a capture from tensors and a record of a file; ValueError, in one line, if they are none."""
-    check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS)
+    check_fields("the capture", {name: record[name] for name in FIELDS if name in record}, FIELDS, optional=("key_prompts",))
     check_fields("the capture's facts", record["facts"], FACTS, optional=("edits", "warnings"))
     parts: dict[str, dict[str, Tensor]] = {str(number): {} for number in range(len(record["layers"]))}
     for name, tensor in tensors.items():
@@ -71,7 +74,10 @@ def _assembled(tensors: dict[str, Tensor], record: dict[str, Any]) -> Capture:
     outliers = tensors.get(OUTLIERS)
     if outliers is None:
         raise ValueError(f"the capture lacks the tensor {OUTLIERS}")
-    capture = Capture(prompts, layers, proofs, following, outliers.numpy(), record["facts"], record["batch"])
+    of_keys = record.get("key_prompts")
+    read = [Encoded.from_record(fields, f"prompt {number} of keys") for number, fields in enumerate(of_keys or ())]
+    key_prompts = None if of_keys is None else read
+    capture = Capture(prompts, layers, proofs, following, outliers.numpy(), record["facts"], record["batch"], key_prompts)
     _check_whole(capture)
     return capture
 
@@ -84,10 +90,19 @@ def _check_whole(capture: Capture) -> None:
         raise ValueError(f"the layers are numbered {shown(numbers)}, and have to be one or more, each with a number of its own")
     if not lengths or (len(lengths) > 1 and not capture.batch):
         raise ValueError(f"batch is {capture.batch}, and there are {len(lengths)} prompts")
+    key_lengths = tuple(len(prompt.ids) for prompt in capture.key_prompts or ())
+    if any(layer.kind != "self" for layer in capture.layers) != bool(key_lengths):
+        raise ValueError(f"the layers are {shown(capture.kinds)} attention, and there are {len(key_lengths)} prompts of keys")
     for layer in capture.layers:
-        if layer.lengths != lengths or layer.n_queries != capture.layers[0].n_queries:
+        own = key_lengths if layer.kind == "encoder" else lengths
+        alike = next(other for other in capture.layers if (other.kind == "encoder") == (layer.kind == "encoder"))
+        if layer.lengths != own or layer.n_queries != alike.n_queries:
             of_layer = f"{layer.n_queries} queries, and prompts of {shown(layer.lengths)} tokens"
-            raise ValueError(f"layer {layer.layer} has {of_layer}, and the prompts have {shown(lengths)}")
+            raise ValueError(f"layer {layer.layer} has {of_layer}, and the prompts have {shown(own)}")
+        if layer.key_lengths not in (None, key_lengths):
+            raise ValueError(
+                f"layer {layer.layer} has {shown(layer.key_lengths)} keys, and the prompts of keys {shown(key_lengths)}"
+            )
     counts = {"proofs": (len(capture._proofs), len(numbers)), "lists of next tokens": (len(capture._next), len(lengths))}
     for what, (held, needed) in counts.items():
         if held != needed:
@@ -116,6 +131,8 @@ class Capture:
         ``model``, ``family``, ``attention`` (the implementation) and ``dtype``; where there are any, ``edits`` and ``warnings``.
     batch : bool
         Whether the prompts were run as a batch.
+    key_prompts : list of Encoded, optional
+        What cross-attention looks at, one a prompt; None without cross-attention.
     """
 
     prompts: list[Encoded]
@@ -126,6 +143,7 @@ class Capture:
     facts: dict[str, Any]
 
     batch: bool = False
+    key_prompts: list[Encoded] | None = None
 
     map = _maps.map
     maps = _maps.maps
@@ -160,11 +178,58 @@ class Capture:
         number %= len(self)
         layers = [layer.prompt(number) for layer in self.layers]
         outliers = self.layer_output_outliers[:, number : number + 1]
-        return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts)
+        keys = self.key_prompts and [self.key_prompts[number]]
+        return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts, key_prompts=keys)
 
-    def _each(self, of: Callable[[Encoded], Any]) -> Any:
+    @property
+    def kinds(self) -> list[str]:
+        """What each layer's queries look at: ``self``, the prompt's own tokens; ``cross``, those of :attr:`key_tokens`.
+
+        In an ``encoder`` beside a decoder, the tokens of :attr:`key_tokens` look at one another.
+        """
+        return [layer.kind for layer in self.layers]
+
+    def of_kind(self, kind: str) -> Capture:
+        """Return the layers of one kind as a capture; of an encoder its prompt is the text that the encoder reads.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no layer of this kind.
+        """
+        at = [number for number, layer in enumerate(self.layers) if layer.kind == kind]
+        if not at:
+            raise DiffscopeError(f"there is no layer of the kind {kind!r}; there are {', '.join(dict.fromkeys(self.kinds))}")
+        return replace(
+            self,
+            prompts=self.key_prompts if kind == "encoder" and self.key_prompts else self.prompts,
+            key_prompts=self.key_prompts if kind == "cross" else None,
+            layers=[self.layers[number] for number in at],
+            _proofs=[self._proofs[number] for number in at],
+            _next=[[] for _ in self.prompts] if kind == "encoder" else self._next,
+            layer_output_outliers=self.layer_output_outliers[at],
+        )
+
+    def check_one_side(self, what: str) -> None:
+        """Raise DiffscopeError if queries and keys of some layer are not the tokens of one prompt; `what` begins the message."""
+        if self.key_prompts is not None:
+            known = ", ".join(dict.fromkeys(self.kinds))
+            raise DiffscopeError(
+                f"{what} is of tokens that look at one another, and this capture has layers of the kinds {known}; give "
+                'capture.of_kind("self"), or take capture.measure and figures.maps, row and heads, which take all'
+            )
+
+    def sides(self, layer: LayerAttention) -> tuple[list[Encoded], list[Encoded]]:
+        """Return whose tokens are the queries of a layer and whose its keys, one a prompt each."""
+        keys = self.key_prompts or self.prompts
+        return (
+            keys if layer.kind == "encoder" and self.key_prompts else self.prompts,
+            keys if layer.kind != "self" else self.prompts,
+        )
+
+    def _each(self, of: Callable[[Encoded], Any], prompts: list[Encoded] | None = None) -> Any:
         """Return a property of the prompt, or a list of it with one entry a prompt of a batch."""
-        values = [of(prompt) for prompt in self.prompts]
+        values = [of(prompt) for prompt in prompts or self.prompts]
         return values if self.batch else values[0]
 
     @property
@@ -186,6 +251,16 @@ class Capture:
     def tokens(self) -> Any:
         """The text of each token, a list of str; of a batch a list of such lists."""
         return self._each(lambda prompt: list(prompt.tokens))
+
+    @property
+    def key_tokens(self) -> Any:
+        """The text of each token that cross-attention looks at, as :attr:`tokens`; those themselves without cross-attention."""
+        return self._each(lambda prompt: list(prompt.tokens), self.key_prompts)
+
+    @property
+    def key_spans(self) -> Any:
+        """Positions of the spans of :attr:`key_tokens`, as :attr:`spans`."""
+        return self._each(lambda prompt: {name: list(at) for name, at in prompt.spans.items()}, self.key_prompts)
 
     @property
     def offsets(self) -> Any:
@@ -283,13 +358,15 @@ class Capture:
     def _lambda(self, field: str, long_name: str) -> xr.DataArray:
         values = [getattr(layer, field).float().cpu() for layer in self.layers]  # (batch or 1, head or 1, query or 1)
         per_token = any(value.shape[2] > 1 for value in values)
-        size = (len(self.layers), len(self.prompts), self.n_heads, self.layers[0].n_queries if per_token else 1)
+        width = max(layer.n_queries for layer in self.layers)
+        size = (len(self.layers), len(self.prompts), self.n_heads, width if per_token else 1)
         stacked = np.full(size, np.nan, np.float32)  # (layer, prompt, head, query); where a layer has fewer heads, NaN
         for row, layer, value in zip(stacked, self.layers, values):
-            row[:, : layer.n_heads] = value.numpy()
-        if per_token:  # padding has no λ
-            for number, prompt in enumerate(self.prompts):
-                stacked[:, number, :, len(prompt.ids) :] = np.nan
+            queries = layer.n_queries if per_token else 1
+            row[:, : layer.n_heads, :queries] = value.numpy()
+            if per_token:  # padding has no λ
+                for number, n in enumerate(layer.lengths):
+                    row[number, :, n:] = np.nan
         array = xr.DataArray(
             stacked,
             dims=("layer", "prompt", "head", "query"),
@@ -323,7 +400,8 @@ class Capture:
         queries : str, slice, sequence of int or QuerySample, optional
             Which query rows to measure: a span's name, "last", token positions (negative ones count from a prompt's end), or
             a :class:`diffscope.QuerySample` of them; by default all. In a batch the query axis holds the positions of all
-            prompts, with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means and errors.
+            prompts, with NaN where a prompt has no such row. ``diffscope.average`` turns a sample into means and errors. Spans
+            and positions are the prompt's: layers of an encoder beside a decoder are left out, unless they are all there are.
         progress : callable, optional
             Called with (done, total), counted in layers of a prompt; within long ones `done` is a fraction.
         backend : {"blocks", "triton"}, optional
@@ -346,7 +424,16 @@ class Capture:
         MeasurementInterrupted
             As of :meth:`diffscope.Scope.measure`.
         """
-        measuring = MeasurementRun(self.prompts, statistics, queries, self.n_layers, progress, backend=backend)
+        kinds = list(dict.fromkeys(self.kinds))
+        if kinds == ["encoder"] and self.key_prompts:
+            return self.of_kind("encoder").measure(statistics, queries=queries, progress=progress, backend=backend)
+        if len(kinds) > 1:
+            # A position or a span of the prompt is no query of the encoder's.
+            kinds = [kind for kind in kinds if kind != "encoder" or queries is None or isinstance(queries, QuerySample)]
+            parts = [self.of_kind(kind) for kind in kinds]
+            measured = [part.measure(statistics, queries=queries, progress=progress, backend=backend) for part in parts]
+            return along_layers(measured, [part.kinds for part in parts])
+        measuring = MeasurementRun(self.prompts, statistics, queries, self.n_layers, progress, backend, self.key_prompts)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
 
         def result(**more: str) -> xr.Dataset:
@@ -385,4 +472,6 @@ class Capture:
             "facts": self.facts,
             "batch": self.batch,
         }
+        if self.key_prompts is not None:
+            record["key_prompts"] = [vars(prompt) for prompt in self.key_prompts]
         save_tensors(path, tensors, record)

@@ -85,9 +85,9 @@ def maps(
         As for :meth:`map`.
     """
     attention, heads, names = _selected(capture, layer, heads, names)
-    spans = capture.prompts[0].span_positions()
-    rows = token_positions(queries, spans, attention.n_queries)
-    columns = token_positions(keys, spans, attention.n_keys, "keys")
+    (of_queries,), (of_keys,) = capture.sides(attention)
+    rows = token_positions(queries, of_queries.span_positions(), attention.n_queries)
+    columns = token_positions(keys, of_keys.span_positions(), attention.n_keys, "keys")
     device = attention.q.device
     with Workers() as workers:
         values = window(attention, names, heads, rows.to(device), columns.to(device), workers)
@@ -138,7 +138,7 @@ def pooled_maps(
         The largest number of bins a side.
     marginals : bool
         Whether to add what each key receives from all queries, ``received_NAME`` (head, token), and the entropy of each query's
-        row in nats, ``entropy_NAME`` (head, token).
+        row in nats, ``entropy_NAME`` (head, token). In cross-attention keys have the dimension ``key_token_number``.
     shares : bool
         Whether to add the bins of each row's shares, x/Σ|x| with the sign of x, ``share_NAME`` (head, query, key), and the sums
         Σ|x| of the rows, ``mass_NAME`` (head, token).
@@ -163,7 +163,7 @@ def pooled_maps(
     for array in dataset.data_vars.values():
         array.attrs["bin"] = bins.width
     dataset = dataset.assign_coords(visible=(("query", "key"), bins.visible.cpu().numpy()))
-    return dataset.assign(_marginals_and_shares(bins)).assign_attrs(bin=bins.width)
+    return dataset.assign(_marginals_and_shares(bins, attention.kind)).assign_attrs(bin=bins.width)
 
 
 def strongest(
@@ -199,7 +199,8 @@ def strongest(
     """
     count = whole_number(count, 1, math.inf, "count is a whole number of keys from 1")
     attention, heads, _ = _selected(capture, layer, heads, [name])
-    rows = token_positions(queries, capture.prompts[0].span_positions(), attention.n_queries)
+    (of_queries,), _ = capture.sides(attention)
+    rows = token_positions(queries, of_queries.span_positions(), attention.n_queries)
     with Workers() as workers:
         keys, weights, mass = top_keys(attention, name, heads, rows.to(attention.q.device), count, workers)
     dims = ("head", "query", "rank")
@@ -261,7 +262,7 @@ def _labelled(
     keys: Sequence[int] | Tensor,
 ) -> xr.Dataset:
     """Label values (head, query, key) of each map with their places, texts, model, λ and fidelity."""
-    tokens = np.array(capture.prompts[0].tokens, dtype=object)
+    (of_queries,), (of_keys,) = capture.sides(attention)
     rows, columns = np.asarray(queries), np.asarray(keys)
     fidelity = capture._proofs[capture.layer_numbers.index(attention.layer)].error
     lam = "per token" if attention.lam.shape[2] > 1 else attention.rows([0], heads).lam[:, 0].tolist()
@@ -275,19 +276,20 @@ def _labelled(
             "head": list(heads),
             "query": rows,
             "key": columns,
-            "query_token": ("query", tokens[rows].astype(str)),
-            "key_token": ("key", tokens[columns].astype(str)),
+            "query_token": ("query", np.array(of_queries.tokens, dtype=object)[rows].astype(str)),
+            "key_token": ("key", np.array(of_keys.tokens, dtype=object)[columns].astype(str)),
         },
         attrs,
     )
 
 
-def _marginals_and_shares(bins: Bins) -> dict[str, tuple]:
-    """Return the variables that marginals and shares add to maps in bins; empty without either."""
+def _marginals_and_shares(bins: Bins, kind: str) -> dict[str, tuple]:
+    """Return the variables that marginals and shares add to maps in bins of a layer of this kind; empty without either."""
+    of_queries, of_keys = ("token", "key_token_number") if kind == "cross" else ("token", "token")
     parts = (
-        ("received", "token", "mass received from all queries", "1", bins.received),
-        ("entropy", "token", "entropy of the row", "nats", bins.entropy),
-        ("mass", "token", "absolute mass of the row", "1", bins.mass),
+        ("received", of_keys, "mass received from all queries", "1", bins.received),
+        ("entropy", of_queries, "entropy of the row", "nats", bins.entropy),
+        ("mass", of_queries, "absolute mass of the row", "1", bins.mass),
         ("share", "query key", "share of the row's absolute mass", "1", bins.shares),
     )
     return {

@@ -44,6 +44,7 @@ def facts(capture: Capture) -> dict[str, str]:
         "family": f"{capture.facts['family']}, attention {capture.facts['attention']}, {capture.facts['dtype']}",
         "prompt": lengths(capture.prompts),
         "layers": _shape(capture),
+        "keys": "" if capture.key_prompts is None else f"{lengths(capture.key_prompts)}, which cross-attention looks at",
         "λ": _lambda_range(capture),
         "fidelity": _fidelity(capture),
         "edits": capture.facts.get("edits", ""),

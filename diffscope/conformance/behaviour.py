@@ -82,7 +82,7 @@ def _why_without_effect(layer: LayerAttention) -> str:
     if not layer.lam.any():
         return "λ is 0"
     queries = torch.arange(layer.n_queries, device=layer.q.device)
-    visible = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries)
+    visible = layer.mask.counts(queries, layer.n_keys, layer.offset)
     return "every query sees one key, on which both maps are 1" if int(visible.max()) < 2 else ""
 
 

@@ -94,15 +94,21 @@ def check(
     conventions = [scope.family.convention_of(each.module) for each in observed]
     report.layers = [facts(each.layer, convention) for each, convention in zip(observed, conventions)]
     check_design(run, observed)
-    if not isinstance(scope.runner, ImageModel):
+    if _takes_ids(scope):
         check_order(run)
     check_second_map(run, observed)
     if isinstance(scope.runner, LanguageModel):
-        check_cache(run)
+        if _takes_ids(scope):
+            check_cache(run)
         check_observation(run)
     report.findings.sort(key=lambda finding: VERDICTS.index(finding.verdict))
     report.differences = differences([each.layer for each in observed], conventions[0])
     return report
+
+
+def _takes_ids(scope: Scope) -> bool:
+    """Return whether a prompt is token ids, of which one can be changed or left for later."""
+    return not isinstance(scope.runner, ImageModel) and not scope.runner.two_sided
 
 
 def planned_runs(scope: Scope, length: int = LENGTH) -> list[int]:
@@ -110,9 +116,11 @@ def planned_runs(scope: Scope, length: int = LENGTH) -> list[int]:
     long = long_enough(scope, length, declared_window(scope))
     fidelity = [long, long + max(2, long * 2 // 3)]
     second_map = 2 * scope.n_layers * [min(SHORT, long)]
-    if not isinstance(scope.runner, ImageModel):
+    if _takes_ids(scope):
         fidelity.append(ORDERED * (ORDERED + 1))
     if not isinstance(scope.runner, LanguageModel):
         return fidelity + second_map
+    if not _takes_ids(scope):
+        return [*fidelity, *second_map, *(2 * [min(SHORT, long)])]
     steps = min(long // 2, STEPS)
     return [*fidelity, *second_map, long, long - steps, *(steps * [1]), *(2 * [min(SHORT, long)])]

@@ -20,6 +20,7 @@ from diffscope.proof.prove import prove_passage
 from diffscope.proof.tolerance import tolerated
 from diffscope.scope import Scope
 from diffscope.scope.images import ImageModel
+from diffscope.scope.two_sides import Denoiser
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ def batches(run: CheckRun) -> dict[str, list]:
     prompts = run.prompts
     if isinstance(run.scope.runner, ImageModel):
         return {"an image": [prompts.of_length(0)], "two images": [prompts.of_length(0), prompts.of_length(0)]}
+    if isinstance(run.scope.runner, Denoiser):
+        return {
+            f"{prompts.long} latents": [prompts.of_length(prompts.long)],
+            "two of them": [prompts.of_length(prompts.long) for _ in "12"],
+        }
     long, short = prompts.long, max(2, prompts.long * 2 // 3)
     return {
         f"a prompt of {long} tokens": [prompts.of_length(long)],
@@ -130,7 +136,7 @@ def observe_layers(scope: Scope, batch: list) -> list[ObservedLayer]:
     DiffscopeError
         The model calls no attention module, or attends more than once in a layer.
     """
-    inputs = scope.prepare(batch if len(batch) > 1 else batch[0])
+    inputs = scope.prepare(batch if len(batch) > 1 else batch[0], embedded=True)
     observed: list[ObservedLayer] = []
 
     def take(passage: AttentionPass) -> None:
@@ -138,7 +144,7 @@ def observe_layers(scope: Scope, batch: list) -> list[ObservedLayer]:
         scope.runner.check_batch(scope.family.read(passage))
         observed.append(observe(scope, passage))
 
-    with scope.hooked(take, lengths=inputs.lengths):
+    with scope.exclusively(inputs.lengths, False, inputs.key_lengths), scope.hooked(take, lengths=inputs.lengths):
         scope.run(inputs, columns=[0])  # all logits of long prompts would fill the memory
     if not observed:
         raise DiffscopeError(f"{scope.name} ran without calling any of its attention modules")

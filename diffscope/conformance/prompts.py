@@ -9,6 +9,7 @@ import torch
 from diffscope.errors import DiffscopeError
 from diffscope.scope import Scope
 from diffscope.scope.images import ImageModel
+from diffscope.scope.two_sides import Denoiser, EncoderDecoder
 
 LONGEST = 4096
 LENGTH = 48  # tokens of the long prompt, if no other length is asked for
@@ -35,10 +36,17 @@ class Prompts:
         """Return n random token ids; of a model of images an image, whatever n is."""
         if isinstance(self.scope.runner, ImageModel):
             return self.scope.runner.random_image(self.generator)
+        if isinstance(self.scope.runner, Denoiser):
+            return self.scope.runner.random_prompt(n, self.generator)
         size = self.scope.runner.vocabulary
         if size is None:
             raise DiffscopeError(f"{self.scope.name} has no embedding of tokens, so no prompt for it can be made up")
-        return torch.randint(min(2, size - 1), size, (n,), generator=self.generator).tolist()
+        ids = torch.randint(min(2, size - 1), size, (n,), generator=self.generator).tolist()
+        if not isinstance(self.scope.runner, EncoderDecoder):
+            return ids
+        if "input_ids" not in self.scope.runner.parameters:
+            raise DiffscopeError(f"{self.scope.name} takes more than token ids, so no prompt for it can be made up")
+        return {"input_ids": ids[: n // 2], "decoder_input_ids": ids}  # sides of two lengths
 
 
 def declared_window(scope: Scope) -> int | None:

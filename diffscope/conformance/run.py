@@ -35,7 +35,7 @@ class CheckRun(NamedTuple):
 
     def logits(self, prompt: Any, columns: list[int] | None = None) -> Tensor:
         """Return the logits (token, vocabulary) of one prompt in float32, at some positions or at all."""
-        return self.scope.run(self.scope.prepare(prompt), columns)[0].float()
+        return self.scope.run(self.scope.prepare(prompt, embedded=True), columns)[0].float()
 
 
 def count_runs(progress: Progress | None, total: int) -> Callable[[str], None]:

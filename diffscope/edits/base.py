@@ -100,6 +100,10 @@ class Edit:
         return with_change(layer, made) if isinstance(made, Change) else made
 
     def _check_full_map(self, layer: LayerAttention) -> None:
+        if layer.kind == "cross":
+            raise DiffscopeError(
+                f"{self.label}: needs square maps, and layer {layer.layer} is cross-attention; choose by layers="
+            )
         if layer.n_queries != layer.n_keys:
             raise DiffscopeError(
                 f"{self.label}: needs whole maps, which a cached step does not have; generate with use_cache=False"

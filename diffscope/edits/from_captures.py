@@ -165,6 +165,10 @@ def _single_prompts(
                     raise PromptError(f"{label} needs prompts of one length, but has {length} and {n} tokens")
                 length = n
                 if chosen is None or layer.layer in chosen:
+                    if full_map and layer.kind == "cross":
+                        raise DiffscopeError(
+                            f"{label} needs square maps; leave layer {layer.layer}, cross-attention, out by layers="
+                        )
                     yield layer.prompt(index)
     if not length:
         raise PromptError(f"{label} needs a capture of a prompt at least, such as scope.capture(prompts)")

@@ -30,6 +30,7 @@ class Call:
     score_dtype: torch.dtype | None = None  # the dtype of the scores before the softmax
     soft_cap: float | None = None
     sink_logit: Tensor | None = None  # (map,)
+    position_bias: Tensor | None = None  # (1, map, distance)
     is_causal: bool | None = None  # of the call, if it differs from the module's attribute
     ignored: str | None = None  # keywords that the implementation ignores, in words
     unread: str | None = None  # a keyword that may change the maps and is unknown to diffscope
@@ -68,7 +69,7 @@ class AttentionPass:
         The layer's number in the model, from 0. A module that a model runs several times is a layer each time; the layers of
         further rounds continue the numbers of the first.
     lengths : tuple of int
-        Tokens of each prompt; padding is on the right.
+        Queries of each prompt; padding is on the right.
     arguments : dict
         Arguments of the module's forward, by the names of its signature.
     outputs : dict of str to Tensor
@@ -89,6 +90,10 @@ class AttentionPass:
         The proof of the module in float32, if the pass is in half precision.
     family : str
         Name of the family that reads it.
+    role : {"self", "cross", "encoder"}
+        What its layer is to be: :attr:`LayerAttention.kind <diffscope.attention.layer.LayerAttention>`.
+    key_lengths : tuple of int, optional
+        Keys of each prompt in cross-attention.
     """
 
     module: ForeignModule
@@ -105,6 +110,8 @@ class AttentionPass:
     pack: tuple[int, ...] | None = None
     float32: Float32Proof | None = None
     family: str = ""
+    role: str = "self"
+    key_lengths: tuple[int, ...] | None = None
 
     @property
     def kind(self) -> str:
@@ -127,8 +134,8 @@ class AttentionPass:
     ) -> LayerAttention:
         """Return the layer that this pass attended with.
 
-        Number, family and lengths are those of the pass. The scale is d^-0.5, the mask causal, and the factor after the norm
-        1 - λ_init if there is a λ_init, unless `call` or `fields` say otherwise.
+        Number, family, kind and lengths are those of the pass. The scale is d^-0.5, the mask causal (full in cross-attention),
+        and the factor after the norm 1 - λ_init if there is a λ_init, unless `call` or `fields` say otherwise.
 
         Parameters
         ----------
@@ -155,9 +162,11 @@ class AttentionPass:
             The norm or the mask is of a kind that no supported family has.
         """
         fields.setdefault("scale", q.shape[-1] ** -0.5)
+        if self.role == "cross":
+            fields.setdefault("mask", Mask("full"))
         if call is not None:
             fields |= {"scale": call.scaling, "mask": mask_of(call, self), "score_dtype": call.score_dtype}
-            fields |= {"soft_cap": call.soft_cap, "sink_logit": call.sink_logit}
+            fields |= {"soft_cap": call.soft_cap, "sink_logit": call.sink_logit, "position_bias": call.position_bias}
         if q.dtype in HALF and scales_queries:
             q, fields["scale"] = q * fields["scale"], 1.0
         if q.dtype in HALF and (scales_queries or rounds_scores):
@@ -171,8 +180,37 @@ class AttentionPass:
                 value = value.detach().clone() if isinstance(value, nn.Parameter) else value  # which training may change
                 fields[name] = value.reshape(1, -1, 1) if value.dim() < 2 else value  # (batch, head, query)
         return LayerAttention(
-            layer=self.number, family=self.family, q=q, k=k, v=v, pairing=pairing, lengths=self.lengths, norm=norm, **fields
+            layer=self.number,
+            family=self.family,
+            q=q,
+            k=k,
+            v=v,
+            pairing=pairing,
+            lengths=self.lengths,
+            kind=self.role,
+            key_lengths=self.key_lengths,
+            norm=norm,
+            **fields,
         )
+
+    def set_lengths(
+        self, lengths: tuple[int, ...] | None, key_lengths: tuple[int, ...] | None, source: Tensor | None = None
+    ) -> None:
+        """Set how many queries and keys of each prompt are tokens; None takes every position for one.
+
+        Parameters
+        ----------
+        lengths : tuple of int, optional
+            Of the prompts.
+        key_lengths : tuple of int, optional
+            Of the side that an encoder reads, and cross-attention looks at.
+        source : Tensor, optional, (batch, key, hidden)
+            What the keys of cross-attention are made of.
+        """
+        lengths = key_lengths if self.role == "encoder" else lengths
+        self.lengths = lengths or (self.hidden.shape[1],) * len(self.hidden)
+        if source is not None:
+            self.key_lengths = key_lengths or (source.shape[1],) * len(source)
 
     @property
     def hidden(self) -> Tensor:
@@ -216,6 +254,38 @@ def expect_calls(attention_pass: AttentionPass, family: str, count: int) -> None
     raise UnsupportedModel(f"{times} where family {family!r} expects {count}: it attends in another way; {REGISTER}")
 
 
+def mask_of_keys(visible: Tensor, lengths: tuple[int, ...], key_lengths: tuple[int, ...]) -> Mask:
+    """Return the mask of cross-attention: full if every query sees all keys of its prompt, else the table.
+
+    Parameters
+    ----------
+    visible : Tensor, (batch or 1, query or 1, key)
+        bool, or a number that is added to each score.
+    lengths, key_lengths : tuple of int
+        Queries and keys of each prompt.
+
+    Raises
+    ------
+    UnsupportedModel
+        The mask adds finite numbers to the scores.
+    """
+    visible = _as_bool(visible)
+    rows = (visible[index % len(visible), :n, :keys] for index, (n, keys) in enumerate(zip(lengths, key_lengths)))
+    if all(bool(row.all()) for row in rows):
+        return Mask("full")
+    return Mask("given", visible=visible.expand(-1, max(lengths), -1).clone())
+
+
+def _as_bool(mask: Tensor) -> Tensor:
+    """Return which keys an explicit mask shows; UnsupportedModel if it adds finite numbers to the scores."""
+    if mask.dtype == torch.bool:
+        return mask
+    visible = mask == 0
+    if not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+        raise UnsupportedModel("the attention mask adds a position bias to the scores, which no supported family does")
+    return visible
+
+
 def _same_as_rule(visible: Tensor, rule: Mask, lengths: tuple[int, ...], offset: int) -> bool:
     """Return whether an explicit mask (batch or 1, query, key) equals a rule on every prompt's own tokens."""
     for index, n in enumerate(lengths):
@@ -245,12 +315,7 @@ def compact(mask: Tensor, lengths: tuple[int, ...], window: int | None = None) -
     """
     if mask.shape[1] != 1:
         raise UnsupportedModel("the attention mask differs from head to head, which no supported family does")
-    explicit = mask[:, 0]  # (batch or 1, query, key)
-    visible = explicit
-    if explicit.dtype != torch.bool:
-        visible = explicit == 0
-        if not (visible | (explicit <= torch.finfo(explicit.dtype).min / 2)).all():
-            raise UnsupportedModel("the attention mask adds a position bias to the scores, which no supported family does")
+    visible = _as_bool(mask[:, 0])  # (batch or 1, query, key)
     offset = visible.shape[2] - visible.shape[1]
     if offset < 0 or max(lengths) > visible.shape[1]:
         raise UnsupportedModel(
@@ -273,6 +338,14 @@ def mask_of(call: Call, attention_pass: AttentionPass) -> Mask:
     UnsupportedModel
         See :func:`compact`.
     """
+    if attention_pass.key_lengths is not None:
+        if isinstance(call.mask, Tensor) and call.mask.dim() == 4 and call.mask.shape[1] == 1:
+            return mask_of_keys(call.mask[:, 0], attention_pass.lengths, attention_pass.key_lengths)
+        if call.mask is not None:
+            raise UnsupportedModel(
+                "the mask of cross-attention is of a form that is not read; load it with attn_implementation='sdpa'"
+            )
+        return Mask("full")
     causal = getattr(attention_pass.module, "is_causal", True) if call.is_causal is None else call.is_causal
     if call.mask is None:
         if not causal:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.cards import FAMILIES
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass
-from diffscope.families.foreign import REGISTER, ForeignModule, attribute, has_attribute, parts_of
+from diffscope.families.foreign import REGISTER, ForeignModule, attribute, encoder_of, has_attribute, parts_of
+from diffscope.families.model_call import signature_of
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,15 @@ class Family(ABC):
     def layers(self, model: nn.Module) -> dict[nn.Module, int]:
         """Return the attention modules in layer order, each with its layer's number in the model, from 0.
 
-        The numbers are the :meth:`depths`, or the positions of the modules if depths repeat. Repeated ``layer_idx`` of Hugging
-        Face models (an encoder beside a decoder, cross-attention) stay, so that a capture refuses the model.
+        The numbers are the :meth:`depths`, or the positions of the modules if depths repeat, as in an encoder with its decoder.
+        Repeated ``layer_idx`` of other Hugging Face models stay, so that a capture refuses the model if several are run.
         """
         modules = self.modules(model)
         depths = self.depths(model, modules)
         numbers = [depth for depth in depths if depth is not None]
         indices = [getattr(module, "layer_idx", None) for module in modules]
-        if len(set(numbers)) < len(modules) and not (self.interface and numbers == indices):
+        stay = self.interface and numbers == indices and encoder_of(model) is None
+        if len(set(numbers)) < len(modules) and not stay:
             numbers = list(range(len(modules)))
         return dict(zip(modules, numbers))
 
@@ -144,6 +146,22 @@ class Family(ABC):
         """Return the submodules whose outputs are recorded, by their names in :attr:`AttentionPass.outputs`."""
         parts = {name: attribute(module, path) for name, path in self.watch.items()}
         return {name: part for name, part in parts.items() if isinstance(part, nn.Module)}
+
+    def source_of(self, arguments: Mapping[str, Any]) -> Tensor | None:
+        """Return what the keys of cross-attention are made of, (batch, key, hidden); None if they are of the queries' own tokens.
+
+        Parameters
+        ----------
+        arguments : mapping of str
+            Of the module's forward.
+        """
+        return arguments.get("key_value_states")
+
+    def crosses(self, module: ForeignModule) -> bool:
+        """Return whether a module's forward takes what cross-attention looks at, by its parameters."""
+        names = signature_of(type(module).forward).parameters
+        marker = object()
+        return self.source_of(dict.fromkeys(names, marker)) is marker
 
     def depths(self, model: nn.Module, modules: Sequence[ForeignModule]) -> list[int | None]:
         """Return the blocks that modules are in: ``layer_idx`` if all have one, else the last number in ``layers.3.attn``."""

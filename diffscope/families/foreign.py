@@ -65,6 +65,12 @@ def parts_of(model: nn.Module) -> Iterator[nn.Module]:
     return (module for module in model.modules() if COMPILED not in module._modules)
 
 
+def encoder_of(model: ForeignModule) -> nn.Module | None:
+    """Return the encoder of a Hugging Face model that has a decoder beside it; None of other models."""
+    paired = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and hasattr(model, "get_encoder")
+    return model.get_encoder() if paired else None
+
+
 def norm_of(norm: nn.Module | None, width: int, dtype: torch.dtype) -> Norm | None:
     """Return the root-mean-square norm of the heads' outputs, or None if it is absent or the identity.
 

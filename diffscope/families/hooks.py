@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass, Call
 from diffscope.families.base import Family
-from diffscope.families.foreign import filled
+from diffscope.families.foreign import encoder_of, filled
 from diffscope.families.interface import observed
 from diffscope.families.model_call import ModelCall, signature_of
 from diffscope.families.offloaded import weights_loaded
@@ -77,7 +77,9 @@ class _Watch:
     """The passes through attention of this thread that are under way, and the hooks that record them."""
 
     family: Family
+    encoder: frozenset[nn.Module]  # the modules of an encoder beside a decoder
     lengths: tuple[int, ...] | None
+    key_lengths: tuple[int, ...] | None  # of the side that an encoder reads, and cross-attention looks at
     layers: int  # the numbers of one round of the modules: each further round is numbered on by so many
     call: ModelCall | None = None  # the call of the model; None while it is not running
     open: dict[nn.Module, AttentionPass] = field(default_factory=dict)
@@ -130,9 +132,10 @@ class _Watch:
                 call=self.call,
                 family=self.family.name,
             )
+            source = self.family.source_of(attention_pass.arguments)
+            attention_pass.role = "cross" if source is not None else "encoder" if module in self.encoder else "self"
             self._check_prompts(attention_pass)
-            hidden = attention_pass.hidden
-            attention_pass.lengths = self.lengths or (hidden.shape[1],) * len(hidden)
+            attention_pass.set_lengths(self.lengths, self.key_lengths, source)
             before = attention_pass.cache_layer  # a cache of a window drops old keys as soon as new ones come
             attention_pass.cached = None if before is None else (before.keys, before.values)
             if before_forward:  # before the pass is open: a forward that was replaced may lead a copy back to this module
@@ -163,7 +166,8 @@ class _Watch:
         """Raise UnsupportedModel if a module does not get all prompts at once: it is not known which of them it has."""
         call = attention_pass.call
         given = (None, None) if call is None else (call.tokens, call.prompts)
-        tokens, prompts = given if self.lengths is None else (max(self.lengths), len(self.lengths))
+        lengths = self.key_lengths if attention_pass.role == "encoder" else self.lengths
+        tokens, prompts = given if lengths is None else (max(lengths), len(lengths))
         count, second = attention_pass.hidden.shape[:2]
         if prompts and count < prompts and (count, second) != (tokens, prompts):  # some have the tokens first
             kind = attention_pass.kind
@@ -227,7 +231,8 @@ class _Watch:
             finally:  # the layers that follow need its memory
                 for by_module in (self.open, self.after_forward, self.call.runs if self.call else {}):
                     by_module.pop(module, None)
-        passes[0].lengths, passes[0].pack = attention_pass.lengths, attention_pass.pack
+        for name in ("lengths", "key_lengths", "role", "pack"):
+            setattr(passes[0], name, getattr(attention_pass, name))
         return passes[0]
 
 
@@ -239,6 +244,7 @@ def attention_passes(
     on_pass: OnPass | None = None,
     replace_output: ReplaceOutput | None = None,
     before_forward: BeforeForward | None = None,
+    key_lengths: tuple[int, ...] | None = None,
 ) -> Iterator[None]:
     """Record every pass through a model's attention modules while the context is open.
 
@@ -259,6 +265,8 @@ def attention_passes(
     before_forward : callable, optional
         Called with a pass before its module runs, and with the inputs and a function that runs another module on such inputs
         (:class:`Replay`).
+    key_lengths : tuple of int, optional
+        Tokens of each prompt on the side that cross-attention looks at; by default every position is a token.
 
     Raises
     ------
@@ -266,7 +274,9 @@ def attention_passes(
         The model runs its attention in a way that cannot be observed.
     """
     layers = family.layers(model)
-    watch = _Watch(family, lengths, 1 + max(layers.values(), default=0))
+    encoder = encoder_of(model)
+    of_encoder = frozenset() if encoder is None else frozenset(encoder.modules())
+    watch = _Watch(family, of_encoder, lengths, key_lengths, 1 + max(layers.values(), default=0))
     with ExitStack() as stack:
         stack.callback(model.register_forward_pre_hook(Hook(watch.start_run), with_kwargs=True).remove)
         stack.callback(model.register_forward_hook(Hook(watch.end_run), always_call=True).remove)

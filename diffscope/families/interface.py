@@ -25,7 +25,7 @@ from diffscope.families.threads import CURRENT, others_run_modules
 _OBSERVED = "diffscope_of_"  # before the name of an implementation whose calls are observed
 See = Callable[[Call, nn.Module], None]
 
-UNDERSTOOD = frozenset("scaling sliding_window softcap s_aux is_causal dropout".split())
+UNDERSTOOD = frozenset("scaling sliding_window softcap s_aux position_bias is_causal dropout".split())
 
 #: What models hand through to their attention that changes no map: it is for the model, its cache, the loss or the kernel.
 NEUTRAL = frozenset(
@@ -85,6 +85,7 @@ def record_call(
         score_dtype=q.dtype if eager and q.dtype in (torch.bfloat16, torch.float16) else None,
         soft_cap=None if soft_cap is None else float(soft_cap),
         sink_logit=None if sinks is None else sinks.clone(),  # of the model, which may be trained on
+        position_bias=by_distance(keywords.get("position_bias")),
         is_causal=keywords.get("is_causal"),
         ignored=f"{implementation} attention leaves out the model's {' and '.join(without)}; {advice}" if without else None,
         unread=_unread(module, eager, keywords),
@@ -92,11 +93,31 @@ def record_call(
     )
 
 
+def by_distance(bias: Tensor | None) -> Tensor | None:
+    """Return a bias of scores (1, map, query, key) by the distance of the key from the query, (1, map, distance).
+
+    None if there is none, if it is 0, or if it differs between pairs of one distance. The last query stands at the last key.
+    """
+    if bias is None or bias.dim() != 4 or len(bias) > 1 or bias.shape[2] > bias.shape[3] or not bool(bias.any()):
+        return None
+    queries, keys = bias.shape[2:]
+    centre = keys - 1
+    table = bias.new_zeros(1, bias.shape[1], 2 * centre + 1)
+    table[..., : centre + 1] = bias[:, :, -1]  # of the last query, who stands at the last key
+    first = keys - queries  # where query 0 stands
+    table[..., centre - first : centre - first + keys] = bias[:, :, 0]
+    distance = torch.arange(keys, device=bias.device) - torch.arange(first, keys, device=bias.device)[:, None]  # (query, key)
+    return table if torch.equal(table[..., distance + centre], bias) else None
+
+
 def _unread(module: nn.Module, eager: bool, keywords: dict[str, Any]) -> str | None:
     """Return in words what of the keywords may change the maps and is not understood."""
     sinks = keywords.get("s_aux")
     if sinks is not None and sinks.dim() != 1:
         return f"sink logits of shape {tuple(sinks.shape)}"
+    bias = keywords.get("position_bias")
+    if bias is not None and by_distance(bias) is None and bool(bias.any()):
+        return "the keyword 'position_bias', which is not one number for each distance"
     dropout = keywords.get("dropout") or 0.0
     if dropout > 0 and (module.training or not eager):  # eager attention drops nothing in evaluation
         return f"a dropout of {dropout:g}"

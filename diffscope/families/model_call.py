@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from diffscope.families.threads import within_checkpoint
 
 CACHES = ("past_key_values", "past_key_value")  # names of the cache among the arguments of a forward
-TOKENS = ("input_ids", "inputs_embeds")
+TOKENS = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")  # whose attention is cached and edited
 
 signature_of = lru_cache(maxsize=256)(inspect.signature)  # each forward is inspected once
 

@@ -9,9 +9,9 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass, expect_calls
 from diffscope.families.base import Family
-from diffscope.families.foreign import REGISTER, ForeignModule, parts_of
+from diffscope.families.foreign import REGISTER, ForeignModule, encoder_of, parts_of
 
-OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
+OUTPUT_NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o")
 # Attributes of differential implementations, whose maps would be wrong if they were read as standard attention.
 DIFFERENTIAL_MARKS = (
     "lambda_q1 lambda_init lambda_proj lambda_a lambda_learn subln diff_attn_mix inner_cross_attn use_diff_v2 diff_v3"
@@ -20,7 +20,9 @@ DIFFERENTIAL_MARKS = (
 
 def interface_attention(model: nn.Module) -> list[nn.Module]:
     """Return the modules of a Hugging Face model that look like its layers' attention, of any mechanism."""
-    return [m for m in parts_of(model) if isinstance(getattr(m, "layer_idx", None), int) and hasattr(m, "is_causal")]
+    attention = (module for module in parts_of(model) if hasattr(module, "layer_idx") and hasattr(module, "is_causal"))
+    paired = encoder_of(model) is not None  # an encoder's layers, which have no cache, may have no number
+    return [module for module in attention if paired or isinstance(module.layer_idx, int)]
 
 
 class Standard(Family):

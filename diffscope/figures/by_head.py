@@ -29,6 +29,8 @@ def data(
         measured = cap.measure([statistic])
     if query != "mean":  # in a batch the last token of a prompt is not the last of the axis
         query = position_of(-1 if query is None else query, len(cap.prompts[prompt].ids))
+        if "kind" in measured.coords:  # an encoder's queries are of another text
+            measured = measured.sel(layer=measured["kind"] != "encoder")
     if statistic not in measured:
         raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
     array = measured[statistic]

@@ -33,6 +33,7 @@ def captures_of(subject: Any) -> dict[str, Capture]:
     for name, cap in named.items():
         if not isinstance(cap, Capture):
             raise DiffscopeError(f"this figure is of captures, and {name} is a {type(cap).__name__}; make one with scope.capture")
+        cap.check_one_side("this figure")
     if not named:
         raise DiffscopeError("there is no capture to draw; give one, or several by name")
     return named
@@ -236,11 +237,11 @@ def position_of(query: int | str, n: int) -> int:
     return query % n
 
 
-def with_readable_tokens(data: xr.Dataset, cap: Capture) -> xr.Dataset:
+def with_readable_tokens(data: xr.Dataset, cap: Capture, layer: LayerAttention) -> xr.Dataset:
     """Return data whose coordinates of tokens, as far as there are any, are texts that can be read."""
-    tokens = np.array(readable(cap.prompts[0]), dtype=object)
-    names = {f"{dim}_token": (dim, tokens[data[dim].values].astype(str)) for dim in ("query", "key") if dim in data.dims}
-    return data.assign_coords(names)
+    sides = {dim: side for dim, (side,) in zip(("query", "key"), cap.sides(layer)) if dim in data.dims}
+    texts = {dim: np.array(readable(side), dtype=object) for dim, side in sides.items()}
+    return data.assign_coords({f"{dim}_token": (dim, of_dim[data[dim].values].astype(str)) for dim, of_dim in texts.items()})
 
 
 def edited(cap: Capture) -> str:
@@ -250,13 +251,17 @@ def edited(cap: Capture) -> str:
 
 def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
     """Return what the data of a figure says about where it comes from."""
-    return {
+    (queries,), (keys,) = cap.sides(layer)
+    about = {
         "model": cap.model_name,
         "family": cap.family,
         "layer": layer.layer,
         "head": int(head),
-        "n_tokens": cap.n_tokens,
+        "n_tokens": len(queries.ids),
         "mask": str(layer.mask.kind),
-        "spans": {name: stretches(positions) for name, positions in cap.spans.items()},
+        "spans": {name: stretches(positions) for name, positions in queries.spans.items()},
         "edits": edited(cap),
     }
+    if layer.kind == "cross":
+        about |= {"n_keys": len(keys.ids), "key_spans": {name: stretches(positions) for name, positions in keys.spans.items()}}
+    return about

@@ -38,8 +38,9 @@ def data(
         return _of_two(cap, layer, head, prompt, queries, keys, size)
     cap = one_prompt(cap, prompt)
     attention = layer_at(cap, layer, head)
-    rows = window(queries, cap.n_tokens, "queries")
-    columns = window(keys, cap.n_tokens, "keys")
+    of_layer = attention.prompt(0)
+    rows = window(queries, of_layer.n_queries, "queries")
+    columns = window(keys, of_layer.n_keys, "keys")
     pooled = max(rows.stop - rows.start, columns.stop - columns.start) > size
     if pooled and (queries is not None or keys is not None):
         raise DiffscopeError(
@@ -52,7 +53,7 @@ def data(
         maps = cap.maps(attention.layer, [head], queries=rows, keys=columns, names=names)
         seen = visible_cells(attention, maps["query"].values, maps["key"].values)
         maps = maps.assign_coords(visible=(("query", "key"), seen))
-    dataset = with_readable_tokens(maps.isel(head=0, drop=True), cap)
+    dataset = with_readable_tokens(maps.isel(head=0, drop=True), cap, attention)
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     for array in dataset.data_vars.values():
         array.attrs |= {"head": head, "lam": lam}

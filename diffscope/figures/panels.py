@@ -97,17 +97,18 @@ def edges(data: xr.Dataset, dim: str) -> tuple[float, float]:
     return firsts[0] - 0.5, firsts[-1] + data.attrs.get("bin", 1) - 0.5
 
 
-def marked_spans(data: xr.Dataset) -> dict[str, list[tuple[int, int]]]:
-    """Return spans worth a mark: all but the first token's."""
-    spans = data.attrs.get("spans", {})
+def marked_spans(data: xr.Dataset, dim: str = "key") -> dict[str, list[tuple[int, int]]]:
+    """Return spans of the keys or queries worth a mark: all but the first token's."""
+    of_queries = data.attrs.get("spans", {})
+    spans = data.attrs.get("key_spans", of_queries) if dim == "key" else of_queries  # in cross-attention keys have their own
     return {name: pieces for name, pieces in spans.items() if name != "sink" and pieces}
 
 
 def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
     """Return each run of positions of a marked span, as far as it is drawn: name, dimension, and its two ends on that axis."""
-    for name, pieces in marked_spans(data).items():
-        for dim in ("key", "query"):
-            low, high = edges(data, dim)
+    for dim in ("key", "query"):
+        low, high = edges(data, dim)
+        for name, pieces in marked_spans(data, dim).items():
             for start, stop in pieces:
                 first = max(start - 0.5, low)
                 last = min(stop - 0.5, high)

@@ -23,10 +23,10 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, pr
     """Return A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
     cap = one_prompt(cap, prompt)
     attention = layer_at(cap, layer, head)
-    tokens = readable(cap.prompts[0])
-    n = len(tokens)
-    query = position_of(query, n)
-    columns = window(keys, n, "keys")
+    (of_queries,), (of_keys,) = cap.sides(attention)
+    tokens = readable(of_queries)
+    query = position_of(query, len(tokens))
+    columns = window(keys, len(of_keys.ids), "keys")
     if columns.stop - columns.start > LARGEST:
         raise DiffscopeError(
             f"a row of {columns.stop - columns.start} keys is too long to draw: choose keys=(start, stop) of at most {LARGEST}"
@@ -36,7 +36,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, pr
     lam = maps["A1"].attrs["lam"] if attention.differential else None
     if attention.d_is_a1:
         maps = {"A": maps["A1"].rename("A")}
-    dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap)
+    dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap, attention)
     about = {"query": query, "query_token": tokens[query], "lam": lam}
     return dataset.drop_attrs(deep=False).assign_attrs(**described(cap, attention, head), **about)
 

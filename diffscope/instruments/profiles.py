@@ -27,7 +27,7 @@ TEMPORARIES = 32  # of a block: two maps, each with four predictors, which are c
 def several(layer: LayerAttention) -> Tensor:
     """Return the queries that see two keys or more, int64 (query,)."""
     queries = torch.arange(layer.n_queries, device=layer.q.device)
-    return queries[layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries) > 1]
+    return queries[layer.mask.counts(queries, layer.n_keys, layer.offset) > 1]
 
 
 def blocks(layer: LayerAttention, queries: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -114,7 +114,7 @@ class Distances:
 
     def places(self, layer: LayerAttention, queries: Tensor, keys: int) -> Tensor:
         """Return the place of each distance in a profile, int64 (query, key); keys that are not seen have any place."""
-        position = queries + layer.n_keys - layer.n_queries
+        position = queries + layer.offset
         return (position[:, None] - torch.arange(keys, device=queries.device) + self.zero).clamp(0, self.count - 1)
 
     def seen(self, layer: LayerAttention, queries: Tensor, visible: Tensor) -> Tensor:

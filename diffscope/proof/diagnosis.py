@@ -106,12 +106,12 @@ def not_finite(layer: LayerAttention, observed: Tensor, module: nn.Module | None
     if own:
         words = "of this layer holds NaN" if len(own) == 1 else "of this layer hold NaN"
         return f"{', '.join(own)} {words}"
-    past = layer.n_keys - layer.n_queries
-    read = {"queries": (layer.q, 0), "keys": (layer.k, past), "values": (layer.v, past)}
+    keys = layer.key_lengths or tuple(layer.offset + n for n in layer.lengths)
+    read = {"queries": (layer.q, layer.lengths), "keys": (layer.k, keys), "values": (layer.v, keys)}
     broken = [
         name
-        for name, (tensor, before) in read.items()
-        if not all(tensor[i, :, : before + n].isfinite().all() for i, n in enumerate(layer.lengths))
+        for name, (tensor, lengths) in read.items()
+        if not all(tensor[i, :, :n].isfinite().all() for i, n in enumerate(lengths))
     ]
     if broken:
         words = "hold values that are not finite"

@@ -166,7 +166,9 @@ def fidelities(
     lengths = layers[0].lengths
     longest = int(np.argmax(lengths))
     held = sum(x.nbytes for layer in layers for x in (layer.q, layer.k, layer.v))
-    together = len(set(lengths)) == 1 and held <= STACKED and (len(layers) > 1 or can_stack(layers))
+    together = (
+        len({*zip(lengths, layers[0].key_lengths or lengths)}) == 1 and held <= STACKED and (len(layers) > 1 or can_stack(layers))
+    )
     errors: list[Tensor] = []  # of each group of prompts, (prompt, layer, head)
     sensitivities: list[Tensor] = []
     count = 0

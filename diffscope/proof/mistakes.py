@@ -74,6 +74,10 @@ Mistake = Callable[[Misread], Iterator[Candidate]]
 def masks(misread: Misread) -> Iterator[Candidate]:
     """Yield other masks, the likeliest first, by the first row that a causal mask does not rebuild."""
     layer = misread.layer
+    if layer.kind == "cross":
+        if layer.mask.kind != "full":
+            yield "queries see all keys: the mask of the keys is left out", misread.with_fields(mask=Mask("full"))
+        return
     for words, mask in _likely_masks(layer, _first_row_off(misread, misread.with_fields(mask=Mask("causal")))):
         if mask.visible is not None or (mask.kind, mask.window) != (layer.mask.kind, layer.mask.window):
             yield words, misread.with_fields(mask=mask)
@@ -86,7 +90,7 @@ def _likely_masks(layer: LayerAttention, row: int | None) -> Iterator[tuple[str,
         yield f"queries see all keys up to their own, {read}", Mask("causal")
         return
     yield "queries see later keys: the causal mask is missing", Mask("full")
-    width = row + layer.n_keys - layer.n_queries  # the row before it still sees all keys
+    width = row + layer.offset  # the row before it still sees all keys
     for less in range(min(NEAR, width)):
         yield f"queries see only the last {_number_of_keys(width - less)}, {read}", Mask("window", width - less)
     if layer.n_keys > TABLE_UP_TO or layer.n_keys != layer.n_queries:

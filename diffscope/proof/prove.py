@@ -89,6 +89,11 @@ def _with_keys_of_tokens(passage: AttentionPass, layers: Iterable[LayerAttention
     before = passage.call.cached if passage.call else alone
     unknown = before is None or (passage.repeat and passage.cache is not None)
     for layer in layers:
+        if layer.key_lengths is not None:
+            if layer.n_keys < max(layer.key_lengths):
+                raise UnsupportedModel(f"layer {layer.layer} looks at {layer.n_keys} keys of {max(layer.key_lengths)} tokens")
+            yield layer
+            continue
         tokens = layer.n_queries + (before or 0)
         if not unknown and (layer.n_keys > tokens or (layer.n_keys < tokens and not before)):
             kind = type(passage.module).__name__

@@ -22,7 +22,7 @@ from diffscope.proof.float32_copy import tensors_in, weights_of
 OFFLOADED = "the model's weights are offloaded, or on the meta device; use a device_map of GPUs alone, or one device"
 _OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))  # fields without tensors but weights
 _NUMBERS = ("scale", "post_scale", "lam_init", "soft_cap")
-_SMALL = ("lam", "gain", "lam_fp32", "sink_logit", "correction")  # always copied
+_SMALL = ("lam", "gain", "lam_fp32", "sink_logit", "position_bias", "correction")  # always copied
 _LARGE = ("q", "k", "v", "gate")  # copied if they share memory
 
 

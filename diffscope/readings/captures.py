@@ -23,6 +23,7 @@ def any_capture(cap: Any) -> Capture:
     """Return a capture, or raise DiffscopeError if it is none."""
     if not isinstance(cap, Capture):
         raise DiffscopeError(f"this is said of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
+    cap.check_one_side("this reading")
     return cap
 
 
@@ -92,7 +93,9 @@ def with_fewest_spans(cap: Capture) -> Capture:
 
 def uniform_attention(cap: Capture) -> Capture:
     """Return a capture with all scores 0, so that every query gives the same weight to each key that it sees."""
-    layers = [replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, changes=()) for layer in cap.layers]
+    layers = [
+        replace(layer, q=torch.zeros_like(layer.q), sink_logit=None, position_bias=None, changes=()) for layer in cap.layers
+    ]
     return replace(cap, layers=layers)
 
 

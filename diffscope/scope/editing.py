@@ -125,7 +125,7 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
     if not any(edit.applies_to(passage.number) for edit in edits):
         return None
     if state.lengths is not None:
-        passage.lengths = state.lengths
+        passage.set_lengths(state.lengths, state.key_lengths, scope.family.source_of(passage.arguments))
     elif any(call.may_be_padded for call in passage.calls):
         raise UnsupportedModel("an edit cannot tell padding from text here; use scope.capture or scope.loss, or SDPA")
     with torch.no_grad():
@@ -159,7 +159,7 @@ def _output(layer: LayerAttention, passage: AttentionPass) -> Tensor:
 
 def _check_positions(scope: HookedModel, passage: AttentionPass, edits: tuple[Edit, ...]) -> None:
     """Raise UnsupportedModel if an edit that goes by positions would count others than those of the tokens."""
-    tokens = None if passage.call is None else passage.call.tokens
+    tokens = None if passage.call is None or passage.role == "encoder" else passage.call.tokens
     placed = any(edit.needs_positions and edit.applies_to(passage.number) for edit in edits)
     if placed and tokens not in (None, passage.observed.shape[1]):
         raise UnsupportedModel(

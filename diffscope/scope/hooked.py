@@ -16,8 +16,10 @@ from diffscope.edits import Edit
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families import AttentionPass, Family
 from diffscope.families.compilation import as_written
+from diffscope.families.foreign import encoder_of
 from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_passes
 from diffscope.families.interface import attention_configs
+from diffscope.prompts.arguments import Arguments
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.encoded import Encoded
 from diffscope.prompts.inputs import Spans, broadcast
@@ -26,6 +28,7 @@ from diffscope.proof.readings import OFFLOADED
 from diffscope.scope.images import ImageModel, patches_of
 from diffscope.scope.model_state import state_of
 from diffscope.scope.runners import Inputs, LanguageModel, TokenModel
+from diffscope.scope.two_sides import Denoiser, EncoderDecoder, denoises
 from diffscope.scope.unwrap import part_to_pass, unwrapped
 
 if TYPE_CHECKING:
@@ -68,6 +71,12 @@ class HookedModel:
         return self.runner.max_length
 
     @property
+    def crosses(self) -> bool:
+        """Whether some layers are cross-attention, to tokens of another side."""
+        of_its_own = not self.family.interface and any(map(self.family.crosses, self.family.modules(self.model)))
+        return self.runner.two_sided or of_its_own
+
+    @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits that the model is under, through whichever scope they were opened."""
         return self._state.edits()
@@ -77,7 +86,7 @@ class HookedModel:
         """Lock of the model, which whoever runs it holds; all scopes of one model share it."""
         return self._state.lock
 
-    def prepare(self, prompt: Any, spans: Spans = None, *, embedded: bool = False) -> Inputs:
+    def prepare(self, prompt: Any, spans: Spans = None, *, embedded: bool = False, key_spans: Spans = None) -> Inputs:
         """Encode a prompt or batch, in any form that ``Scope.capture`` takes, as inputs of :meth:`run`.
 
         Parameters
@@ -85,7 +94,8 @@ class HookedModel:
         prompt : as for ``Scope.capture``
         spans : as for ``Scope.capture``
         embedded : bool
-            Whether a prompt may be embeddings, from which no token ids can be continued.
+            Whether a prompt may be embeddings or the arguments of a forward, from which no token ids can be continued.
+        key_spans : as for ``Scope.capture``
 
         Raises
         ------
@@ -98,13 +108,23 @@ class HookedModel:
         for each, named in zip(originals, broadcast(spans or {}, len(originals), "sets of spans")):
             if isinstance(each, Embedded) and not embedded:
                 raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
+            if isinstance(each, Arguments) and not embedded:
+                raise PromptError(
+                    f"{self.name} is run by capture, measure, loss and compare alone: its prompts are arguments of its forward"
+                )
             one = self.runner.encode(self.tokenizer, each, named or {})
             if longest is not None and len(one.ids) > longest:
                 raise PromptError(
                     f"the prompt has {len(one.ids)} tokens, but {self.name} has positions for {longest}; shorten it"
                 )
             encoded.append(one)
-        return Inputs(encoded, originals, batch, tuple(len(one.ids) for one in encoded), isinstance(originals, Pack))
+        of_keys = [named or {} for named in broadcast(key_spans or {}, len(originals), "sets of key spans")]
+        found = [self.runner.encode_keys(self.tokenizer, each, named) for each, named in zip(originals, of_keys)]
+        keys = [each for each in found if each is not None]
+        if key_spans and not keys and not self.crosses:
+            raise PromptError(f"{self.name} has no cross-attention, so it has no key_spans; name spans of the prompt by spans=")
+        lengths = tuple(len(one.ids) for one in encoded)
+        return Inputs(encoded, originals, batch, lengths, isinstance(originals, Pack), keys or None, of_keys)
 
     def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
         """Encode one prompt, in any form that ``Scope.capture`` takes, as tokens with its spans; errors are the same."""
@@ -115,7 +135,9 @@ class HookedModel:
         return inputs.prompts[0]
 
     @contextmanager
-    def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
+    def exclusively(
+        self, lengths: tuple[int, ...] | None = None, packed: bool = False, key_lengths: tuple[int, ...] | None = None
+    ) -> Iterator[None]:
         """Hold the model, uncompiled and in evaluation mode: other threads that run it through a scope wait.
 
         Parameters
@@ -124,6 +146,8 @@ class HookedModel:
             Tokens of each prompt about to be run, so that edits know what is padding; by default this is not known.
         packed : bool
             Whether the prompts are run in one row, as a pack.
+        key_lengths : tuple of int, optional
+            Tokens of each prompt that cross-attention looks at; by default every position is one.
 
         Raises
         ------
@@ -134,12 +158,13 @@ class HookedModel:
         self.refuse_without_weights()
         state.close_dropped()
         with state.lock, evaluating(self.model), as_written():
-            before = state.lengths, state.pack, state.edited
+            before = state.lengths, state.pack, state.edited, state.key_lengths
+            state.key_lengths = key_lengths
             state.lengths, state.pack = ((sum(lengths),), lengths) if packed and lengths else (lengths, None)
             try:
                 yield
             finally:
-                state.lengths, state.pack, state.edited = before
+                state.lengths, state.pack, state.edited, state.key_lengths = before
 
     def run(self, inputs: Inputs, columns: Sequence[int] | None = None) -> Tensor:
         """Run the model on prepared prompts, under the edits that are on, and return its logits.
@@ -156,7 +181,7 @@ class HookedModel:
         Tensor (prompt, token, vocabulary)
             Prompts are padded on the right. A pack is one row; a model of images has one token, with its classes.
         """
-        with self.exclusively(inputs.lengths, inputs.packed), torch.no_grad():
+        with self.exclusively(inputs.lengths, inputs.packed, inputs.key_lengths), torch.no_grad():
             return self.runner.logits(**self.runner.inputs(inputs), columns=columns)
 
     def logits(self, ids: Tensor, width: int | None = None, *, gradients: bool = False) -> Tensor:
@@ -224,7 +249,8 @@ class HookedModel:
             if on_pass or replace_output:
                 self._state.float32.prove(self.family, passage, replay, shown=True)
 
-        return attention_passes(self.model, self.family, lengths, on_pass, replace_output, before_forward)
+        key_lengths = self._state.key_lengths
+        return attention_passes(self.model, self.family, lengths, on_pass, replace_output, before_forward, key_lengths)
 
     def refuse_without_weights(self) -> None:
         """Raise UnsupportedModel if the model's weights are not in memory."""
@@ -257,7 +283,9 @@ def runner_of(model: nn.Module, family: Family, name: str) -> TokenModel:
         Its family needs the attention interface of Hugging Face, and it is no Hugging Face model.
     """
     if isinstance(model, PreTrainedModel):
-        return LanguageModel(model, name)
+        return LanguageModel(model, name) if encoder_of(model) is None else EncoderDecoder(model, name)
+    if denoises(model):
+        return Denoiser(model, name)
     if family.interface:
         if part := part_to_pass(model):
             raise UnsupportedModel(f"{type(model).__name__} is not a Hugging Face model itself; {part}")

@@ -43,6 +43,8 @@ class ModelState:
         By family, the hooks that make the edits while any block is open.
     lengths : tuple of int, optional
         Tokens of each prompt that is being run; None if they are not known.
+    key_lengths : tuple of int, optional
+        Their tokens on the side that cross-attention looks at; None if they are not known.
     pack : tuple of int, optional
         Tokens of each sequence, if the one prompt that is being run is a pack of several.
     edited : dict of (str, int) to EditedLayer, optional
@@ -57,6 +59,7 @@ class ModelState:
     dropped: list[tuple[object, ExitStack]] = field(default_factory=list)
     hooks: dict[str, ExitStack] = field(default_factory=dict)
     lengths: tuple[int, ...] | None = None
+    key_lengths: tuple[int, ...] | None = None
     pack: tuple[int, ...] | None = None
     edited: dict[tuple[str, int], EditedLayer] | None = None
     float32: Float32Proofs = field(default_factory=Float32Proofs)

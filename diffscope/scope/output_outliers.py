@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from torch import Tensor, nn
 
-from diffscope.families.foreign import COMPILED
+from diffscope.families.foreign import COMPILED, encoder_of
 from diffscope.families.packs import apart
 from diffscope.families.threads import Hook
 from diffscope.stats.outliers import LABELS, outliers
@@ -29,10 +29,13 @@ class OutputOutliers:
         Tokens of each prompt.
     packed : bool
         Whether the prompts are run in one row.
+    key_lengths : tuple of int, optional
+        Their tokens in an encoder beside a decoder; by default every position is one.
     """
 
     lengths: tuple[int, ...]
     packed: bool
+    key_lengths: tuple[int, ...] | None = None
     _of_module: list[list[np.ndarray]] = field(default_factory=list, init=False)
 
     @contextmanager
@@ -42,21 +45,29 @@ class OutputOutliers:
         self._of_module = [[] for _ in modules]
         holders = [_layer_around(model, names[module]) for module in modules]
         whole = {model} | {holder for holder in holders if len(modules) > 1 and {*modules} <= {*holder.modules()}}
-        pairs = [(holder, values) for holder, values in zip(holders, self._of_module) if holder not in whole]
-        handles = [holder.register_forward_hook(Hook(partial(self._collect, values))) for holder, values in pairs]
+        encoder = encoder_of(model)
+        of_encoder = set() if encoder is None else {*encoder.modules()}
+        handles = [
+            holder.register_forward_hook(Hook(partial(self._collect, values, holder in of_encoder)))
+            for holder, values in zip(holders, self._of_module)
+            if holder not in whole
+        ]
         try:
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _collect(self, values: list[np.ndarray], module: nn.Module, args: tuple, output: object) -> None:
-        """Add the outliers of a decoder layer's output to the values of its attention module."""
+    def _collect(self, values: list[np.ndarray], encodes: bool, module: nn.Module, args: tuple, output: object) -> None:
+        """Add the outliers of a layer's output to the values of its attention module."""
         hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
+        lengths = self.lengths
+        if encodes and isinstance(hidden, Tensor):
+            lengths = self.key_lengths or (hidden.shape[1],) * len(hidden)
         if self.packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self.lengths):
             hidden = apart(hidden, self.lengths, 1)
-        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(self.lengths):
-            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(self.lengths)]
+        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(lengths):
+            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(lengths)]
             values.append(np.stack(of_prompts))
         else:
             values.append(np.full((len(self.lengths), len(LABELS)), np.nan))

@@ -21,6 +21,7 @@ from diffscope.errors import DiffscopeWarning, InsufficientMemory, UnsupportedMo
 from diffscope.families import AttentionPass, Family
 from diffscope.families.coverage import unread_layers
 from diffscope.families.foreign import REGISTER
+from diffscope.prompts.encoded import Encoded, numbered
 from diffscope.proof.prove import Reading, prove, read_passage
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.output_outliers import OutputOutliers
@@ -67,6 +68,8 @@ class Run:
         Layers that are read, and not yet proved.
     expected : set of int
         Numbers of the layers that one run of every module gives.
+    key_lengths : tuple of int, optional
+        Tokens of each prompt that cross-attention looked at.
     """
 
     scope: HookedModel
@@ -83,6 +86,7 @@ class Run:
     attention: str = ""
     waiting: list[Reading] = field(default_factory=list)
     expected: set[int] = field(default_factory=set)
+    key_lengths: tuple[int, ...] | None = None
 
     @torch.no_grad()
     def make(self, inputs: Inputs, outliers: bool = True) -> None:
@@ -103,7 +107,7 @@ class Run:
         self.attention = scope.runner.implementation(family)
         if unread := unread_layers(scope.model, layers):
             self.warned[unread] = None
-        outputs = OutputOutliers(inputs.lengths, inputs.packed)
+        outputs = OutputOutliers(inputs.lengths, inputs.packed, inputs.key_lengths)
         with (
             scope.hooked(self._take, lengths=state.lengths),
             outputs.watching(scope.model, list(layers) if outliers else []),
@@ -140,16 +144,28 @@ class Run:
                 refuse_beyond_memory(layer, self.held or len(known | self.expected))
             if layer.layer in self.numbers:
                 raise UnsupportedModel(
-                    f"{scope.name} attends more than once in layer {layer.layer} (an encoder beside a decoder, or "
-                    "cross-attention), where diffscope reads one self-attention a layer; open the part to look at by itself, or "
-                    f"{REGISTER}"
+                    f"{scope.name} attends more than once in layer {layer.layer}, where diffscope reads one attention a layer; "
+                    f"open the part to look at by itself, or {REGISTER}"
                 )
+            if layer.key_lengths is not None and layer.key_lengths != (self.key_lengths or layer.key_lengths):
+                raise UnsupportedModel(
+                    f"cross-attention of {scope.name} looks at {layer.key_lengths} keys in layer {layer.layer} and at "
+                    f"{self.key_lengths} before, where diffscope reads one other side; open the part to look at by itself"
+                )
+            self.key_lengths = self.key_lengths or layer.key_lengths
             self.dtype = self.dtype or layer.q.dtype
             self.numbers.append(layer.layer)
             self.passes.append((passage.index, passage.repeat))
             self.proofs.append(fidelity)
             self.warned.update(dict.fromkeys([*passage.warnings, *scope.family.warnings(layer)]))
             self.receive(layer)
+
+    def keys(self, inputs: Inputs) -> list[Encoded] | None:
+        """Return what cross-attention looked at, one a prompt; None without cross-attention."""
+        if inputs.keys is not None or self.key_lengths is None:
+            return inputs.keys
+        named = inputs.key_spans or [{}] * len(inputs.prompts)
+        return [numbered([str(at) for at in range(n)], spans) for n, spans in zip(self.key_lengths, named)]
 
     def facts(self) -> dict[str, Any]:
         """Return where a result comes from, as its attributes."""

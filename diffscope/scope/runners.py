@@ -41,6 +41,10 @@ class Inputs(NamedTuple):
         Tokens of each prompt.
     packed : bool
         Whether the prompts are run in one row.
+    keys : list of Encoded, optional
+        What cross-attention looks at, one a prompt; None if it is not known before the model runs, or there is none.
+    key_spans : sequence of mapping
+        The spans that were given for it, one mapping a prompt.
     """
 
     prompts: list[Encoded]
@@ -48,6 +52,13 @@ class Inputs(NamedTuple):
     batch: bool
     lengths: tuple[int, ...]
     packed: bool
+    keys: list[Encoded] | None = None
+    key_spans: Sequence[Mapping] = ()
+
+    @property
+    def key_lengths(self) -> tuple[int, ...] | None:
+        """Tokens of each prompt that cross-attention looks at; None if they are not known."""
+        return None if self.keys is None else tuple(len(each.ids) for each in self.keys)
 
 
 class TokenModel:
@@ -60,7 +71,7 @@ class TokenModel:
         self.padding = pad if isinstance(pad, int) and pad >= 0 else 0  # a token id that nothing attends to
         self.parameters = inspect.signature(model.forward).parameters
         needed = [each.name for each in self.parameters.values() if each.default is each.empty and each.kind in POSITIONAL]
-        if len(needed) > 1:
+        if len(needed) > 1 and not self.two_sided:
             raise UnsupportedModel(
                 f"{name} takes {' and '.join(needed)} at once, where diffscope gives one prompt; open the part to look at by "
                 "itself, such as diffscope.load(model.visual)"
@@ -68,6 +79,7 @@ class TokenModel:
 
     max_length: int | None = None  # the longest prompt, in tokens; None for any
     takes: Collection[str] = ()  # of embeddings and positions, by their names in transformers
+    two_sided = False  # whether its queries look at tokens of another side, so that a prompt is what its forward takes
     predicts = True  # whether `logits` are those of tokens or classes, which have names
 
     @property
@@ -101,6 +113,10 @@ class TokenModel:
                 return numbered([str(number) for number in range(len(prompt.embeddings))], spans)
             prompt = prompt.ids
         return encode(tokenizer, prompt, spans, self.vocabulary)
+
+    def encode_keys(self, tokenizer: PreTrainedTokenizerBase | None, prompt: Any, spans: Mapping) -> Encoded | None:
+        """Encode what cross-attention looks at in a prompt of :meth:`split`; None if its tokens are known only after a run."""
+        return None
 
     def check_tokens(self, passage: AttentionPass) -> None:
         """Raise UnsupportedModel if the model's attention sees other tokens than those of the prompt."""

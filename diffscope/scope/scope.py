@@ -291,7 +291,7 @@ class Scope(HookedModel):
             edit.check(self.layer_numbers)
         return EditBlock(self, edits)
 
-    def capture(self, prompt: Any, spans: Spans = None) -> Capture:
+    def capture(self, prompt: Any, spans: Spans = None, *, key_spans: Spans = None) -> Capture:
         """Run one prompt, or a batch, and keep the inputs of every layer's attention.
 
         Parameters
@@ -299,9 +299,12 @@ class Scope(HookedModel):
         prompt
             A text, token ids (N,), a tokenizer's output (N,), embeddings (N, hidden) or a chat; or a batch: a list of these, or
             (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images:
-            a tensor (channel, height, width), or a list or batch of them.
+            a tensor (channel, height, width), or a list or batch of them. For an encoder with a decoder: a text for the
+            encoder, or a dict of what its forward takes; for a model that denoises, that dict (see docs/cross_attention.md).
         spans : mapping of str to span, or one mapping a prompt
             See :func:`diffscope.prompts.encoded.encode`.
+        key_spans : mapping of str to span, or one mapping a prompt
+            Spans of the tokens that cross-attention looks at.
 
         Returns
         -------
@@ -319,13 +322,14 @@ class Scope(HookedModel):
         InsufficientMemory
             The capture will not fit the memory that is free.
         """
-        inputs = self.prepare(prompt, spans, embedded=True)
+        inputs = self.prepare(prompt, spans, embedded=True, key_spans=key_spans)
         layers: list[LayerAttention] = []
         run = Run(self, layers.append)
-        with self.exclusively(inputs.lengths, inputs.packed):
+        with self.exclusively(inputs.lengths, inputs.packed, inputs.key_lengths):
             run.make(inputs)
         assert run.outliers is not None
-        return Capture(inputs.prompts, layers, run.proofs, run.next, run.outliers, run.facts(), inputs.batch)
+        keys = run.keys(inputs)
+        return Capture(inputs.prompts, layers, run.proofs, run.next, run.outliers, run.facts(), inputs.batch, keys)
 
     def measure(
         self,
@@ -333,17 +337,19 @@ class Scope(HookedModel):
         statistics: Sequence[str] | str | None = None,
         *,
         spans: Spans = None,
+        key_spans: Spans = None,
         queries: str | slice | Sequence[int] | QuerySample | None = None,
         progress: Callable[[float, int], object] | None = None,
         backend: Backend | None = None,
     ) -> xr.Dataset:
         """Measure as ``capture(prompt, spans).measure(statistics, queries)`` does, in the memory of one layer.
 
-        Each layer is measured as soon as the model has run it (small layers wait for a few that follow), and is not kept.
+        Each layer is measured as soon as the model has run it (small layers wait for a few that follow), and is not kept. A model
+        with cross-attention is captured first.
 
         Parameters
         ----------
-        prompt, spans
+        prompt, spans, key_spans
             As for :meth:`capture`.
         statistics, queries, progress, backend
             As for ``Capture.measure``.
@@ -360,7 +366,10 @@ class Scope(HookedModel):
             Interrupted (Ctrl-C) at any moment after the first layer; ``error.measured`` is the Dataset of the layers that were
             finished.
         """
-        inputs = self.prepare(prompt, spans, embedded=True)
+        if self.crosses:
+            captured = self.capture(prompt, spans, key_spans=key_spans)
+            return captured.measure(statistics, queries=queries, progress=progress, backend=backend)
+        inputs = self.prepare(prompt, spans, embedded=True, key_spans=key_spans)
         measuring = MeasurementRun(inputs.prompts, statistics, queries, self.n_layers, progress, backend)
         workers = Workers()
         run = Run(self, partial(measuring.add, workers=workers), held=1)

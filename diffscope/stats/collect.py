@@ -57,7 +57,7 @@ class Request:
     def counts(self) -> Tensor:
         """Keys that each query sees, int64 (query,)."""
         layer = self.layer
-        return layer.mask.counts(self.queries, layer.n_keys, layer.n_keys - layer.n_queries)
+        return layer.mask.counts(self.queries, layer.n_keys, layer.offset)
 
 
 class Where(NamedTuple):
@@ -115,7 +115,7 @@ class BlockRows:
         """Find key sets among the keys of the block."""
         layer = self.request.layer
         first, last = self.where.keys.start, self.where.keys.stop
-        visible = layer.mask.rows(self.rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, self.where.keys)
+        visible = layer.mask.rows(self.rows.queries, layer.n_keys, layer.offset, self.where.keys)
         columns = []
         for positions in key_sets:
             at = positions[(positions >= first) & (positions < last)] - first

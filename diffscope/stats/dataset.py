@@ -81,6 +81,27 @@ def along_prompts(prompts: Sequence[xr.Dataset]) -> xr.Dataset:
     return joined
 
 
+def along_layers(parts: Sequence[xr.Dataset], kinds: Sequence[Sequence[str]]) -> xr.Dataset:
+    """Return one Dataset of layers of several kinds, in their order, with a coordinate ``kind`` of the layer.
+
+    Kinds differ in their queries and spans: what a layer does not have is NaN there.
+
+    Parameters
+    ----------
+    parts : sequence of Dataset
+        Each of layers of one kind.
+    kinds : sequence of sequence of str
+        Of each layer of each part.
+    """
+    labelled = [part.assign_coords(kind=("layer", list(of_part))) for part, of_part in zip(parts, kinds)]
+    first = labelled[0]
+    joined = xr.concat(labelled, "layer", combine_attrs="override", join="outer", coords="minimal", compat="override")
+    for name in first:
+        joined[name].attrs = agreed([part[name].attrs for part in parts], [of_part[0] for of_part in kinds])
+    joined.attrs["fidelity_worst"] = max(part.attrs["fidelity_worst"] for part in parts)
+    return joined.sortby("layer")
+
+
 def with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
     """Add the outliers of the decoder layers' outputs, (layer, outlier) or (prompt, layer, outlier)."""
     attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}

@@ -240,6 +240,8 @@ class MeasurementRun:
         How many layers will come.
     progress : callable, optional
         Called with (done, total) in layers of a prompt; within long ones `done` is a fraction.
+    key_prompts : sequence of Encoded, optional
+        What cross-attention looks at, whose spans are the key sets; by default the prompts.
 
     Raises
     ------
@@ -255,9 +257,11 @@ class MeasurementRun:
         n_layers: int,
         progress: Callable[[float, int], object] | None = None,
         backend: Backend | None = None,
+        key_prompts: Sequence[Encoded] | None = None,
     ):
         self.statistics = select(statistics)
-        self.key_sets = [prompt.key_sets() for prompt in prompts]
+        of_queries = [prompt.key_sets() for prompt in prompts]
+        self.key_sets = of_queries if key_prompts is None else [prompt.key_sets() for prompt in key_prompts]
         lengths = [len(prompt.ids) for prompt in prompts]
         self.sample = None  # of the queries; None if all of them, or chosen ones, are measured
         self.sampled = ""  # the sample in words
@@ -267,7 +271,7 @@ class MeasurementRun:
             self.sample = queries.draw(lengths[0])
             self.sampled = f"{queries.rows} of {lengths[0]} queries, stratified, seed {queries.seed}"
             queries = self.sample and self.sample.queries
-        self.queries = [token_positions(queries, spans, n) for spans, n in zip(self.key_sets, lengths)]
+        self.queries = [token_positions(queries, spans, n) for spans, n in zip(of_queries, lengths)]
         if len(prompts) > 1 and any(len(rows.unique()) < len(rows) for rows in self.queries):
             raise DiffscopeError("some queries are the same token of a prompt; in a batch, name each once")
         self.backend = backend

@@ -121,6 +121,7 @@ def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size
     -------
     xarray.Dataset, (query, key)
     """
+    capture.check_one_side("the view of a head")
     return one_prompt(capture, prompt).pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
 
 
@@ -244,6 +245,7 @@ def bundle(
     bytes
         A safetensors file: for each head its :func:`buffer`, uint8, called "LAYER HEAD".
     """
+    capture.check_one_side("the view of heads")
     tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
         said = sentences(layer, head) if sentences else ()

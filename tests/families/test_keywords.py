@@ -170,7 +170,7 @@ def _handing(**keywords):
     [
         ({"head_mask": torch.ones(4)}, "LlamaAttention calls its attention with the keyword 'head_mask'"),
         ({"cu_seq_lens_q": torch.tensor([0, 10, 30])}, "'cu_seq_lens_q'"),
-        ({"position_bias": torch.zeros(1, 4, 30, 30)}, "'position_bias'"),
+        ({"position_bias": torch.rand(1, 4, 30, 30)}, "'position_bias', which is not one number for each distance"),
         ({"s_aux": torch.zeros(1, 4, 1, 1)}, r"sink logits of shape \(1, 4, 1, 1\)"),
     ],
 )

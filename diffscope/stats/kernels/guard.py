@@ -111,7 +111,7 @@ def _differences_of_block(layer: LayerAttention, rows: Rows, computed: Moments) 
     maps = {name: map_of(rows, name).clone() for name in names}  # (head, query, key); the moments are taken in place
     plain = of_maps(rows, kernels.MOMENTS)  # (map, head, query, ...)
     keys = slice(rows.start, rows.start + rows.a1.shape[-1])
-    seen = layer.mask.rows(rows.queries, layer.n_keys, layer.n_keys - layer.n_queries, keys)  # (query, key)
+    seen = layer.mask.rows(rows.queries, layer.n_keys, layer.offset, keys)  # (query, key)
     for number, name in enumerate(names):
         of_map = {moment: x[number].double() for moment, x in plain.items()}
         found = {moment: x.double() for moment, x in computed[name].items()}

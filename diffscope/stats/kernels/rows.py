@@ -57,6 +57,10 @@ def reason_unsupported(layer: LayerAttention) -> str | None:  # noqa: C901 (a li
         return f"its heads have {d} dimensions, not 16 to 256"
     if not layer.scale > 0:
         return f"its scale is {layer.scale}"
+    if layer.position_bias is not None:
+        return "a bias of positions is added to its scores"
+    if layer.kind == "cross":
+        return "its keys are of another side than its queries"
     if layer.n_keys < layer.n_queries:
         return "some of its queries see no key"
     if layer.n_keys > histogram.MOST_KEYS:
@@ -163,7 +167,7 @@ class _Block:
         pairing = layer.pairing
         self.layer = layer
         self.queries = queries
-        offset = layer.n_keys - layer.n_queries
+        offset = layer.offset
         both = pairing.a1 if pairing.a2 is None else torch.cat([pairing.a1, pairing.a2])
         self.used, place = both.unique(return_inverse=True)
         self.first = place[: layer.n_heads]

@@ -71,7 +71,7 @@ class ImplicitMaps:
         self.head = head
         self.shape = (layer.n_queries, layer.n_keys)
         queries = torch.arange(layer.n_queries, device=layer.q.device)
-        self._visible = layer.mask.counts(queries, layer.n_keys, layer.n_keys - layer.n_queries).clamp_min(1)  # (query,)
+        self._visible = layer.mask.counts(queries, layer.n_keys, layer.offset).clamp_min(1)  # (query,)
         self._factor, self._shift = self._permutations(head if seed is None else seed)
 
     def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,214 @@
+"""Encoder-decoders: layers of three kinds, keys with tokens and spans of their own, maps that are rectangles."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import diffscope
+from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedModel, edits, figures
+from diffscope.attention.layer import LayerAttention
+from diffscope.families.interface import by_distance
+from diffscope.families.standard import Standard
+from tests import encoder_decoders, tiny
+
+KINDS = ["encoder", "encoder", "self", "cross", "self", "cross"]
+
+
+def own_maps(model, prompt):
+    """Return the maps that the model itself gives, by kind, in the order of its layers: (prompt, head, query, key)."""
+    out = model(**prompt, output_attentions=True)
+    return {"encoder": [*out.encoder_attentions], "self": [*out.decoder_attentions], "cross": [*out.cross_attentions]}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("name", encoder_decoders.MODELS)
+def test_maps_are_those_of_the_model(name, count):
+    model, prompt = encoder_decoders.model(name), encoder_decoders.prompt(name, count)
+    capture = diffscope.load(model).capture(prompt)
+    assert capture.kinds == KINDS and capture.layer_numbers == [*range(6)] and capture.fidelity.decided.all()
+    for number, one in enumerate(capture):
+        own = own_maps(model, prompt)
+        for layer in one.layers:
+            maps = layer.rows().a1
+            want = own[layer.kind].pop(0)[number, :, : layer.n_queries, : layer.n_keys]
+            torch.testing.assert_close(maps, want, rtol=0, atol=1e-5)
+            assert layer.n_keys == len(one.tokens if layer.kind == "self" else one.key_tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_half_precision_is_proved(name, attention, dtype):
+    model = encoder_decoders.model(name, attention).to(dtype)
+    capture = diffscope.load(model).capture(encoder_decoders.prompt(name, 2))
+    assert capture.fidelity.decided.all() and float(capture.fidelity.error_float32.max()) < 1e-5
+
+
+def test_a_text_is_read_by_the_encoder_and_the_decoder_starts():
+    tokenizer = tiny.tokenizer()
+    scope = diffscope.load(encoder_decoders.model("bart"), tokenizer)
+    capture = scope.capture("Paris 7421. Rome 2174.", key_spans={"answer": "7421"})
+    assert capture.ids == [2] and "".join(capture.key_tokens[at] for at in capture.key_spans["answer"]).strip() == "7421"
+    both = scope.capture({"input_ids": "Paris 7421.", "decoder_input_ids": "Rome"})
+    assert both.ids == [2, *tokenizer("Rome")["input_ids"]] and both.key_tokens == capture.key_tokens[: len(both.key_tokens)]
+
+
+@pytest.fixture(scope="module", params=["bart", "t5"])
+def scope(request):
+    return diffscope.load(encoder_decoders.model(request.param))
+
+
+@pytest.fixture(scope="module")
+def capture(scope):
+    return scope.capture(encoder_decoders.prompt("bart"), {"asked": [4]}, key_spans={"answer": [2, 3]})
+
+
+def test_statistics_are_of_each_kind_with_its_own_spans(capture):
+    measured = capture.measure(["entropy", "span_mass"])
+    assert list(measured["kind"].values) == KINDS
+    for layer in (1, 2, 3):
+        rows = np.stack([capture.map("A1", layer, head).values for head in range(4)]).astype(float)
+        entropy = -np.where(rows > 0, rows * np.log(np.where(rows > 0, rows, 1)), 0).sum(-1)
+        entropy[:, (rows > 0).sum(-1)[0] < 2] = np.nan
+        got = measured.entropy.sel(layer=layer, map="A1").values[:, : rows.shape[1]]
+        np.testing.assert_allclose(got, entropy, atol=1e-5)
+    mass = measured.span_mass.sel(layer=3, map="A1", normalisation="raw")
+    cells = np.stack([capture.map("A1", 3, head, keys="answer").sum("key").values for head in range(4)])
+    np.testing.assert_allclose(mass.sel(span="answer").values[:, :5], cells, atol=1e-6)
+    assert mass.sel(span="asked").isnull().all() and measured.span_mass.sel(layer=2, span="answer").isnull().all()
+    assert measured.entropy.sel(layer=3).isel(query=slice(5, None)).isnull().all()  # which are the encoder's queries alone
+
+
+def test_queries_are_the_prompts_so_that_the_encoder_is_measured_by_itself(capture):
+    assert list(capture.measure(["entropy"], queries="asked").layer) == [2, 3, 4, 5]
+    encoder = capture.of_kind("encoder")
+    assert encoder.tokens == capture.key_tokens and list(encoder.measure(["entropy"], queries=[8]).layer) == [0, 1]
+    with pytest.raises(DiffscopeError, match="no layer of the kind 'both'; there are encoder, self, cross"):
+        capture.of_kind("both")
+
+
+def test_every_statistic_is_measured_of_a_rectangle(capture):
+    ranks = capture.measure("all").effective_rank.sel(layer=3, ranked_map="A1", control="map")
+    maps = np.stack([capture.map("A1", 3, head).values for head in range(4)])
+    energy = np.linalg.svd(maps.astype(float), compute_uv=False) ** 2  # (head, 5)
+    np.testing.assert_allclose(ranks.sel(definition="stable_rank"), energy.sum(-1) / energy[:, 0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5", "whisper"])
+def test_a_check_passes(name):
+    if name == "whisper":  # which takes no token ids for its encoder
+        with pytest.raises(DiffscopeError, match="no prompt for it can be made up"):
+            diffscope.check(encoder_decoders.model(name))
+        return
+    report = diffscope.check(encoder_decoders.model(name))
+    assert report.passed and {finding.verdict for finding in report.findings} <= {"pass", "undecided"}
+
+
+def test_a_saved_capture_answers_the_same(capture, tmp_path):
+    capture.save(tmp_path / "both.dscope")
+    opened = diffscope.open(tmp_path / "both.dscope")
+    assert opened.kinds == KINDS and opened.key_tokens == capture.key_tokens and opened.key_spans == capture.key_spans
+    for layer in capture.layer_numbers:
+        np.testing.assert_array_equal(opened.map("A1", layer, 1), capture.map("A1", layer, 1))
+    assert opened.measure(["span_mass"]).equals(capture.measure(["span_mass"]))
+
+
+def test_edits_act_on_rectangles(scope):
+    prompt = encoder_decoders.prompt("bart")
+    layer = scope.capture(prompt).layers[3]
+    projection = scope.family.output_projection(scope.family.modules(scope.model)[3])
+    entered = []
+    with scope.edit(edits.knock_out(queries=[1, 4], keys=[2, 8], layers=3)):
+        handle = projection.register_forward_pre_hook(lambda _, args: entered.append(args[0][0]))
+        scope.model(**prompt)
+        edited = scope.capture(prompt)
+        handle.remove()
+    scores = layer.q[0] @ layer.k[0].mT * layer.scale
+    scores[:, torch.tensor([[1], [4]]), torch.tensor([2, 8])] = -torch.inf
+    maps = scores.softmax(-1)
+    torch.testing.assert_close(edited.layers[3].rows().a1, maps, rtol=0, atol=2e-6)
+    for out in entered:  # bare calls of the model, and captures
+        torch.testing.assert_close(out, (maps @ layer.v[0]).transpose(0, 1).flatten(1), rtol=0, atol=2e-5)
+    with pytest.raises(DiffscopeError, match="needs square maps; leave layer 3 out|layer 3 is cross-attention"):
+        with scope.edit(edits.quantise_logits(6, per="map", layers=3)):
+            scope.capture(prompt)
+
+
+def test_figures_draw_rectangles_with_the_tokens_of_both_sides(capture):
+    maps = figures.maps(capture, layer=3, head=1)
+    assert maps.data.sizes == {"query": 5, "key": 9} and list(maps.data.key_token.values) == capture.key_tokens
+    assert maps.data.attrs["key_spans"]["answer"] == [(2, 4)] and maps.data.attrs["spans"]["asked"] == [(4, 5)]
+    row = figures.row(capture, layer=3, head=1, query=4)
+    np.testing.assert_array_equal(row.data["A"], capture.map("A1", 3, 1, queries=[4])[0])
+    assert figures.heads(capture, statistic="entropy").data.sizes["layer"] == 4  # at a query, which is none of the encoder's
+    pooled = capture.pooled_maps(3, [1], size=3, marginals=True)
+    np.testing.assert_allclose(pooled.received_A1[0], capture.map("A1", 3, 1).sum("query"), atol=1e-5)
+
+
+@pytest.mark.parametrize("look", [figures.amplifier, diffscope.readings.by_layer, lambda cap: diffscope.views.view(cap)])
+def test_what_is_of_one_side_says_so(look, capture):
+    with pytest.raises(DiffscopeError, match=r"of tokens that look at one another, .*of_kind\(\"self\"\)"):
+        look(capture)
+
+
+def test_what_continues_a_text_refuses_two_sides(scope):
+    prompt = encoder_decoders.prompt("bart")
+    for ask in (lambda: scope.generate(prompt), lambda: scope.answer(prompt, "x"), lambda: scope.tokenize(prompt)):
+        with pytest.raises(PromptError, match="its prompts are arguments of its forward"):
+            ask()
+    with pytest.raises(UnsupportedModel, match="has an encoder and a decoder"):
+        scope.logits(prompt["input_ids"])
+    with torch.no_grad():
+        own = scope.model(**prompt).logits[0, :-1]
+    loss = torch.nn.functional.cross_entropy(own, prompt["decoder_input_ids"][0, 1:])
+    assert scope.loss(prompt) == pytest.approx(float(loss), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "prompt, words",
+    [
+        ({"input_ids": [3, 4], "pixels": [1]}, "takes no 'pixels'"),
+        ({"input_ids": [[3, 4], [5, 6]], "decoder_input_ids": [[3]]}, r"lead with the number of prompts.*input_ids \(2, 2\)"),
+        ({"input_ids": [[3, 4, 5]], "attention_mask": [[0, 1, 1]]}, "pad input_ids on the right"),
+        (3.5, "is no prompt of"),
+    ],
+)
+def test_prompts_that_cannot_be_run_are_refused_in_a_line(prompt, words, scope):
+    with pytest.raises(DiffscopeError, match=words):
+        scope.capture(prompt)
+
+
+def test_a_decoder_alone_has_no_key_spans():
+    with pytest.raises(PromptError, match="has no cross-attention, so it has no key_spans"):
+        diffscope.load(tiny.standard("llama")).capture(tiny.ids(9), key_spans={"answer": [1]})
+
+
+class Misread(Standard):
+    """Reads cross-attention with its keys in another order."""
+
+    def read(self, attention_pass):
+        layer = super().read(attention_pass)
+        return replace(layer, k=layer.k.roll(1, 2)) if layer.kind == "cross" else layer
+
+
+def test_a_wrong_reading_of_cross_attention_is_refused():
+    with pytest.raises(FidelityError, match="layer 3"):
+        diffscope.load(encoder_decoders.model("bart"), family=Misread()).capture(encoder_decoders.prompt("bart"))
+
+
+def test_a_bias_of_positions_is_kept_by_distance_or_not_at_all():
+    table = torch.randn(1, 4, 9)
+    bias = table[..., torch.arange(5) - torch.arange(5)[:, None] + 4]
+    assert torch.equal(by_distance(bias), table)
+    assert torch.equal(by_distance(bias[:, :, 3:])[..., :6], table[..., :6])  # of the last two queries, as with a cache
+    bias[0, 0, 2, 2] += 1
+    assert by_distance(bias) is None
+
+
+def test_a_layer_whose_queries_have_no_place_among_the_keys_takes_no_causal_mask():
+    q = torch.zeros(1, 1, 2, 4)
+    pairing = diffscope.families.Pairing.plain(1)
+    with pytest.raises(ValueError, match="no mask is 'causal'"):
+        LayerAttention(0, "mine", q, q, q, 1.0, pairing, (2,), "cross", (2,))
