@@ -32,6 +32,8 @@ from diffscope.prompts import Chars as Chars
 from diffscope.prompts import SpanExpr as SpanExpr
 from diffscope.scope import Scope as Scope
 from diffscope.scope import load as load
+from diffscope.scope.denoising import denoising_steps as denoising_steps
+from diffscope.scope.denoising import measure_steps as measure_steps
 from diffscope.stats.averaging import average as average
 from diffscope.stats.sample import QuerySample as QuerySample
 

@@ -27,6 +27,7 @@ FAMILIES = {
     "yoco": "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2",
     "axolotl": "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix",
     "dex": "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A",
+    "stable-audio": "Stable Audio 3 (diffusers): head h pairs maps h and h + H, λ = 1, no norm, cross-attention to the text",
     "standard": "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A",
 }
 

@@ -21,6 +21,7 @@ from diffscope.families.motif_latent import MotifLatent
 from diffscope.families.nanowell import Nanowell
 from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.reading import heads_of
+from diffscope.families.stable_audio import StableAudio
 from diffscope.families.standard import Standard, interface_attention
 from diffscope.families.timm import Timm
 from diffscope.families.unilm import UnilmV1, UnilmV2
@@ -43,6 +44,7 @@ FAMILIES: list[Family] = [
     Yoco(),
     Axolotl(),
     Dex(),
+    StableAudio(),
     Standard(),
 ]
 
