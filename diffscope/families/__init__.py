@@ -20,6 +20,7 @@ from diffscope.families.motif import GroupedMotif, Motif
 from diffscope.families.motif_latent import MotifLatent
 from diffscope.families.nanowell import Nanowell
 from diffscope.families.phi4flash import Phi4Flash
+from diffscope.families.projected import Projected
 from diffscope.families.reading import heads_of
 from diffscope.families.stable_audio import StableAudio
 from diffscope.families.standard import Standard, interface_attention
@@ -118,6 +119,7 @@ __all__ = [
     "Mask",
     "Norm",
     "Pairing",
+    "Projected",
     "compact",
     "find",
     "heads_of",

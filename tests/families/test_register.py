@@ -15,7 +15,7 @@ from diffscope.families.standard import Standard
 from tests import tiny
 
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
-MODULE, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
+MODULE, DECLARED, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
 NAMES = {"__name__": __name__}
 exec(MODULE, NAMES)
 MyAttention = NAMES["MyAttention"]
@@ -71,6 +71,61 @@ def test_the_example_opens_its_model(model, page):
     model.attention.norm.forward = lambda x: x
     with pytest.raises(FidelityError, match="norm"):
         scope.capture([5, 17, 3, 99, 17])
+
+
+def test_parts_by_their_names_are_enough_where_nothing_is_turned(model, page):
+    exec(DECLARED, {**NAMES})
+    assert len(DECLARED.splitlines()) <= 10
+    capture = diffscope.load(model).capture([5, 17, 3, 99, 17])
+    assert capture.family == "mine" and capture.fidelity.decided.all() and float(capture.fidelity.error.max()) < 1e-5
+    assert diffscope.check(model).passed
+    written = {**NAMES}
+    exec(page[0].partition("\n\n\nregister(")[0], written)
+    by_class = diffscope.load(model, family=written["MyFamily"]()).capture([5, 17, 3, 99, 17])
+    assert torch.equal(capture.layers[0].rows().d, by_class.layers[0].rows().d)
+
+
+class ByToken(MyAttention):
+    """With a λ of each token and head, and one of the layer beside it."""
+
+    def __init__(self, width, heads):
+        super().__init__(width, heads)
+        del self.lam
+        self.lam_proj, self.factor = nn.Linear(width, heads), nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        self.lam = (self.factor * self.lam_proj(x).sigmoid()).mT  # (batch, head, token)
+        q, k = (part(x).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2) for part in (self.q, self.k))
+        a1, a2 = self.masked(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).chunk(2, dim=1)
+        v = self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.out(self.norm((a1 - self.lam[..., None] * a2) @ v).transpose(1, 2).flatten(2))
+
+
+PARTS = {"q": "q", "k": "k", "v": "v", "output": "out", "norm": "norm", "pairing": families.Pairing.halves}
+
+
+def test_a_declared_lambda_may_be_of_each_token_and_of_the_layer(model):
+    torch.manual_seed(1)
+    model.attention = ByToken(32, 4)
+    both = families.Projected(
+        "both",
+        ByToken,
+        heads="heads",
+        lam=lambda module, outputs: (module.factor * outputs["lam"].sigmoid()).mT,
+        watched_too={"lam": "lam_proj"},
+        **PARTS,
+    )
+    capture = diffscope.load(model, family=both).capture([5, 17, 3, 99, 17])
+    assert capture.lam.dims == ("layer", "head", "query") and float(capture.fidelity.error.max()) < 1e-5
+
+
+def test_declared_heads_that_do_not_share_a_projection_are_refused_in_a_line(model):
+    model.attention.others = 3
+    wrong = families.Projected("wrong", MyAttention, heads="others", lam=0.5, **PARTS)
+    with pytest.raises(
+        UnsupportedModel, match="makes q 32 wide, which 6 heads cannot share; correct the family"
+    ):
+        diffscope.load(model, family=wrong).capture([5, 17, 3])
 
 
 def test_a_family_can_be_used_without_being_known(model, page):

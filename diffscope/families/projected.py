@@ -1,0 +1,93 @@
+"""Attention with a projection each for q, k and v, declared by the names of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from diffscope.attention.components import Mask, Pairing
+from diffscope.attention.layer import LayerAttention
+from diffscope.errors import UnsupportedModel
+from diffscope.families.attention_pass import AttentionPass
+from diffscope.families.base import Family
+from diffscope.families.foreign import attribute
+from diffscope.families.reading import heads_of
+
+Lambda = str | float | Callable[[nn.Module, Mapping[str, Tensor]], Tensor | float]
+
+
+@dataclass
+class Projected(Family):
+    """A family of modules that project q, k and v apart and do not turn them (RoPE): no class of its own is needed.
+
+    Attributes
+    ----------
+    name : str
+    module_class : type
+        Of the attention modules.
+    heads : str
+        Attribute with the number of heads.
+    lam : str, float or callable
+        λ: an attribute, a number, or a function of the module and the outputs of its watched parts. A tensor is (heads,), or
+        broadcasts to (batch, head, query).
+    pairing : callable
+        One of :class:`Pairing <diffscope.families.Pairing>`'s, such as ``Pairing.stripes`` or ``Pairing.halves``.
+    groups : str, optional
+        Attribute with the number of key and value groups; by default each head has its own.
+    q, k, v, output : str
+        Paths of the submodules.
+    norm : str, optional
+        Path of the norm of the heads' outputs.
+    causal : bool
+        Whether queries see no later keys.
+    watched_too : mapping of str to str
+        Further submodules whose outputs `lam` needs, by name.
+    description : str
+        The models that it reads, in a line.
+    """
+
+    name: str
+    module_class: type[nn.Module]
+    _: KW_ONLY
+    heads: str
+    lam: Lambda
+    pairing: Callable[..., Pairing] = Pairing.stripes
+    groups: str | None = None
+    q: str = "q_proj"
+    k: str = "k_proj"
+    v: str = "v_proj"
+    output: str = "o_proj"
+    norm: str | None = None
+    causal: bool = True
+    watched_too: Mapping[str, str] | None = None
+    description: str = ""
+
+    @property
+    def watch(self) -> Mapping[str, str]:  # type: ignore[override]  # of the instance
+        return {"q": self.q, "k": self.k, "v": self.v, **(self.watched_too or {})}
+
+    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+        module, outputs = attention_pass.module, attention_pass.outputs
+        groups = None if self.groups is None else int(attribute(module, self.groups))
+        pairing = self.pairing(int(attribute(module, self.heads)), groups, device=outputs["q"].device)
+        maps, values = pairing.key_of_map, int(pairing.value_of_head.max()) + 1
+        counts = {"q": len(maps), "k": int(maps.max()) + 1, "v": values}
+        for name, count in counts.items():
+            if outputs[name].shape[-1] % count:
+                wide = f"{attention_pass.kind} makes {name} {outputs[name].shape[-1]} wide"
+                raise UnsupportedModel(f"{wide}, which {count} heads cannot share; correct the family's heads or pairing")
+        q, k, v = (heads_of(outputs[name], outputs[name].shape[-1] // count) for name, count in counts.items())
+        lam: Any = self.lam
+        lam = lam(module, outputs) if callable(lam) else attribute(module, lam) if isinstance(lam, str) else lam
+        return attention_pass.layer(
+            q,
+            k,
+            v,
+            pairing,
+            lam=lam if isinstance(lam, Tensor) else q.new_full((1,), float(lam)),
+            norm=None if self.norm is None else attribute(module, self.norm),
+            mask=Mask("causal") if self.causal else Mask("full"),
+        )
