@@ -122,9 +122,7 @@ def test_a_declared_lambda_may_be_of_each_token_and_of_the_layer(model):
 def test_declared_heads_that_do_not_share_a_projection_are_refused_in_a_line(model):
     model.attention.others = 3
     wrong = families.Projected("wrong", MyAttention, heads="others", lam=0.5, **PARTS)
-    with pytest.raises(
-        UnsupportedModel, match="makes q 32 wide, which 6 heads cannot share; correct the family"
-    ):
+    with pytest.raises(UnsupportedModel, match="makes q 32 wide, which 6 heads cannot share; correct the family"):
         diffscope.load(model, family=wrong).capture([5, 17, 3])
 
 
