@@ -15,11 +15,16 @@ from typing import NamedTuple
 import torch
 import transformers
 from transformers import PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+)
 
 import diffscope
 from benchmarks.results import table
 from diffscope.errors import first_line
+from diffscope.families.foreign import encoder_of
 from diffscope.tables.table import Table
 from tests import tiny
 from tests.shrunken import VOCABULARY, shrunken
@@ -28,6 +33,7 @@ TOKENS = 24  # beyond the windows of 7
 ENOUGH = 1e-5
 OTHERWISE = 0.1  # what no rounding in float32 explains
 IDS = torch.randint(10, VOCABULARY - 40, (TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
+DECODED = 9  # tokens of a decoder beside its encoder
 LEGEND = (
     "“read”: captured, and each map is that of the model's own output_attentions in eager attention to less than "
     f"{ENOUGH:.0e} in float32 (a class of which it is not would stand here as WRONG, as would one read in bfloat16 that "
@@ -57,13 +63,26 @@ def classes(mapping) -> Iterator[type[PreTrainedModel]]:
                 yield model_class
 
 
-def own_maps(model: PreTrainedModel, layers: list[int]) -> list[torch.Tensor] | None:
-    """Return the maps that a model gives of some layers, each (map, query, key); None if it gives none or not by layer."""
+def inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return what a model is given: of an encoder with its decoder a text for each."""
+    given = {"input_ids": torch.tensor([IDS]), "attention_mask": torch.ones(1, TOKENS).long()}
+    return given | {"decoder_input_ids": given["input_ids"][:, :DECODED]} if encoder_of(model) is not None else given
+
+
+def own_maps(model: PreTrainedModel, capture: diffscope.Capture) -> list[torch.Tensor] | None:
+    """Return the maps that a model gives of each layer of a capture, (map, query, key); None if it gives none or not by layer."""
+    layers = capture.layer_numbers
     try:
         with torch.no_grad():
-            out = model(torch.tensor([IDS]), attention_mask=torch.ones(1, TOKENS).long(), output_attentions=True, use_cache=False)
+            out = model(**inputs(model), output_attentions=True, use_cache=False)
     except Exception:  # there are many ways of not giving maps
         return None
+    if encoder_of(model) is not None:
+        names = {"encoder": "encoder_attentions", "self": "decoder_attentions", "cross": "cross_attentions"}
+        given = {kind: [*(getattr(out, name, None) or [])] for kind, name in names.items()}
+        if any(len(given[kind]) != capture.kinds.count(kind) for kind in names):
+            return None
+        return [given[kind].pop(0)[0].float() for kind in capture.kinds]
     maps = [each for each in getattr(out, "attentions", None) or [] if isinstance(each, torch.Tensor)]
     if len(maps) > max(layers):
         maps = [maps[layer] for layer in layers]
@@ -94,7 +113,7 @@ def logits(model: PreTrainedModel, implementation: str) -> torch.Tensor | None:
     try:
         model.set_attn_implementation(implementation)
         with torch.no_grad():
-            return model(torch.tensor([IDS]), attention_mask=torch.ones(1, TOKENS).long(), use_cache=False).logits
+            return model(**inputs(model), use_cache=False).logits
     except Exception:  # a class may ask for anything
         return None
 
@@ -113,7 +132,8 @@ def outcome(model_class: type[PreTrainedModel], dtype: torch.dtype) -> Outcome:
     for name in given:
         model.set_attn_implementation(name)
         try:
-            captures[name] = diffscope.load(model).capture(IDS)
+            given_ids = {name: ids for name, ids in inputs(model).items() if name != "attention_mask"}
+            captures[name] = diffscope.load(model).capture(given_ids if len(given_ids) > 1 else IDS)
         except diffscope.DiffscopeError as refusal:
             refusals[name] = str(refusal)
         except Exception as error:
@@ -138,7 +158,7 @@ def compared(model: PreTrainedModel, captures: dict, given: dict, wrong_above: f
     maps = None
     if "eager" in captures:
         model.set_attn_implementation("eager")
-        maps = own_maps(model, first.layer_numbers)
+        maps = own_maps(model, first)
     difference = None if maps is None else largest_difference(captures["eager"], maps)
     if difference is None:
         return Outcome("not compared", "; ".join(words), sdpa=sdpa)
@@ -164,10 +184,11 @@ def cells(result: Outcome) -> tuple[str, str]:
 
 
 def tables(options: Namespace) -> list[Table]:
-    """Try every class of both mappings."""
+    """Try every class of the mappings."""
     mappings = {
         "Causal language models": MODEL_FOR_CAUSAL_LM_MAPPING,
         "Models of images and text, on text alone": MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        "Encoders with a decoder": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     }
     return [table_of(title, islice(classes(mapping), 2 if options.quick else None)) for title, mapping in mappings.items()]
 

@@ -183,9 +183,9 @@ class Capture:
 
     @property
     def kinds(self) -> list[str]:
-        """What each layer's queries look at: ``self``, the prompt's own tokens; ``cross``, those of :attr:`key_tokens`.
+        """The kind of each layer, a list of str: in ``self`` the prompt's tokens look at one another.
 
-        In an ``encoder`` beside a decoder, the tokens of :attr:`key_tokens` look at one another.
+        In ``cross`` they look at :attr:`key_tokens`; in ``encoder``, beside a decoder, :attr:`key_tokens` look at one another.
         """
         return [layer.kind for layer in self.layers]
 

@@ -55,6 +55,9 @@ HALVES = "h, h + H"
 ONE_SECOND = "h, and one second map for all heads"
 
 
+SOURCES = ("key_value_states", "encoder_hidden_states")  # arguments of transformers' cross-attention
+
+
 class Family(ABC):
     """One implementation of attention.
 
@@ -155,7 +158,8 @@ class Family(ABC):
         arguments : mapping of str
             Of the module's forward.
         """
-        return arguments.get("key_value_states")
+        given = (arguments.get(name) for name in SOURCES)
+        return next((source for source in given if source is not None), None)
 
     def crosses(self, module: ForeignModule) -> bool:
         """Return whether a module's forward takes what cross-attention looks at, by its parameters."""

@@ -68,7 +68,8 @@ class EncoderDecoder(LanguageModel):
                 if not shown[:count].all():
                     raise PromptError(f"{mask} hides tokens before others; pad {name} on the right")
                 values[name] = values[name][:, :count]
-        values.setdefault(DECODER_IDS, torch.tensor([[self._start]]))
+        if DECODER_IDS not in values:
+            values[DECODER_IDS] = torch.tensor([[self._start]])
         return Arguments(values, part.tokens, part.key_tokens)
 
     def encode(self, tokenizer: PreTrainedTokenizerBase | None, prompt: Any, spans: Mapping) -> Encoded:
