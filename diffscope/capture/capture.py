@@ -428,12 +428,13 @@ class Capture:
         if kinds == ["encoder"] and self.key_prompts:
             return self.of_kind("encoder").measure(statistics, queries=queries, progress=progress, backend=backend)
         if len(kinds) > 1:
-            # A position or a span of the prompt is no query of the encoder's.
-            kinds = [kind for kind in kinds if kind != "encoder" or queries is None or isinstance(queries, QuerySample)]
+            # A position, a span or a sample of the prompt is no query of the encoder's.
+            kinds = [kind for kind in kinds if kind != "encoder" or queries is None]
             parts = [self.of_kind(kind) for kind in kinds]
             measured = [part.measure(statistics, queries=queries, progress=progress, backend=backend) for part in parts]
             return along_layers(measured, [part.kinds for part in parts])
-        measuring = MeasurementRun(self.prompts, statistics, queries, self.n_layers, progress, backend, self.key_prompts)
+        of_keys = self.key_prompts if kinds == ["cross"] else None
+        measuring = MeasurementRun(self.prompts, statistics, queries, self.n_layers, progress, backend, of_keys)
         facts = {**self.facts, "fidelity_worst": max(proof.error for proof in self._proofs)}
 
         def result(**more: str) -> xr.Dataset:

@@ -260,6 +260,7 @@ class MeasurementRun:
         key_prompts: Sequence[Encoded] | None = None,
     ):
         self.statistics = select(statistics)
+        self.of_cross = key_prompts is not None
         of_queries = [prompt.key_sets() for prompt in prompts]
         self.key_sets = of_queries if key_prompts is None else [prompt.key_sets() for prompt in key_prompts]
         lengths = [len(prompt.ids) for prompt in prompts]
@@ -288,6 +289,8 @@ class MeasurementRun:
 
     def add(self, layer: LayerAttention, workers: Workers) -> None:
         """Measure one layer of every prompt; small ones wait for a few more, and :meth:`finish`."""
+        if (layer.kind == "cross") != self.of_cross:
+            raise DiffscopeError(f"layer {layer.layer} is of the kind {layer.kind!r}, which is measured of a capture alone")
         self._waiting.append(layer)
         self._waiting_bytes += layer.q.nbytes + layer.k.nbytes + layer.v.nbytes
         # Ranks are computed layer by layer anyhow, and take long.

@@ -83,6 +83,7 @@ def test_statistics_are_of_each_kind_with_its_own_spans(capture):
 
 def test_queries_are_the_prompts_so_that_the_encoder_is_measured_by_itself(capture):
     assert list(capture.measure(["entropy"], queries="asked").layer) == [2, 3, 4, 5]
+    assert list(capture.measure(["entropy"], queries=diffscope.QuerySample(3)).layer) == [2, 3, 4, 5]
     encoder = capture.of_kind("encoder")
     assert encoder.tokens == capture.key_tokens and list(encoder.measure(["entropy"], queries=[8]).layer) == [0, 1]
     with pytest.raises(DiffscopeError, match="no layer of the kind 'both'; there are encoder, self, cross"):
