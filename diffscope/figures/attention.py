@@ -47,7 +47,7 @@ def maps(
     keys: Window | None = None,
     size: int | None = None,
     names: Sequence[str] | None = None,
-    contrast: Contrast = "sqrt",
+    contrast: Contrast = "linear",
     scale: Literal["shared", "own"] = "shared",
     limit: float | Literal["robust"] | None = None,
     **printing: Unpack[Printing],
@@ -74,8 +74,8 @@ def maps(
         The most tokens a side that are drawn one by one: 512, of a grid 64. Longer prompts are drawn in at most 256 bins.
     names : sequence of str, optional
         Which of A1, A2, lambda_A2, D and share, of differential attention; not of a comparison. Of a grid one, by default D.
-    contrast : {"sqrt", "linear"}
-        Whether a colour follows the root of a weight, which shows small weights beside a sink, or the weight.
+    contrast : {"linear", "sqrt"}
+        Whether a colour follows the weight, or its root, which shows small weights beside a sink.
     scale : {"shared", "own"}
         One colour scale for all maps, or one each.
     limit : float or "robust", optional

@@ -167,8 +167,8 @@ def _figure(name: str, drawing: Drawing, call: Mapping[str, Any], wide: bool, pr
 
 
 def _check_style(style: Mapping[str, Any]) -> None:
-    if style.get("contrast", "sqrt") not in ("sqrt", "linear"):
-        raise DiffscopeError(f"no contrast {style['contrast']!r}: there are sqrt and linear")
+    if style.get("contrast", "linear") not in ("sqrt", "linear"):
+        raise DiffscopeError(f"no contrast {style['contrast']!r}: there are linear and sqrt")
     if style.get("scale", "shared") not in ("shared", "own"):
         raise DiffscopeError(f"no scale {style['scale']!r}: there are shared (one for all maps) and own")
     limit = style.get("limit")

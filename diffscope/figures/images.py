@@ -256,7 +256,7 @@ def _checkpoints(dataset: xr.Dataset, most: int) -> Sheet:
     return Sheet(pictures, labels, columns * (1 + GAP) - GAP, rows * (1 + ABOVE) - ABOVE)
 
 
-def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "sqrt"):
+def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "linear"):
     """Draw for the screen; a click on a checkpoint selects it, with its step as what plotly calls custom data."""
     import plotly.graph_objects as go
 
@@ -322,7 +322,7 @@ def _point(picture: Picture, side: float) -> dict:
     }
 
 
-def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "sqrt"):
+def in_print(dataset: xr.Dataset, width: float, title: str | None = None, contrast: str = "linear"):
     """Draw for print."""
     kind, low, high = _scale(dataset)
     of_steps = "step" in dataset.dims

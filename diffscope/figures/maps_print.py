@@ -25,7 +25,7 @@ LONGEST = 9  # characters of a label
 def draw(
     data: xr.Dataset,
     width: float,
-    contrast: str = "sqrt",
+    contrast: str = "linear",
     scale: str = "shared",
     limit: float | str | None = None,
     title: str | None = None,

@@ -16,7 +16,7 @@ GAP = 0.022
 
 def draw(
     data: xr.Dataset,
-    contrast: str = "sqrt",
+    contrast: str = "linear",
     scale: str = "shared",
     limit: float | str | None = None,
     title: str | None = None,

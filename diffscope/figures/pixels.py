@@ -41,7 +41,7 @@ class Pixels:
         return share * np.float32(self.limit)
 
 
-def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "sqrt") -> Pixels:
+def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "linear") -> Pixels:
     """Return values as levels of a colour scale.
 
     Parameters

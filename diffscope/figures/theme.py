@@ -95,7 +95,7 @@ def _stops(ramp: list[str], contrast: str) -> list[tuple[float, str]]:
     return [((i / last) ** power, colour) for i, colour in enumerate(ramp)]
 
 
-def colour_scale(kind: str, contrast: str = "sqrt") -> list[tuple[float, str]]:
+def colour_scale(kind: str, contrast: str = "linear") -> list[tuple[float, str]]:
     """Return (position, colour) stops of a scale: "blue" and "orange" start at zero, "diverging" has zero at 0.5."""
     if kind == "blue":
         return _stops(BLUES, contrast)
@@ -117,7 +117,7 @@ def colour_limits(kind: str, top: float) -> tuple[float, float]:
     return (-top, top) if kind == "diverging" else (0.0, top)
 
 
-def colour_map(kind: str, contrast: str = "sqrt", empty: str = UNSEEN):
+def colour_map(kind: str, contrast: str = "linear", empty: str = UNSEEN):
     """Return the same scale as a matplotlib colour map, which is not registered; `empty` is the colour of what has no value."""
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -116,7 +116,7 @@ def checkpoints(
     head: int = 0,
     map: str = "D",
     size: int = _images.SIZE,
-    contrast: Contrast = "sqrt",
+    contrast: Contrast = "linear",
     **printing: Unpack[Printing],
 ) -> Drawing:
     """Draw one head's map at every checkpoint of a training, on one scale.
