@@ -152,11 +152,13 @@ class CancellableScope(Scope):
         self._held = 0  # how many times over, by the one thread that has this scope
 
     @contextmanager
-    def exclusively(self, lengths: tuple[int, ...] | None = None, packed: bool = False) -> Iterator[None]:
+    def exclusively(
+        self, lengths: tuple[int, ...] | None = None, packed: bool = False, key_lengths: tuple[int, ...] | None = None
+    ) -> Iterator[None]:
         """As of Scope."""
         if not self._held:
             self._check_cancelled()
-        with super().exclusively(lengths, packed):
+        with super().exclusively(lengths, packed, key_lengths):
             self._held += 1
             try:
                 yield
