@@ -11,7 +11,6 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
     sys.path.insert(0, str(HERE))
 
 from access import admitted  # noqa: E402
-from blocks import fetch_components  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
 from url_state import MOVED, OPENED, PANEL, Moved, moved_query, restore  # noqa: E402
 
@@ -27,8 +26,7 @@ st.html(
     "</style>"
 )
 
-with st.sidebar, st.container(gap=None):
-    fetch_components()
+with st.sidebar:
     st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
 #: one page a question: file, title

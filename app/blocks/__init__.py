@@ -10,7 +10,7 @@ from blocks.differences import show_differences
 from blocks.exports import export_menu, saved, show_figure
 from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
 from blocks.layout import columns
-from blocks.maps import fetch_components, hold_heads, hold_heads_beside, show_row, show_text, show_view
+from blocks.maps import hold_heads, hold_heads_beside, show_row, show_text, show_view
 from blocks.show import show_chart
 from blocks.tables import show_both, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
@@ -18,7 +18,6 @@ from blocks.verdicts import show_details, show_estimates, show_primaries, show_t
 __all__ = [
     "columns",
     "export_menu",
-    "fetch_components",
     "hold_heads",
     "hold_heads_beside",
     "saved",

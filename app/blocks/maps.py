@@ -102,11 +102,6 @@ def _held():
     return st.components.v2.component("diffscope_held", js=attention_view.HELD.streamlit)
 
 
-def fetch_components() -> None:
-    """Let the browser fetch what components need, ahead of what the page shows first."""
-    _held()(data=None, key="fetched", on_wanted_change=_nothing)
-
-
 def hold_heads(bundle: bytes, key: str = "held") -> None:
     """Let the page hold the views of all heads, so that it shows another one at once."""
     _held()(data=bundle, key=key, on_wanted_change=_nothing)
