@@ -224,7 +224,7 @@ def test_latex_reads_no_command_in_a_text():
 
 
 def test_a_caption_says_what_is_known(cap):
-    assert figures.maps(cap, layer=2, head=1).caption == (
+    assert figures.maps(cap, layer=2, head=1, contrast="sqrt").caption == (
         "A₁, A₂, λ·A₂ and D = A₁ − λ·A₂ of one head. "
         f"Model {cap.model_name}; layer 2; head 1; a prompt of 16 tokens; λ = {float(cap.map('D', 2, 1).attrs['lam']):.3f}. "
         "Colours follow the root of a weight, and zero is white."
