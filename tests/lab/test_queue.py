@@ -43,7 +43,11 @@ def write_slowly(spec, target, log):
     write(spec, target, log)
 
 
-def write_who(spec, target):
+def write_who(spec, target, begun, processes):
+    """Write which process made a result, once all of them have begun."""
+    (Path(begun) / str(os.getpid())).touch()
+    while len(os.listdir(begun)) < processes:
+        time.sleep(0.01)
     time.sleep(0.02)
     target.write_text(str(os.getpid()))
 
@@ -122,7 +126,9 @@ def test_progress_counts_what_this_run_has_to_do(tmp_path, processes):
 
 def test_a_process_takes_neighbours_so_that_a_model_stays_loaded(tmp_path):
     many = [Item(f"results/{number:02}.txt", {"number": number}) for number in range(20)]
-    run(many, write_who, tmp_path, processes=2)
+    here = tmp_path / "begun"
+    here.mkdir()
+    run(many, partial(write_who, begun=str(here), processes=2), tmp_path, processes=2)
     makers = [contents(tmp_path)[f"{number:02}.txt"] for number in range(20)]
     assert len(set(makers)) == 2
     assert sum(one != other for one, other in pairwise(makers)) <= 3, "20 if they took turns"
