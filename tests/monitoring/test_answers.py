@@ -33,8 +33,8 @@ def test_answers_have_the_scores_of_the_model_and_their_mass_is_measured(scope, 
     kept = diffscope.open(tmp_path / "kept")
     assert float(kept["answer_loss"][0]) == pytest.approx(float(expected["loss"].mean()), rel=1e-6)
     assert "answer" in kept["span_mass"]["span"] and any("span_mass" in name for name in logged)
-    with pytest.raises(diffscope.DiffscopeError, match="other answers"):
-        Monitor(scope.model, TEXTS, answers=ANSWERS[::-1], spans=spans, **options)
+    with pytest.raises(diffscope.DiffscopeError, match="other prompts and answers"):
+        Monitor(scope.model, TEXTS, answers=ANSWERS[::-1], spans=spans[::-1], **options)
 
 
 @pytest.mark.parametrize("make", [tiny.own, tiny.diffllama, lambda: tiny.standard("llama")])
