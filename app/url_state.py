@@ -74,6 +74,13 @@ def bound(key: str, *, default: Any = None, options: Sequence | None = None, sev
         Whether the address has the value before the user changes it, so that it does not depend on what is chosen at first.
     """
     _keys_of_pages().setdefault(state.get("_page", ""), set()).add(key)
+    arguments = _bound(key, default, options, several, named)
+    if key in state:
+        state.setdefault("_kept", {})[key] = state[key]
+    return arguments
+
+
+def _bound(key: str, default: Any, options: Sequence | None, several: bool, named: bool) -> dict:
     if options is None:
         if default is not None and key not in state and key not in st.query_params:
             state[key] = default
@@ -138,6 +145,8 @@ def restore(page: str) -> None:
     state["_page"] = page
     if before in (None, page):
         return
+    for key, value in state.get("_kept", {}).items():  # Streamlit forgets some if a fragment alone ran before the page was left
+        state.setdefault(key, value)
     everywhere = {key for key in pages.get(before, set()) if not key.startswith(f"{before}-")}
     for key in everywhere | pages.get(page, set()):
         if state.get(key) is not None and fits_address(state[key]) and not key.startswith(OF_PANEL):

@@ -59,6 +59,21 @@ def test_a_click_on_a_head_shows_its_maps_and_the_address_restores_them(page, ad
     assert "L0H1" in heading(page)
 
 
+def test_a_prompt_of_ones_own_is_on_the_next_page_after_a_click_on_a_head(page, address):
+    page.goto(address.partition("&example=")[0])
+    page.wait_for_selector(MAPS)
+    settle(page)
+    page.get_by_label("Text", exact=True).fill(PROMPT)
+    page.get_by_label("Text", exact=True).press("Control+Enter")
+    settle(page)
+    shown = heading(page)
+    click(page, *((2, 0) if "L2H0" not in shown else (0, 1)))
+    page.get_by_role("link", name="Change").first.click()
+    page.wait_for_selector(EDITS)
+    settle(page, 120)
+    assert page.get_by_label("Text", exact=True).input_value() == PROMPT and "example=own+text" in page.url
+
+
 def test_the_pointer_reads_tokens_and_values(page, address):
     page.goto(address)
     page.wait_for_selector(MAPS)
