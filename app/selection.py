@@ -17,17 +17,25 @@ state = st.session_state
 
 def default_head(cap, key: tuple) -> tuple[int, int]:
     """Return where to begin: the head with the most of the answer at the last token."""
-    if "answer" not in cap.spans:
+    mass = mass_on_answer(cap, key, cap.n_tokens - 1)
+    if mass is None:
         return cap.layer_numbers[cap.n_layers // 2], 0
-    mass = measured(cap, key, "span_mass", (cap.n_tokens - 1,))["span_mass"]
-    mass = mass.sel(map="D", span="answer", normalisation="share").isel(query=-1).fillna(-1.0)
-    best = mass.isel(mass.argmax(...))  # from where it stands to what the model calls it
+    shares = mass.sel(normalisation="share").fillna(-1.0)
+    best = shares.isel(shares.argmax(...))  # from where it stands to what the model calls it
     return int(best["layer"]), int(best["head"])
+
+
+def mass_on_answer(cap, key: tuple, query: int):
+    """Return what the row of D of each head has on the answer, by normalisation; None if no answer is marked."""
+    if "answer" not in cap.spans:
+        return None
+    return measured(cap, key, "span_mass", (query,))["span_mass"].sel(map="D", span="answer").isel(query=-1)
 
 
 def init_selection(cap, key: tuple, prefix: str = "") -> None:
     """Begin with the head that attends to the answer most, and leave layer, head and token where the reader puts them.
 
+    Another prompt begins again; another answer does if the reader chose no other head.
     `prefix` begins the keys of a page's second capture, which has a layer and a head of its own.
     """
     model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
@@ -37,6 +45,7 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
     if None in now and (named := _named(cap, places)):
         select(*named, prefix)
         now = named
+    prompt, answer = tuple(cap.ids), tuple(cap.spans.get("answer", ()))
     known = now[0] in cap.layer_numbers and now[1] in range(cap.n_heads)
     before = state.get(f"_{prefix}model")
     if before is None:
@@ -44,10 +53,11 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
     elif before != model:
         begin = now == state[f"_{prefix}best"] or not known
     else:
-        begin = None in now
+        told, given = state[f"_{prefix}asked"]
+        begin = None in now or told != prompt or (given != answer and now == state[f"_{prefix}best"])
     if begin or None in now:
         select(*best, prefix)
-    state[f"_{prefix}model"] = model
+    state[f"_{prefix}model"], state[f"_{prefix}asked"] = model, (prompt, answer)
     state[f"_{prefix}best"] = best
     if not prefix:
         _follow_token(cap)

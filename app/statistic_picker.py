@@ -44,12 +44,14 @@ class Chosen(NamedTuple):
     over_heads: xr.Dataset
 
 
-def label_of(values, cap) -> str:
-    """Return what the grid of heads shows, in short, by what the session has of it."""
-    name = values.get("statistic", st.query_params.get("statistic", "span_mass"))
-    if name != "span_mass":
-        return STATISTICS[name].description if name in STATISTICS else name
-    return f"attention on {in_words(values.get('span') or _key_sets(cap)[0])}"
+def label_of(cap) -> str:
+    """Return what the grid of heads will show in this run, in short; the widgets that choose it come later."""
+    asked = _asked(cap)
+    wish = state.get("statistic", st.query_params.get("statistic", ""))
+    question = state.get("question", st.query_params.get("question")) or question_of(wish)
+    names = asked.get(question or "") or next(iter(asked.values()))
+    name = wish if wish in names else names[0]
+    return STATISTICS[name].description if name != "span_mass" else f"attention on {in_words(_wished(cap))}"
 
 
 def in_words(span: str) -> str:
@@ -74,10 +76,10 @@ def title_of(chosen: Chosen, cap) -> str:
 
 def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
     """Choose a statistic at a token, and one label of every dimension that it has beside layer and head."""
-    asked = {question: _of_model(cap, names) for question, names in QUESTIONS.items()}
+    asked = _asked(cap)
     if "question" not in state and "question" not in st.query_params:  # an address may name just the statistic
         state["question"] = question_of(st.query_params.get("statistic", "")) or next(iter(asked))
-    question = st.selectbox("Question", [name for name, names in asked.items() if names], **bound("question"), width=260)
+    question = st.selectbox("Question", [*asked], **bound("question"), width=260)
     statistic = st.selectbox(
         "Statistic",
         asked[question],
@@ -112,6 +114,12 @@ def _signs(key: tuple, _cap, span: str, query: int | str) -> str:
     return of_span(_cap, span, query)
 
 
+def _asked(cap) -> dict[str, list[str]]:
+    """Return the questions that a capture answers, and the statistics that do."""
+    asked = {question: _of_model(cap, names) for question, names in QUESTIONS.items()}
+    return {question: names for question, names in asked.items() if names}
+
+
 def _of_model(cap, names: tuple[str, ...]) -> list[str]:
     """Statistics of heads that this model has: what needs a second map is left out of standard attention."""
     if cap.differential:
@@ -140,9 +148,17 @@ def _key_sets(cap) -> list[str]:
     return sorted(cap.key_sets, key=lambda name: (name != "answer", name))
 
 
-def _key_set(cap) -> str:
-    """The span whose keys count: the one that was asked for, wherever the prompt has it; else the answer."""
+def _wished(cap) -> str:
+    """Return the span whose keys count: the one that was asked for, wherever the prompt has it; else the answer."""
     names = _key_sets(cap)
-    wish = state.setdefault("_span", st.query_params.get("span"))
-    state["span"] = wish if wish in names else names[0]
-    return st.selectbox("Key set", names, **bound("span"), width=130, on_change=lambda: state.update(_span=state["span"]))
+    wish = state.get("_span", st.query_params.get("span"))
+    return wish if wish in names else names[0]
+
+
+def _key_set(cap) -> str:
+    """Choose the span whose keys count."""
+    state.setdefault("_span", st.query_params.get("span"))
+    state["span"] = _wished(cap)
+    return st.selectbox(
+        "Key set", _key_sets(cap), **bound("span"), width=130, on_change=lambda: state.update(_span=state["span"])
+    )

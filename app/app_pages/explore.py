@@ -10,7 +10,7 @@ from amplifier import logits, numbers, scores
 from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
-from selection import choose_head, choose_query, init_selection, select
+from selection import choose_head, choose_query, init_selection, mass_on_answer, select
 from sidebar import choose_subject
 from statistic_picker import choose_statistic, label_of, signs_of, title_of
 from url_state import bound, save_view_state, view_state
@@ -19,6 +19,8 @@ from app.questions import LETTERS
 from diffscope import figures
 from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, short_name, shorten, visible
+from diffscope.numbers import head_name, percent
+from diffscope.readings.head_sentence import MOST
 from diffscope.stats import STATISTICS
 from diffscope.views import attention as attention_view
 
@@ -75,6 +77,7 @@ def show_heads_and_maps(subject, cap) -> None:
         with bar:
             blocks.show_fidelity(cap)
             explain_mechanism(cap, layer, head)
+        offer_better(subject, cap, layer, head, query)
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
         if attention_view.is_small(cap):
@@ -82,6 +85,22 @@ def show_heads_and_maps(subject, cap) -> None:
         elif cap.n_tokens <= AHEAD:
             said = partial(sentence_of, cap, query)
             blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {subject.key[-1]}")
+
+
+def offer_better(subject, cap, layer: int, head: int, query: int) -> None:
+    """Offer the head that gives the answer most, beside one that does not find it."""
+    mass = mass_on_answer(cap, subject.key, query)
+    if mass is None:
+        return
+    shares, net = (mass.sel(normalisation=name).fillna(-1.0) for name in ("share", "raw"))
+    shares = shares.where(net >= 0, -1.0)  # others take weight from it
+    here, best = float(shares.sel(layer=layer, head=head)), shares.isel(shares.argmax(...))
+    if here >= MOST or float(best) <= max(here, 0):
+        return
+    place = int(best["layer"]), int(best["head"])
+    does = "finds the answer" if float(best) >= MOST else "gives the answer most"
+    words = f"{head_name(*place)} {does}: {percent(float(best))} of {'|D|' if cap.differential else 'A'}"
+    st.button(words, key="better", type="tertiary", on_click=select, args=place, help="Go to this head.")
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:
@@ -97,7 +116,7 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
 def choose(subject, cap):
     """Return the layer, head and token that are looked at, and the statistic of the grid; None if it cannot be shown."""
     statistic = None
-    with st.popover(f"Measure: {label_of(state, cap)}", help="Which head, which token, and what colours the heads"):
+    with st.popover(f"Measure: {label_of(cap)}", help="Which head, which token, and what colours the heads"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             layer, head = choose_head(cap)
             query = choose_query(cap)

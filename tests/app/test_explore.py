@@ -10,6 +10,7 @@ from looks import fine
 from safetensors.numpy import load
 from small_models import APP, PROMPT
 
+from diffscope.stats import STATISTICS
 from tests import tiny
 
 OTHER, OWN = "a folder or a saved capture", "own text"
@@ -21,9 +22,10 @@ def charts(test):
 
 
 def buffer(test, component):
-    """The bytes that a component of the page is given."""
-    (element,) = (element for element in test.get("bidi_component") if element.proto.component_name == component)
-    return element.proto.bytes
+    """The bytes that a component of the page is given; one that is there ahead of what it shows has none."""
+    given = [element.proto for element in test.get("bidi_component") if element.proto.component_name == component]
+    (data,) = (proto.bytes for proto in given if proto.bytes)
+    return data
 
 
 def words(data):
@@ -213,18 +215,53 @@ def test_a_misspelt_answer_does_not_change_what_is_asked_for(app):
     assert test.selectbox(key="span").value == "irrelevant"
 
 
-def test_the_head_stays_where_the_reader_put_it(app, folders):
+def test_the_head_stays_where_the_reader_put_it_until_the_prompt_is_another(app, folders):
     test = fine(app())
     best = (test.number_input(key="layer").value, test.number_input(key="head").value)
-    other = (2, 1) if best != (2, 1) else (1, 0)
+    other = (1, 0) if best != (1, 0) else (1, 1)
     test.number_input(key="layer").set_value(other[0])
     test.number_input(key="head").set_value(other[1])
     fine(test.run())
-    fine(test.selectbox(key="example").set_value("Again").run())
+    fine(test.number_input(key="query").set_value(3).run())
     assert f"L{other[0]}H{other[1]}" in heading(test)
     fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
-    exists = other[0] < 2
-    assert (f"L{other[0]}H{other[1]}" in heading(test)) == exists
+    assert f"L{other[0]}H{other[1]}" in heading(test)
+    fine(test.selectbox(key="model").set_value(str(folders["small-diff"])).run())
+    fine(test.selectbox(key="example").set_value(OWN).run())
+    test.text_area(key="prompt").set_value(f"{PROMPT} now")
+    fine(test.text_input(key="answer").set_value("7421").run())
+    asked = fine(app(example=OWN, prompt=f"{PROMPT} now", answer="7421"))
+    assert heading(test) == heading(asked)
+
+
+def test_beside_a_head_that_does_not_find_the_answer_one_that_gives_it_most_is_offered(app):
+    test = fine(app())
+    best = heading(test)
+    assert "better" not in [button.key for button in test.button]
+    for layer, head in ((0, 0), (0, 1)):
+        test.number_input(key="layer").set_value(layer)
+        fine(test.number_input(key="head").set_value(head).run())
+        if heading(test) != best:
+            break
+    button = test.button(key="better")
+    assert "the answer" in button.label and " % of |D|" in button.label
+    fine(button.click().run())
+    assert button.label.split()[0] in heading(test)
+
+
+def test_the_button_names_what_the_grid_of_this_run_shows(app):
+    def label(test):
+        return next(block.proto.popover.label for block in test.get("popover"))
+
+    test = fine(app(example=OWN, prompt=PROMPT))
+    assert label(test) == "Measure: attention on context tokens"
+    fine(test.text_input(key="answer").set_value("7421").run())
+    assert label(test) == "Measure: attention on the answer"
+    fine(test.text_input(key="answer").set_value("").run())
+    assert label(test) == "Measure: attention on context tokens"
+    fine(test.selectbox(key="question").set_value("Is it signed?").run())
+    assert test.selectbox(key="statistic").value == "negative_share"
+    assert label(test) == f"Measure: {STATISTICS['negative_share'].description}"
 
 
 def test_a_chat_is_a_prompt_or_a_line_in_words(app):
