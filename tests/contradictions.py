@@ -221,8 +221,8 @@ def _cancels(words: str, size: float, factor: float | None, other: float | None)
     """Whether |D| on irrelevant tokens is larger or smaller than A1 alone, as far as two figures tell."""
     alone = 1.0 if factor is None else factor
     if words == "adds more":
-        return size >= alone
-    return size <= alone if words == "cancels more" else abs(size - alone) <= 0.05 * alone + 0.03
+        return size > alone
+    return size < alone if words == "cancels more" else abs(size - alone) <= 0.05 * alone + 0.03
 
 
 def _turned(verb: str, before: float, after: float) -> bool:
@@ -252,6 +252,10 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
     "there is next to nothing to cancel": (
         rf"overlap by {AMOUNT}(?:[^.]|\.\d)*: there is next to nothing to cancel",
         lambda own: own <= 0.1,
+    ),
+    "A1 has next to nothing on irrelevant tokens": (
+        rf"A1 has next to no weight on [^(]* \({SHARE}\): there is next to nothing to cancel",
+        lambda share: share < 1,
     ),
     "A2 adds more, less or as much weight as it cancels": (
         rf"A2 (adds more|cancels more|adds about as much) weight (?:than|as) it (?:adds|cancels): \|D\| is {AMOUNT} × A1"

@@ -24,6 +24,7 @@ CLEARLY = 2.0  # times what uniform attention would give: a preference
 EVEN = 0.9  # of the entropy of a uniform row: nearly that
 MARGIN = 0.02  # also of a noise gain; maps whose overlap is nearer to that of their controls overlap about as much as those
 DISJOINT = 0.1  # overlap, and share of A1 that is cancelled, up to which there is next to nothing to cancel
+LITTLE = 0.01  # of A1, below which there is next to nothing to cancel
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
 SEEN = 0.05  # of D below zero on a token of the answer: worth saying
 LONGEST = 12  # characters of a token
@@ -231,8 +232,14 @@ def _shared(row: Row) -> Pieces:
     own = row.estimates.sel(control=OWN)
     if own["overlap"].isnull() or own["taken"].isnull():
         return [f"On {where} A1 has no mass that could be taken away"]
-    overlap = Part(decimal(float(own["overlap"])), _about_overlap(row, where))
-    start: Pieces = [*_cancelled(row, where), ". On these tokens its maps overlap by ", overlap]
+    held = row.at("mass", map="A1", place="irrelevant", normalisation="share")
+    if held < LITTLE:
+        size = Part(
+            f"under {percent(LITTLE)}", "ΣA1 on these tokens / ΣA1 of the row. |D| there, beside it, would be a ratio to nothing."
+        )
+        return [f"A1 has next to no weight on {where} (", size, "): there is next to nothing to cancel"]
+    overlap = Part(decimal(float(own["overlap"])), _about_overlap(row))
+    start: Pieces = [*_cancelled(row, where, held), ". On these tokens its maps overlap by ", overlap]
     if not int(row.estimates[COUNT]):
         return [*start, ", for which there is no control: its layer has no other A2"]
     compared = _compared(row)
@@ -241,10 +248,8 @@ def _shared(row: Row) -> Pieces:
     return [*start, f", {compared} ", *_controls(row), ": there is next to nothing to cancel" if nothing else ""]
 
 
-def _about_overlap(row: Row, where: str) -> str:
-    marked = "all but the answer, the question and the first token: " if "answer" in row.spans else ""
-    mass = row.at("mass", map="A1", place="irrelevant", normalisation="share")
-    part = "" if math.isnan(mass) else f" {capital(where)} ({marked}{percent(mass)} of A1)."  # NaN if it sees nothing else
+def _about_overlap(row: Row) -> str:
+    part = " Irrelevant are all but the answer, the question and the first token." if "answer" in row.spans else ""
     words = "Overlap = 1 − ρ = 1 − Σ|A1 − A2| / Σ(A1 + A2): what the two maps share there, 0 to 1. Only that can cancel."
     return f"{words}{part}"
 
@@ -269,8 +274,8 @@ def _controls(row: Row) -> Pieces:
     return [f"A1 and {count} other heads' A2 (", mean, *(ends if least != largest else ()), ")"]
 
 
-def _cancelled(row: Row, where: str) -> Pieces:
-    """Say whether the subtraction cancels more than it adds on irrelevant tokens, and how large |D| is there beside A1."""
+def _cancelled(row: Row, where: str, held: float) -> Pieces:
+    """Say how much of A1 irrelevant tokens hold, whether A2 cancels more than it adds there, and how large |D| is."""
     own = row.estimates.sel(control=OWN)
     gain, negative, factor = float(own["noise_gain"]), float(own["negative_noise"]), _amplified(row)
     amplified = "" if factor == 1 else f", where D = {two_figures(factor)} × A1 − λ·A2"
@@ -288,17 +293,20 @@ def _cancelled(row: Row, where: str) -> Pieces:
         name = "another head's" if count == 1 else "other heads'"
         beside.append([f"{name} A2 in its place: ", Part(two_figures(float(middle["noise_gain"])), words)])
     sign = "" if math.isnan(negative) else f" Of |D| there {signs.of_it(1, negative).replace(' of it', ' is')}."  # NaN: D is 0
-    printed = f"{gain:.2f}" if two_figures(gain) == two_figures(factor) else two_figures(gain)
-    size = Part(printed, f"{about} {taken}.{sign}")
+    size = Part(two_figures(gain), f"{about} {taken}.{sign}")
     compared = [piece for place, each in enumerate(beside) for piece in ("; " if place else " (", *each)]
-    return [f"On {where} A2 {_verdict(gain, factor)}: |D| is ", size, " × A1", *compared, ")" if beside else ""]
+    start: Pieces = [f"On {where} "]
+    if not math.isnan(held):  # it is if the query sees nothing else
+        part = Part(percent(held), "ΣA1 on these tokens / ΣA1 of the row: what A2 may cancel.")
+        start = [f"On {where}, which hold ", part, " of A1, "]
+    return [*start, f"A2 {_verdict(gain, factor)}: |D| is ", size, " × A1", *compared, ")" if beside else ""]
 
 
 def _verdict(gain: float, factor: float) -> str:
     """Return what A2 does to weights: Σ|D| = g·ΣA1 − what it cancels + what it adds, where g is the factor of A1."""
-    if gain > factor + MARGIN:
-        return "adds more weight than it cancels"
-    return "cancels more weight than it adds" if gain < factor - MARGIN else "adds about as much weight as it cancels"
+    if abs(gain - factor) <= MARGIN or two_figures(gain) == two_figures(factor):
+        return "adds about as much weight as it cancels"
+    return "adds more weight than it cancels" if gain > factor else "cancels more weight than it adds"
 
 
 def _amplified(row: Row) -> float:
