@@ -81,8 +81,14 @@ class Subject:
         try:
             return capture(self.model, modified_at(self.model), self.prompt, self.spans)
         except SpanError as error:
-            st.warning(escape_markdown(str(error)))
+            st.warning(escape_markdown(self._missing() or str(error)))
             return capture(self.model, modified_at(self.model), self.prompt, {})
+
+    def _missing(self) -> str:
+        """What is to be done if the answer does not stand in the text, as one that is left of the prompt before."""
+        if not isinstance(self.prompt, str) or self.spans.get("answer") != self.answer or self.answer in self.prompt:
+            return ""
+        return f"“{self.answer}” is not in your text: type the answer as it stands in your text, or leave it empty."
 
     def code(self) -> str:
         """Python that gives the same capture."""

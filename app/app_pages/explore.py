@@ -19,9 +19,10 @@ from app.questions import LETTERS
 from diffscope import figures
 from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, short_name, shorten, visible
-from diffscope.numbers import head_name, percent
+from diffscope.numbers import capital, head_name, percent
 from diffscope.readings.head_sentence import MOST
 from diffscope.stats import STATISTICS
+from diffscope.stats.statistic import in_signs
 from diffscope.views import attention as attention_view
 
 BARS = 4096  # keys of a row that are drawn as bars
@@ -77,7 +78,7 @@ def show_heads_and_maps(subject, cap) -> None:
         with bar:
             blocks.show_fidelity(cap)
             explain_mechanism(cap, layer, head)
-        offer_better(subject, cap, layer, head, query)
+            offer_better(subject, cap, layer, head, query)
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
         if attention_view.is_small(cap):
@@ -100,7 +101,7 @@ def offer_better(subject, cap, layer: int, head: int, query: int) -> None:
     place = int(best["layer"]), int(best["head"])
     does = "finds the answer" if float(best) >= MOST else "gives the answer most"
     words = f"{head_name(*place)} {does}: {percent(float(best))} of {'|D|' if cap.differential else 'A'}"
-    st.button(words, key="better", type="tertiary", on_click=select, args=place, help="Go to this head.")
+    st.button(words, key="better", icon=":material/arrow_forward:", on_click=select, args=place, help="Show this head")
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:
@@ -147,8 +148,8 @@ def define(statistic) -> None:
     """Show the formula of a statistic, and what its letters stand for."""
     words = STATISTICS[statistic.name]
     undefined = f" Undefined: {words.undefined}."
-    about = f"{words.formula}. {LETTERS}.{undefined} Source: {words.source}."
-    st.caption(escape_markdown(f"{words.description}."), help=escape_markdown(about))
+    about = f"{in_signs(words.formula)}. {in_signs(LETTERS)}.{undefined} Source: {words.source}."
+    st.caption(escape_markdown(f"{capital(words.description)}."), help=escape_markdown(about))
 
 
 def mark(name: str, first: int, last: int) -> None:

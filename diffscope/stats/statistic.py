@@ -14,6 +14,7 @@ logit takes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,6 +80,13 @@ class Definition:
             "averaged": self.averaged,
         }
         return attrs | ({"averaged_over": self.averaged_over} if self.averaged_over else {})
+
+
+def in_signs(formula: str) -> str:
+    """Return a formula with the signs of print: Σ, √ and λ for sum, sqrt and lambda."""
+    for pattern, sign in ((r"\bsum(?=_|\b)", "Σ"), (r"\bsqrt *", "√"), (r"\blambda\b", "λ"), (r"\bx\+", "max(x, 0)")):
+        formula = re.sub(pattern, sign, formula)
+    return formula
 
 
 @dataclass(frozen=True, kw_only=True)

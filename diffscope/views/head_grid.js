@@ -331,23 +331,24 @@ class HeadGrid {
     if (!statistic) return [name];
     const value = tensors.values[this.at(cell)],
       text = Number.isNaN(value) ? `undefined: ${statistic.undefined}` : `${digits(value, 4)} ${statistic.units}`.trim();
-    const words = [name, text, [statistic.title, statistic.definition].filter(Boolean).join(": ")];
+    const words = [name, text, `${statistic.title}.`, statistic.definition];
     if (Math.abs(value) > this.limit) words.push(`beyond the colours, which end at ${digits(this.limit, 4)}`);
     return words;
   }
 
-  // The box stands right of the grid if there is room, else below its cell, or above where that is nearer the grid's end.
+  // The box stands right of the grid, also over what is beside it, if the window has room, else below its cell, or above where that is nearer the grid's end.
   show(lines, cell) {
     const style = (line) => ({ fontWeight: line ? "normal" : "bold", opacity: line > 1 ? 0.8 : 1 });
     const parts = lines.map((text, line) => element("div", style(line), {}, text));
     this.tip.replaceChildren(...parts);
     const ratio = window.devicePixelRatio || 1,
-      whole = this.root.clientWidth,
+      whole = Math.min(window.innerWidth, document.documentElement.clientWidth) - this.root.getBoundingClientRect().left,
       { x, y, height } = this.box(cell),
       { offsetLeft, offsetTop, offsetWidth } = this.grid,
       beside = offsetLeft + offsetWidth + 10,
       right = whole - beside >= 150;
-    const look = { background: this.paper, color: this.ink, maxWidth: `${Math.min(320, right ? whole - beside : whole) - 20}px` };
+    const maxWidth = `${Math.min(320, right ? whole - beside : whole) - 20}px`;
+    const look = { background: this.paper, color: this.ink, width: "max-content", maxWidth };
     Object.assign(this.tip.style, { ...look, left: 0, top: 0 });
     const { offsetWidth: wide, offsetHeight: tall } = this.tip,
       below = cell.row < this.rows.length / 2 || y / ratio < tall + 8;

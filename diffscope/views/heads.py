@@ -15,7 +15,9 @@ from safetensors.numpy import save
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.pixels import pixels
-from diffscope.stats.labels import is_unsigned
+from diffscope.numbers import capital
+from diffscope.stats.labels import UNSIGNED, is_unsigned
+from diffscope.stats.statistic import in_signs
 from diffscope.views.attention import LOOK
 from diffscope.views.component import Component
 
@@ -123,15 +125,22 @@ def _statistic(statistic: xr.Dataset, values: np.ndarray) -> dict:
     largest = float(finite.max(initial=0.0)) or 1.0
     nothing_there = np.isnan(values).all() and "why" in attrs
     return {
-        "title": statistic.attrs["long_name"],
+        "title": capital(statistic.attrs["long_name"]),
         "units": _units(statistic),
-        "definition": statistic.attrs["definition"],
+        "definition": _formula(statistic.attrs["definition"], statistic.attrs["selection"]),
         "undefined": attrs["why"] if nothing_there else "; ".join(_reasons(attrs)) or "no value was measured",
         "scale": "diverging" if (values < 0).any() else "blue",
         "largest": largest,
         "robust": _robust(finite) or largest,
         "unbounded": attrs.get("averaged") == "median",  # a ratio that one small denominator decides
     }
+
+
+def _formula(formula: str, selection: str) -> str:
+    """Return a formula in the signs of print; where there is one for each label, that of the label which was chosen."""
+    chosen = selection.replace(UNSIGNED, "share").split(", ")
+    named = [words for label, _, words in (part.partition(": ") for part in formula.split("; ")) if label in chosen]
+    return in_signs(named[0] if named else formula)
 
 
 def _units(statistic: xr.Dataset) -> str:

@@ -44,7 +44,7 @@ def test_the_buffer_holds_the_statistic_and_the_pictures(tiny_capture):
     np.testing.assert_allclose(drawn, np.clip(thumbnails, -picture["limit"], picture["limit"]), atol=picture["limit"] / 100)
     assert (tensors["visible"] == np.tri(30)).all() and tensors["there"].all()
     assert about["chosen"] == {"layer": 1, "head": 2} and about["off"] == [{"layer": 0, "head": 1}] and about["switching"]
-    assert about["statistic"]["definition"] == statistic.attrs["definition"] and "D, answer" in about["title"]
+    assert about["statistic"]["definition"] == "Σ_X |x| / Σ |x|" and "D, answer" in about["title"]
 
 
 def test_the_colours_of_a_ratio_end_before_what_one_denominator_decides():
