@@ -60,13 +60,15 @@ def show_stack(cap, layer: int, head: int) -> list[Written]:
     return [edit for edit, _ in edits]
 
 
+def is_without_a2(edit: Written) -> bool:
+    """Whether no head subtracts A2 under an edit."""
+    return edit.kind.name in ("scale_lambda", "set_lambda") and edit.values == (0.0,) and not edit.layers and not edit.heads
+
+
 def _show_edit(edit: Written, number: int, cap) -> None:
     """One edit in words, with an undo, and below it what it is given."""
     with st.container(horizontal=True, vertical_alignment="center"):
-        without = (
-            edit.kind.name in ("scale_lambda", "set_lambda") and edit.values == (0.0,) and not edit.layers and not edit.heads
-        )
-        st.markdown(f"**{escape_markdown(edit.words)}**{': without A₂' if without else ''}", width="stretch")
+        st.markdown(f"**{escape_markdown(edit.words)}**{': without A₂' if is_without_a2(edit) else ''}", width="stretch")
         _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
     places = ["layers", "heads"] if edit.kind.heads else ["layers"]

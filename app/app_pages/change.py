@@ -7,8 +7,8 @@ from functools import partial
 import blocks
 import streamlit as st
 from amplifier.noise import show_noise
-from edit_controls import STACKED, ablated, show_stack, switch_head
-from edit_results import captured, changes, continued, predicted, question_of, script
+from edit_controls import STACKED, ablated, is_without_a2, show_stack, switch_head
+from edit_results import answer_of, captured, changes, continued, predicted, question_of, script
 from messages import escape_markdown, show_errors
 from pair import EDIT
 from question import choose_distractors
@@ -20,7 +20,7 @@ from diffscope import figures
 from diffscope.capture.comparison import Comparison
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
-from diffscope.numbers import percent
+from diffscope.numbers import listed
 from diffscope.numbers import two_figures as number
 from diffscope.readings import answers, next_tokens
 
@@ -65,9 +65,12 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
     before = predicted(subject, cap, (), question)
     after = predicted(subject, cap, edits, question)
     reading = answers(before, after)
-    if question is not None:
-        show_answer(reading)
     tokens = next_tokens(before, after, subject.scope().tokenizer)
+    if edits:
+        which = "Without A₂" if len(edits) == 1 and is_without_a2(edits[0]) else "With edits"
+        st.markdown(f"##### {escape_markdown(f'{which} {said(tokens)}')}")
+    if question is not None:
+        show_answer(reading, answer_of(subject, cap), distractors)
     with st.container(key="change-next"):
         blocks.show_both(tokens)
     with show_errors():
@@ -83,20 +86,32 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
     )
 
 
+def said(tokens) -> str:
+    """Which token comes first without and with edits, to as many decimals as the table beside it has."""
+    probability = tokens["probability"]
+    before, after = (int(probability.sel(side=side).argmax("token")) for side in ("before", "after"))
+    (first, then), (_, last) = ([f"{share:.3f}" for share in probability[at].values.tolist()] for at in (before, after))
+    called = names(tokens)
+    if before == after:
+        return f"it still says {called[before]} ({first} → {then})."
+    return f"it says {called[after]} ({last}) instead of {called[before]} ({first} → {then})."
+
+
 def names(tokens) -> list[str]:
     """What tokens are called on an axis: two of one text by their ids too."""
     texts = [visible(str(text)) for text in tokens["text"].values]
     return [text if texts.count(text) == 1 else f"{text} ({token})" for text, token in zip(texts, tokens["token"].values)]
 
 
-def show_answer(reading) -> None:
-    """The answer's log-odds and probability with the edits, beside those without."""
-    estimates = reading.estimates
-    with st.container(horizontal=True):
-        for name, title, words, units in (("log_odds", "Log-odds", number, " nats"), ("probability", "Probability", percent, "")):
-            before, after = (float(estimates[name].sel(side=side)) for side in ("before", "after"))
-            st.metric(f"{title} of the answer", f"{words(before)} → {words(after)}{units}")
-    st.caption(escape_markdown(reading.sentence))
+def show_answer(reading, answer: str, distractors: tuple[str, ...]) -> None:
+    """The probability of the answer without and with edits, and its log-odds, which are against its distractors alone."""
+    probability, odds = (reading.estimates[name].values.tolist() for name in ("probability", "log_odds"))
+    against = listed(distractors) if distractors else "all else"
+    of = f"the whole answer {answer}"
+    st.markdown(escape_markdown(f"Probability of {of}: {' → '.join(f'{share:.3f}' for share in probability)}."))
+    words = f"Log-odds of {of} against {against}: {' → '.join(map(number, odds))} nats."
+    others = " They compare these alone, and not with other tokens." if distractors else ""
+    st.caption(escape_markdown(words + others), help=escape_markdown(reading.sentence))
 
 
 def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:

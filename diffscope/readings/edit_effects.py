@@ -131,7 +131,8 @@ def _sentence(estimates: xr.Dataset) -> str:
                 f"{which}: {_sizes(estimates['change'].sel(cause=cause).where(heads), estimates['rounding'])}{where}."
             )
     if again := int((directly & downstream).sum()):
-        sentences.append(f"Of those that changed directly, {again} also got another input, which changed them further.")
+        whole = _sizes(estimates["change"].sel(cause="all").where(directly | downstream), estimates["rounding"])
+        sentences.append(f"With the changed input that {again} of them got, it is in all {whole}.")
     other = estimates["other_head"].sel(quantity="D")
     if bool(other.notnull().any()):
         distance = two_figures(float(other.median()))

@@ -51,8 +51,8 @@ def address(test):
     return edit if isinstance(edit, list) else [edit]
 
 
-def metrics(test):
-    return {metric.label: metric.value for metric in test.metric}
+def captions(test):
+    return [caption.value.replace("\\", "") for caption in test.caption]
 
 
 def lines(test):
@@ -232,8 +232,16 @@ def test_what_is_shown_is_what_the_library_says(page, folders):
         said.append(readings.predict(scope, before, question))
         after = scope.capture(PROMPT, spans=SPANS)
         continued = scope.generate(PROMPT, 12)
+    words = [element.value.replace("\\", "") for element in test.markdown]
+    shares = readings.next_tokens(*said, scope.tokenizer)
+    firsts = [shares["probability"].sel(side=side).argmax("token") for side in ("before", "after")]
+    old, new = (visible(str(shares["text"].values[at])) for at in firsts)
+    (headline,) = (line for line in words if line.startswith("##### "))
+    assert headline.startswith("##### Without A₂ it ") and f"{new} (" in headline and f"{old} (" in headline
     first, last = (two_figures(side.log_odds) for side in said)
-    assert metrics(test)["Log-odds of the answer"] == f"{first} → {last} nats"
+    assert any(f"7421 against 1983: {first} → {last} nats." in words for words in captions(test))
+    probability = readings.answers(*said).estimates["probability"].values
+    assert f"Probability of the whole answer 7421: {probability[0]:.3f} → {probability[1]:.3f}." in words
     assert sentence(test) == str(readings.effects(before, after, [made]))
     for row in readings.next_tokens(*said, scope.tokenizer)["probability"].values:
         assert all(f"{share:.3f}" in tokens(test) for share in row)
@@ -334,7 +342,8 @@ def test_the_script_says_what_the_page_says(page, tmp_path, monkeypatch, capsys)
     exec(code, {"__name__": "__main__"})
     printed = capsys.readouterr().out
     assert sentence(test) in printed and (tmp_path / "maps.pdf").read_bytes().startswith(b"%PDF")
-    assert any(caption.value.replace("\\", "") in printed for caption in test.caption if "Log" in caption.value)
+    (odds,) = (caption for caption in test.caption if caption.value.startswith("Log"))
+    assert odds.proto.help.replace("\\", "") in printed
     assert not lines(test) and "3 of 6" not in printed
 
 
