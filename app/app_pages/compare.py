@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import blocks
+import pandas as pd
 import streamlit as st
 from compare_depths import show_depths
 from messages import as_call, escape_markdown, show_errors
@@ -16,14 +17,19 @@ from url_state import bound, save_view_state, view_state
 from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.figures.escaping import visible
-from diffscope.numbers import percent
+from diffscope.numbers import counted, listed
+from diffscope.readings.comparison import is_by_chance
+from diffscope.readings.head_sentence import MOST
 from diffscope.stats import STATISTICS
 from diffscope.stats.spans import NORMALISATIONS
 
 Place = tuple[int, int]  # layer and head
 SECOND = "compare-"  # begins the keys of the second side's layer and head
+state = st.session_state
 VIEWS = ("compare-left", "compare-right")
 LEAST = 480  # pixels of a side
+ROW = 170  # pixels of a row
+BARS = 512  # keys of a row
 NORMALISED = {
     "share": "share: |D| / Σ|D|",
     "raw": "raw: D itself",
@@ -31,6 +37,7 @@ NORMALISED = {
     "positive": "positive: D⁺ / ΣD⁺",
 }
 ALL_HEADS = "mean over all heads"
+COLUMNS = ["answer", "before", "after", "first token", "question"]  # parts, the most asked for first
 THESE_HEADS = "the heads above"
 
 
@@ -50,22 +57,43 @@ def show_pair(pair: Pair) -> None:
 
 
 def show_answers(pair: Pair) -> None:
-    """Say what the second side is beside the first, what each says next, and which of its heads find the answer."""
+    """Say what the second side is beside the first, what each says next, and how many of its heads find the answer."""
     if words := about_second(pair):
         st.markdown(escape_markdown(words))
-    for side in pair.sides:
-        says = ""
-        if side.cap.next:
-            token, probability = side.cap.next[0]
-            says = f"says next “{visible(str(token))}” with {percent(float(probability))}. "
-        sentence = _finders(side.subject.key, side.cap).sentence
-        st.markdown(f"**{escape_markdown(side.name)}** {escape_markdown(says + sentence)}")
+    finders = [_finders(side.subject.key, side.cap) for side in pair.sides]
+    said = " ".join(filter(None, [says_next(pair), count_finders(pair.names, finders)]))
+    st.markdown(f"**{escape_markdown(said)}**")
+    with st.expander("Which heads give the answer most"):
+        for side, finder in zip(pair.sides, finders):
+            st.markdown(f"**{escape_markdown(side.name)}.** {escape_markdown(finder.sentence)}")
+
+
+def says_next(pair: Pair) -> str:
+    """Say which token comes first on each side; nothing where a side has no predictions."""
+    if not all(side.cap.next for side in pair.sides):
+        return ""
+    (first, p), (second, q) = ((visible(str(token)), f"{float(p):.3f}") for token, p in (s.cap.next[0] for s in pair.sides))
+    names = pair.names
+    if first == second:
+        return f"Both say {first} next ({p} and {q})."
+    return f"{names[0]} says {first} next ({p}), {names[1]} says {second} ({q})."
+
+
+def count_finders(names: tuple[str, str], finders: list) -> str:
+    """Say how many heads of each side give the answer half of their weight or more; nothing where none is marked."""
+    if not all(finder.estimates for finder in finders):
+        return ""
+    counts = []
+    for name, finder in zip(names, finders):
+        share, net = finder.estimates["share"], finder.estimates["net"]
+        counts.append(f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} of {name}")
+    return f"{listed(counts)} give the answer half of their weight or more."
 
 
 @st.fragment
 def show_heads(pair: Pair) -> None:
     """Show one head of each side, and what heads give to the parts of the prompt; a click here draws only these again."""
-    title("Maps")
+    title("What one token attends to, and the maps")
     same = None  # the head of both sides, if it is one
     if pair.matched:
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -78,6 +106,13 @@ def show_heads(pair: Pair) -> None:
     with show_errors():
         with blocks.columns("first", "second", least=LEAST) as columns:
             places = [choose_place(*each, same) for each in zip(pair.sides, prefixes, columns)]
+        query = state["query"]  # of the second side too where its tokens are the same, else its last
+        queries = (query, query if pair.linked else pair.second.cap.n_tokens - 1)
+        with blocks.columns("first-row", "second-row", least=LEAST) as columns:
+            for key, side, place, at, column in zip(VIEWS, pair.sides, places, queries, columns):
+                keys = None if side.cap.n_tokens <= BARS else (max(0, at - BARS + 1), at + 1)
+                with column:
+                    blocks.show_row(side.cap, *place, at, keys, key=f"{key}-row", height=ROW)
         with blocks.columns("first-map", "second-map", least=LEAST) as columns:
             for key, side, prefix, place, column in zip(VIEWS, pair.sides, prefixes, places, columns):
                 with column:
@@ -140,8 +175,11 @@ def offer_maps(pair: Pair, first: Place, second: Place) -> None:
 def show_bars(pair: Pair, places: list[Place]) -> None:
     """Show what the last token gives to the five parts of the prompt."""
     title("What the last token gives to each part of the prompt")
-    for side in pair.sides:
-        st.markdown(f"**{escape_markdown(side.name)}.** {escape_markdown(_allocation(side.subject.key, side.cap).sentence)}")
+    allocated = [_allocation(side.subject.key, side.cap) for side in pair.sides]
+    show_shares(pair, allocated)
+    with st.expander("In words, with what is negative and what heads range over"):
+        for side, reading in zip(pair.sides, allocated):
+            st.markdown(f"**{escape_markdown(side.name)}.** {escape_markdown(reading.sentence)}")
     with st.container(horizontal=True, vertical_alignment="bottom"):
         options = [ALL_HEADS, THESE_HEADS]
         heads = st.selectbox("Heads", options, **bound("compare-heads", options=options), width=200)
@@ -162,6 +200,24 @@ def show_bars(pair: Pair, places: list[Place]) -> None:
         caption=figure.caption,
         label="Export the bars",
         code=pair.code() + blocks.saved(figure, "comparison", "bars"),
+    )
+
+
+def show_shares(pair: Pair, allocated: list) -> None:
+    """Show the share of each part as a table, mean over heads: of D and of A1 beside it, or of standard attention's A."""
+    rows = {}
+    for side, reading in zip(pair.sides, allocated):
+        shares = reading.estimates["over_layers"].sel(normalisation="share")
+        for drawn, words in (("D", "|D|"), ("A1", "A1")) if side.cap.differential else (("D", "A"),):
+            rows[f"{side.name}: {words}"] = shares.sel(map=drawn).to_series()
+    table = pd.DataFrame(rows).T[COLUMNS]
+    st.dataframe(
+        table,
+        column_config={name: st.column_config.NumberColumn(format="%.3f") for name in COLUMNS},
+        row_height=28,
+        height=38 + 28 * len(table),
+        key="compare-shares",
+        alt="Share of the attention of the last token on each part of the prompt, mean over heads",
     )
 
 
@@ -200,7 +256,10 @@ def say_signs(pair: Pair, chosen: Chosen) -> None:
 
 def show_differences(pair: Pair, reading) -> None:
     """List what differs most."""
-    title("What differs most")
+    if is_by_chance(reading.estimates):
+        title("No statistic differs more than exchanging heads at random gives")
+    else:
+        title("What differs most")
     st.markdown(escape_markdown(reading.sentence))
     blocks.show_differences(reading.estimates, key="compare-differences")
     where = (

@@ -135,12 +135,12 @@ def _nothing() -> None:
     """Do nothing: what has changed is read from the session."""
 
 
-def show_row(cap, layer: int, head: int, query: int, keys=None):
-    """Show one query's row as signed bars over the keys."""
+def show_row(cap, layer: int, head: int, query: int, keys=None, *, key: str = "row-chart", height: int = 260):
+    """Show one query's row as signed bars over the keys, `height` pixels high."""
     with show_errors():
         figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
         alt = f"Row of query {query} in {head_name(layer, head)}"
-        show_chart(figure, alt, key="row-chart")
+        show_chart(figure.plotly(height=height), alt, key=key)
         return figure
     return None
 

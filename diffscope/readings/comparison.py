@@ -271,6 +271,12 @@ def _table(
     return xr.Dataset(variables, coords)
 
 
+def is_by_chance(estimates: xr.Dataset) -> bool:
+    """Return whether the largest difference is no more than exchanging heads at random gives in 1 of 20 draws."""
+    largest = np.abs(estimates["standardised"].values[:1])
+    return bool((largest <= estimates["by_chance"].values[-1]).any())
+
+
 def _sentence(estimates: xr.Dataset) -> str:
     """Say where the largest difference is."""
     names = f"{estimates.attrs['first']} and {estimates.attrs['second']}"
@@ -295,6 +301,6 @@ def _sentence(estimates: xr.Dataset) -> str:
     usual, rare = estimates["by_chance"].values.tolist()
     if np.isnan(rare):
         return f"{start}."
-    verdict = "more than" if abs(float(top["standardised"])) > rare else "no more than"
+    verdict = "no more than" if is_by_chance(estimates) else "more than"
     chance = f"{two_figures(usual)} in the middle, {two_figures(rare)} in 1 of 20"
     return f"{start}; {verdict} exchanging heads at random gives ({chance})."
