@@ -25,19 +25,20 @@ from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import Checkpoints
 from diffscope.numbers import capital, head_name
+from diffscope.readings.training import lambda_in_words
 from diffscope.scope import Scope
 
 CHECKPOINTS, MONITORED = "checkpoints of a model", "a training that is monitored"
 EVENLY = "step of training (evenly spaced)"
 STATISTICS = {
     "answer": "How much of what is left, |D|, goes to the answer, whatever the sign of a weight.",
-    "lambda": "λ, by how much A₂ is taken off.",
+    "lambda": "λ is by how much A₂ is taken off, as the model used it at each step.",
     "overlap": "What the two maps share on irrelevant tokens: 0 is nothing, 1 the same. What they share can cancel.",
     "cosine": "How alike the two maps are on irrelevant tokens, whatever their size.",
     "sink": "How much of |D| goes to the first token, whatever the sign of a weight.",
     "entropy": "How widely |D| is spread.",
 }
-FIRST = ("answer", "lambda", "overlap")  # shown at once
+FIRST = ("answer", "overlap")  # shown at once
 state = st.session_state
 
 
@@ -50,11 +51,21 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
     reading = along_training(captures, (subject.key, tuple(captures)), query)
-    st.markdown(escape_markdown(reading.sentence))
     code = python(subject, kept_steps)
+    show_lambda(reading, layer, head, query, code)
+    with st.expander("The answer, λ and overlap in numbers"):
+        st.markdown(escape_markdown(reading.sentence))
     show_pictures(captures, layer, head, code)
     show_steps(captures, layer, head, code)
     show_curves(reading, layer, head, query, code)
+
+
+def show_lambda(reading, layer: int, head: int, query: int, code: str) -> None:
+    """Show how λ moves, in a line and as a chart; nothing of standard attention."""
+    if reading.estimates["lambda"].notnull().any():
+        st.markdown("##### λ by layer")
+        st.markdown(escape_markdown(lambda_in_words(reading.estimates)))
+        show_curve(reading, "lambda", layer, head, query, code)
 
 
 def capture_all(subject: Subject, kept_steps: Checkpoints) -> dict[int, Capture]:
@@ -92,7 +103,7 @@ def python(subject: Subject, kept_steps: Checkpoints) -> str:
 def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     """Show statistics of all heads over the steps, the chosen one set apart: some at once, the others in a row that opens."""
     st.markdown(f"#### All heads along the training, {head_name(layer, head)} set apart")
-    names = [name for name in STATISTICS if reading.estimates[name].notnull().any()]
+    names = [name for name in STATISTICS if name != "lambda" and reading.estimates[name].notnull().any()]
     draw = partial(show_curve, reading, layer=layer, head=head, query=query, code=code)
     first = [name for name in names if name in FIRST] or names
     others = [name for name in names if name not in first]

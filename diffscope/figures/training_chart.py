@@ -47,7 +47,8 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     numbers = values["step"].values.tolist()
     title = TITLE if evenly else "step of training"
     steps = xr.Variable("step", [str(step) for step in numbers] if evenly else numbers, {"long_name": title})
-    table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=values.attrs)
+    about = values.attrs | ({"long_name": "λ"} if statistic == "lambda" else {})
+    table = xr.DataArray(list(rows.values()), {"series": list(rows), "step": steps}, ("series", "step"), attrs=about)
     uniform = float(estimates["uniform"].sel(layer=layer)[-1]) if statistic == "answer" else np.nan
     references = {UNIFORM: uniform} if np.isfinite(uniform) else {}
     dataset = line_data.data(table, "step", "series", references=references)
@@ -73,25 +74,50 @@ def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
     }
 
 
+def _is_by_layer(data: xr.Dataset) -> bool:
+    """Return whether lines are of layers, few enough for a colour each."""
+    return data.attrs["apart"][0].startswith("layer ") and data.sizes["series"] <= len(theme.SERIES)
+
+
 def _with_looks(data: xr.Dataset) -> xr.Dataset:
-    """Return data with one colour of all heads, and grey for the control."""
+    """Return data with a colour of each of few layers; of heads with one colour, and grey for the control."""
+    names = [str(name) for name in data["series"].values]
+    if _is_by_layer(data):
+        names.sort(key=lambda name: int(name.rpartition(" ")[2]))
+        return data.sel(series=names).assign_attrs(looks={name: (colour, "solid") for name, colour in zip(names, theme.SERIES)})
     apart = dict(zip(data.attrs["apart"], zip(INKS, ("solid", "dash"))))
-    return data.assign_attrs(looks={str(name): apart.get(str(name), (INKS[0], "solid")) for name in data["series"].values})
+    return data.assign_attrs(looks={name: apart.get(name, (INKS[0], "solid")) for name in names})
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
-    """Draw for the screen."""
-    figure = line_screen.on_screen(_with_looks(data), title=title, height=height, highlight=data.attrs["apart"])
+    """Draw for the screen; steps are as far from each other as their logarithms, so that a long way looks like one."""
+    highlight = [] if _is_by_layer(data) else data.attrs["apart"]
+    figure = line_screen.on_screen(_with_looks(data), title=title, height=height, highlight=highlight)
     figure.layout.annotations = _names_at_ends(data)
     figure.layout.margin.r = ROOM
     figure.update_shapes(label_textposition="start")  # at the end stand the names of lines
+    names, numbers = line_data.places_of(data)
+    if not numbers and len(names) > 1:
+        _place_by_logarithm(figure, names)
     return figure
+
+
+def _place_by_logarithm(figure, names: list[str]) -> None:
+    """Move evenly spaced steps to log2(1 + step / first step after 0)."""
+    steps = np.array([int(name) for name in names])
+    places = dict(zip(names, np.log2(1 + steps / steps[steps > 0].min()).tolist()))
+    for trace in figure.data:
+        trace.x = [places[name] for name in trace.x]
+    figure.update_annotations(x=places[names[-1]])
+    ticks = {"tickmode": "array", "tickvals": list(places.values()), "ticktext": names}
+    figure.update_xaxes(type="linear", title_text="step of training (log scale)", **ticks)
 
 
 def _names_at_ends(data: xr.Dataset) -> list[dict]:
     """Return labels with the names of faint lines at their last values; lines that end close together share one."""
     values = data["value"].isel(panel=0)
-    ends = values.isel(x=-1).sel(series=[name for name in values["series"].values if name not in data.attrs["apart"]])
+    labelled = [name for name in values["series"].values if _is_by_layer(data) or name not in data.attrs["apart"]]
+    ends = values.isel(x=-1).sel(series=labelled)
     ends = ends.dropna("series")
     ends = ends.sortby(ends)
     near = NEAR * float(values.max() - values.min())
@@ -114,8 +140,8 @@ def _names_at_ends(data: xr.Dataset) -> list[dict]:
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):
     """Draw for print."""
-    apart = data.attrs["apart"]
-    others = "other layers" if apart[0].startswith("layer") else "other heads"
+    apart = [] if _is_by_layer(data) else data.attrs["apart"]
+    others = "other layers" if data.attrs["apart"][0].startswith("layer") else "other heads"
     return line_print.in_print(_with_looks(data), width, title=title, highlight=apart, others=others)
 
 

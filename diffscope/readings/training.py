@@ -12,7 +12,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import NAMED, between, counted, decimal, listed, percent
+from diffscope.numbers import NAMED, between, counted, decimal, listed, numbered, percent
 from diffscope.readings import signs
 from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, visible_keys, with_fewest_spans
 from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
@@ -184,6 +184,30 @@ def _turning_lambda(estimates: xr.Dataset) -> list[str]:
     ]
     others = [f"{counted(len(turning) - NAMED, 'other layer')} rise and fall too"] if len(turning) > NAMED else []
     return [f"In between, mean over heads: {'; '.join([*turning[:NAMED], *others])}."] if turning else []
+
+
+def lambda_in_words(estimates: xr.Dataset) -> str:
+    """Return how λ, mean over heads, moves over the steps, layers that move alike together; nothing for standard attention."""
+    steps = estimates["step"].values.tolist()
+    layers = estimates["lambda"].mean("head").dropna("layer")
+    if not layers.sizes["layer"] or len(steps) < 2:
+        return ""
+    alike: dict[tuple[str, ...], list[int]] = {}
+    turns = {}
+    for layer in layers["layer"].values.tolist():
+        course = layers.sel(layer=layer).values.tolist()
+        turns[layer] = _turns(course)
+        places = [0, *turns[layer], len(course) - 1]
+        moves = tuple("rises" if course[after] > course[before] else "falls" for before, after in pairwise(places))
+        still = len(moves) == 1 and abs(course[-1] - course[0]) < SWING
+        alike.setdefault(("hardly moves",) if still else moves, []).append(layer)
+    parts = []
+    for moves, group in alike.items():
+        until = [between((steps[turns[layer][number]] for layer in group), "{:.0f}".format) for number in range(len(moves) - 1)]
+        words = [*(f"{verb} until step {step}" for verb, step in zip(moves, until)), moves[-1]]
+        ends = between(layers.isel(step=-1).sel(layer=group).values)
+        parts.append(f"{listed(words)} in {numbered('layer', group)} (at the end {ends})")
+    return f"λ {'; it '.join(parts)}."
 
 
 def _turns(course: Sequence[float]) -> list[int]:

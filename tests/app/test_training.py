@@ -36,7 +36,7 @@ def page(app, run):
 
 def drawn(test):
     """D as the view of the maps has it."""
-    return load(next(view.proto.bytes for view in test.get("bidi_component")))["D"]
+    return load(next(view.proto.bytes for view in test.get("bidi_component") if view.proto.bytes))["D"]
 
 
 def charts(test):

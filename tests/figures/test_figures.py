@@ -203,7 +203,9 @@ def test_a_statistic_over_training_sets_one_head_apart_beside_its_control():
     assert len(grey) == 5 and "L1H1" not in grey
     lam = figures.training(estimates, statistic="lambda", layer=2)
     named = ", ".join(each.text for each in lam.plotly().layout.annotations)
-    assert "layer 0" in named and "layer 1" in named and "layer 2" not in named
+    assert all(name in named for name in ("layer 0", "layer 1", "layer 2"))
+    places = list(lam.plotly().layout.xaxis.tickvals)
+    assert places[0] == 0 and places == sorted(places) and len({trace.line.color for trace in lam.plotly().data}) == 3
     assert lam.data["series"].values.tolist() == ["layer 0", "layer 1", "layer 2"]
     np.testing.assert_allclose(lam.data["value"].sel(series="layer 2").values[0], estimates["lambda"].sel(layer=2, head=0))
     assert figures.training(estimates, statistic="answer", layer=0).data.attrs["references"] == {

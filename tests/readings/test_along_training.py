@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from diffscope import DiffscopeError, readings
+from diffscope.readings.training import lambda_in_words
 from tests.instruments.planted import capture_of, layer_of
 
 N = 16
@@ -89,6 +90,8 @@ def test_what_rises_and_falls_between_the_ends_is_told():
     course = {0: (0.1, 0.2), 10: (0.9, 0.9), 20: (0.3, 0.4), 30: (0.33, 0.41)}
     sentence = readings.along_training({step: checkpoint(share, lam=lam) for step, (share, lam) in course.items()}).sentence
     assert "In between its share rises from 11 % to 53 % at step 10, falls to 46 % at step 20 and rises to 52 %." in sentence
+    moved = readings.along_training({step: checkpoint(share, lam=lam) for step, (share, lam) in course.items()})
+    assert lambda_in_words(moved.estimates) == "λ rises until step 10 and falls in layer 0 (at the end .41)."
     assert "In between, mean over heads: in layer 0 it rises from .20 to .90 at step 10 and falls to .41." in sentence
     steady = readings.along_training({step: checkpoint(0.5, lam=lam) for step, lam in enumerate((0.2, 0.5, 0.48, 0.9))}).sentence
     assert "in layer 0" not in steady
