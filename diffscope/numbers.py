@@ -171,7 +171,7 @@ def counted(count: int, noun: str) -> str:
 
 def head_name(layer: int, head: int) -> str:
     """Name a head by its layer and number: L1H3."""
-    return f"L{layer}H{head}"
+    return f"L{int(layer)}H{int(head)}"
 
 
 def listed(words: Sequence[str]) -> str:

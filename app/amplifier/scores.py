@@ -14,6 +14,7 @@ from amplifier.section import folded, heading
 from amplifier.section import show as show_reading
 from diffscope import figures
 from diffscope.attribution import score_attribution
+from diffscope.numbers import head_name
 from diffscope.readings import effort, score_parts
 
 KEY = "cell-key"  # in the address, and where a click in the maps leaves it
@@ -68,7 +69,7 @@ def _show_cell(subject, cap) -> None:
         "print(readings.score_parts(parts))",
         "figures.score_parts(parts).save('score.pdf')",
     )
-    alt = f"What the score of token {key} at token {query} in {name} of layer {layer}, head {head} is made of"
+    alt = f"What the score of token {key} at token {query} in {name} of {head_name(layer, head)} is made of"
     code = "\n".join([subject.code(), *lines, ""])
     show_reading("score", figures.score_parts(reading), alt, reading.estimates, code, READS, reading.sentence)
 

@@ -16,6 +16,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import captures_of, check_choice, check_labels, estimates_of
 from diffscope.figures.values import panels_beside
+from diffscope.numbers import head_name
 from diffscope.stats.averaging import rule
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def rejection(
         what = f"every head at σ = {sigma:g} nats, ± standard error over draws"
     elif layer is not None and head is not None:
         parts = {name: charts.rejected_by_sigma(table, layer, head) for name, table in drawn_of.items()}
-        what = f"layer {layer}, head {head}, ± standard error over draws"
+        what = f"{head_name(layer, head)}, ± standard error over draws"
     else:
         parts = {name: charts.rejected_by_all(table) for name, table in drawn_of.items()}
         what = "median over heads, points single heads"

@@ -18,6 +18,7 @@ from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import edited, layer_at, visible_cells, window
 from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
+from diffscope.numbers import head_name
 
 Choice = Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
@@ -180,7 +181,7 @@ def _checkpoint_heading(dataset: xr.Dataset) -> list[str]:
     """Return what is seen of checkpoints, in parts."""
     attrs = dataset.attrs
     title = theme.TITLES[attrs["map"]].partition(" = ")[0]
-    return [title, short_name(attrs["model"].partition("@")[0]), f"layer {attrs['layer']}", f"head {attrs['head']}"]
+    return [title, short_name(attrs["model"].partition("@")[0]), head_name(attrs["layer"], attrs["head"])]
 
 
 def heading(dataset: xr.Dataset) -> str:
@@ -237,7 +238,7 @@ def _grid(dataset: xr.Dataset) -> Sheet:
             for column, head in enumerate(heads):
                 values = dataset["map"].values[group, row, column]
                 if np.isfinite(values).any():
-                    words = f"{for_html(str(model))}<br>layer {layer}, head {head}"
+                    words = f"{for_html(str(model))}<br>{head_name(layer, head)}"
                     pictures.append(Picture(left + column * step, row * step, values, words))
     return Sheet(pictures, labels, begins[-1] - BETWEEN - GAP, len(layers) * step - GAP)
 

@@ -15,6 +15,7 @@ from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 from diffscope.figures.panels import CHANGED_DIFFERENCE
+from diffscope.numbers import head_name
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
 BINS = 256  # a side: more are finer than print, and large files
@@ -78,7 +79,7 @@ def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) ->
     for name, cap, one_layer, one_head in zip(comparison.names, comparison.captures, layers, heads):
         dataset = data(cap, one_layer, one_head, prompt, queries, keys, size, names=("D",))
         drawn = "A" if "A" in dataset else "D"
-        place = f"layer {dataset.attrs['layer']}, head {dataset.attrs['head']}"
+        place = head_name(dataset.attrs["layer"], dataset.attrs["head"])
         short = f"{drawn} of {short_name(name)}"
         labels = {"map": drawn, "title": f"{short}: {place}", "short": short}
         maps[name] = dataset[drawn].where(dataset["visible"]).drop_vars("visible").assign_attrs(labels)

@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import two_figures
+from diffscope.numbers import head_name, two_figures
 from diffscope.readings.captures import any_capture
 from diffscope.readings.reading import Reading
 from diffscope.stats.averaging import average, finite_mean, finite_median, rule
@@ -288,7 +288,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     if top["standardised"].isnull():
         return f"What differs between {names} has no spread to compare it with."
     matched = bool(estimates.attrs["matched"])
-    where = f"layer {int(top['layer'])}" + (f", head {int(top['head'])}" if matched else "")
+    where = head_name(top["layer"], top["head"]) if matched else f"layer {int(top['layer'])}"
     units = "" if top["units"] == "1" else f" {top['units'].item()}"
     values = " against ".join(f"{two_figures(float(top[side]))}{units}" for side in ("first", "second"))
     size = f"{two_figures(abs(float(top['standardised'])))} times the spread over all heads"

@@ -469,7 +469,7 @@ def test_two_models_stand_side_by_side(cap, tmp_path):
     np.testing.assert_array_equal(left.values[seen], first.map("D", 2, 0, queries=slice(4, 12)).values[seen])
     np.testing.assert_array_equal(right.values[seen], second.map("A1", 1, 1, queries=slice(4, 12)).values[seen])
     titles = [ax.get_title() for ax in drawn.matplotlib().axes if ax.get_title()]
-    expected = ["D of DiffForCausalLM (1): layer 2, head 0", "A of DiffForCausalLM (2): layer 1, head 1"]
+    expected = ["D of DiffForCausalLM (1): L2H0", "A of DiffForCausalLM (2): L1H1"]
     assert titles == expected and all(title in drawn.plotly().to_json() for title in expected)
 
 

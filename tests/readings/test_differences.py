@@ -37,7 +37,7 @@ def test_matched_heads_are_compared_one_by_one():
     unit = np.sqrt(0.08 / 2)  # no spread on one side, a variance of 0.08 on the other
     assert int(top["head"]) == 1 and float(top["difference"]) == pytest.approx(-0.4)
     assert float(top["spread"]) == pytest.approx(unit) and float(top["standardised"]) == pytest.approx(-0.4 / unit)
-    assert "layer 0, head 1: the coefficient of A2, 0.50 against 0.90" in reading.sentence
+    assert "L0H1: the coefficient of A2, 0.50 against 0.90" in reading.sentence
     assert reading.estimates["by_chance"].isnull().all()
 
 
