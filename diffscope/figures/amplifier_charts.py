@@ -37,7 +37,7 @@ TARGETS = {"answer": "answer", "distractors": "mean of distractors", "margin": "
 STAR = (0.0, 2.0)  # a λ* beyond says only that there is next to nothing to subtract
 GAINS = (-2.0, 2.0)
 PASSED = {"as much as went in": 1.0}
-START = "at initialisation"
+START = "λ_init, the constant in its formula"
 
 
 class Quantity(NamedTuple):
@@ -51,7 +51,7 @@ class Quantity(NamedTuple):
 
 QUANTITIES = {
     "best_lambda": Quantity("lambda_star", "λ*", {"panels": "span", "within": STAR}),
-    "lambda": Quantity("lambda", "λ", {"controls": [START]}, "its initial value"),
+    "lambda": Quantity("lambda", "λ", {"controls": [START]}, "λ_init, the constant in its formula"),
     "cmrr": Quantity("cmrr", "CMRR", {"style": "bars"}, ""),
     "residual": Quantity("residual_over_floor", "residual / floor", {"log": "y"}),
     "floor": Quantity("residual_floor", "floor", {}),

@@ -99,7 +99,7 @@ def _of_layers(cap: Capture, query: int) -> dict[str, xr.DataArray]:
     initial = measured["lambda"].sel(lambda_value="init", drop=True)
     return {
         "lambda": measured["lambda"].sel(lambda_value="used", drop=True),
-        "lambda_init": initial.assign_attrs(long_name="the coefficient of A2 at initialisation"),
+        "lambda_init": initial.assign_attrs(long_name="the constant λ_init of the formula of λ"),
         "gain": described(gains, "the coefficient of A1", "g"),
         "cmrr": measured["cmrr"],
     }
@@ -119,7 +119,7 @@ def _heads(count: int, heads: int) -> str:
 def _of_lambda(estimates: xr.Dataset) -> str:
     (lam,) = _defined(estimates["lambda"])
     (initial,) = _defined(estimates["lambda_init"])
-    began = f", at initialisation {between(initial)}" if len(initial) else ""
+    began = f", λ_init of its formula {between(initial)}" if len(initial) else ""
     added = f" A2 is added where λ is negative, {_heads(int((lam < 0).sum()), len(lam))}." if (lam < 0).any() else ""
     return f"λ is {between(lam)}{began}.{added}"
 
