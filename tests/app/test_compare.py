@@ -218,7 +218,7 @@ def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_
 
 def test_an_answer_that_cannot_be_marked_is_one_line_and_the_rest_is_shown(compare):
     test = compare(example=OWN, prompt=PROMPT, answer="7422", compare_by=EDIT)
-    assert len(said(test)) == 2 and "is not in the prompt" in said(test)[0] and "none is marked" in said(test)[1]
+    assert len(said(test)) == 2 and "is not in your text" in said(test)[0] and "none is marked" in said(test)[1]
     assert len(views(test)) == 2 and chart(test, "heatmap")
 
 
