@@ -91,10 +91,11 @@ def _check_whole(capture: Capture) -> None:
     if not lengths or (len(lengths) > 1 and not capture.batch):
         raise ValueError(f"batch is {capture.batch}, and there are {len(lengths)} prompts")
     key_lengths = tuple(len(prompt.ids) for prompt in capture.key_prompts or ())
-    if any(layer.kind != "self" for layer in capture.layers) != bool(key_lengths):
+    alone = not key_lengths and {*capture.kinds} == {"encoder"}  # its prompts are then those of the capture
+    if not alone and ({*capture.kinds} != {"self"}) != bool(key_lengths):
         raise ValueError(f"the layers are {shown(capture.kinds)} attention, and there are {len(key_lengths)} prompts of keys")
     for layer in capture.layers:
-        own = key_lengths if layer.kind == "encoder" else lengths
+        own = key_lengths if layer.kind == "encoder" and not alone else lengths
         alike = next(other for other in capture.layers if (other.kind == "encoder") == (layer.kind == "encoder"))
         if layer.lengths != own or layer.n_queries != alike.n_queries:
             of_layer = f"{layer.n_queries} queries, and prompts of {shown(layer.lengths)} tokens"

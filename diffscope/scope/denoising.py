@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import xarray as xr
 from torch import Tensor, nn
 
+from diffscope.errors import PromptError
 from diffscope.families.model_call import signature_of
 from diffscope.prompts.arguments import Arguments
 from diffscope.prompts.encoded import Encoded, encode
@@ -72,7 +73,14 @@ def measure_steps(
     -------
     xarray.Dataset
         With a dimension ``step`` before the others, and its coordinate ``timestep``.
+
+    Raises
+    ------
+    PromptError
+        There is no step.
     """
+    if not steps:
+        raise PromptError("there is no step to measure; give those that diffscope.denoising_steps records")
     measured = [scope.measure(step, statistics, **options) for step in steps]
     first = [step if isinstance(step, Arguments) else step[0] for step in steps]
     times = [float(each.values[TIMESTEP][0]) for each in first]

@@ -116,6 +116,14 @@ def test_a_saved_capture_answers_the_same(capture, tmp_path):
     assert opened.measure(["span_mass"]).equals(capture.measure(["span_mass"]))
 
 
+@pytest.mark.parametrize("kind", ["encoder", "self", "cross"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_layers_of_one_kind_are_saved_and_opened(scope, kind, count, tmp_path):
+    layers = scope.capture(encoder_decoders.prompt("bart", count)).of_kind(kind)
+    layers.save(tmp_path / "kind.dscope")
+    assert diffscope.open(tmp_path / "kind.dscope").measure(["span_mass"]).equals(layers.measure(["span_mass"]))
+
+
 def test_edits_act_on_rectangles(scope):
     prompt = encoder_decoders.prompt("bart")
     layer = scope.capture(prompt).layers[3]

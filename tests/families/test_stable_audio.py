@@ -285,3 +285,8 @@ def test_what_is_no_latents_is_refused_in_a_line(prompt, words):
 def test_no_other_family_claims_it():
     model = stable_audio.transformer()
     assert [family.name for family in families.FAMILIES if family.modules(model)] == ["stable-audio"]
+
+
+def test_no_step_is_refused():
+    with pytest.raises(PromptError, match="there is no step to measure"):
+        diffscope.measure_steps(diffscope.load(stable_audio.transformer()), [])
