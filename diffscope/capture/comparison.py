@@ -78,8 +78,9 @@ def compare(
 def _of_same_tokens(names: tuple[str, str], first: Capture, second: Capture) -> Comparison:
     """Return the comparison of two captures, or raise DiffscopeError if they are of different tokens."""
     # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
-    pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(first.prompts, second.prompts)]
-    if len(first.prompts) != len(second.prompts) or any(a != b for a, b in pairs):
+    ones, others = ([*capture.prompts, *(capture.key_prompts or ())] for capture in (first, second))
+    pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(ones, others)]
+    if len(first.prompts) != len(second.prompts) or len(ones) != len(others) or any(a != b for a, b in pairs):
         raise DiffscopeError(
             f"the captures of {' and '.join(names)} are of different tokens; compare models that share a tokenizer, on "
             "the same prompts"

@@ -63,10 +63,14 @@ def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Data
     Raises
     ------
     DiffscopeError
-        There is no average over one of these.
+        There is no average over one of these, or it would be of layers of several kinds.
     """
     dims = [over] if isinstance(over, str) else list(over)
     _check_dims(dims)
+    kinds = list(dict.fromkeys(dataset["kind"].values.ravel().tolist())) if "kind" in dataset.coords else []
+    if "layer" in dims and len(kinds) > 1:
+        one = f"dataset.sel(layer=dataset.kind == {kinds[0]!r})"
+        raise DiffscopeError(f"layers are of the kinds {', '.join(kinds)}; average those of one, such as {one}")
     averages = {}
     for name, values in dataset.data_vars.items():
         if str(name).endswith("_se") and str(name).removesuffix("_se") in dataset:

@@ -124,6 +124,23 @@ def test_layers_of_one_kind_are_saved_and_opened(scope, kind, count, tmp_path):
     assert diffscope.open(tmp_path / "kind.dscope").measure(["span_mass"]).equals(layers.measure(["span_mass"]))
 
 
+def test_layers_of_several_kinds_are_not_averaged(capture):
+    measured = capture.measure(["entropy"])
+    with pytest.raises(DiffscopeError, match="of the kinds encoder, self, cross; average those of one"):
+        diffscope.average(measured, over="layer")
+    cross = diffscope.average(measured.sel(layer=measured.kind == "cross"), over="layer")
+    np.testing.assert_allclose(cross.entropy, measured.entropy.sel(layer=[3, 5]).mean("layer"), rtol=1e-6)
+
+
+def test_captures_of_other_keys_are_not_compared(scope, capture):
+    prompt = encoder_decoders.prompt("bart")
+    assert len(diffscope.compare(capture, scope.capture(prompt)).captures) == 2
+    for changed in (prompt["input_ids"].flip(1), prompt["input_ids"][:, :6]):
+        other = scope.capture(prompt | {"input_ids": changed, "attention_mask": torch.ones_like(changed)})
+        with pytest.raises(DiffscopeError, match="the same prompts"):
+            diffscope.compare(capture, other)
+
+
 def test_edits_act_on_rectangles(scope):
     prompt = encoder_decoders.prompt("bart")
     layer = scope.capture(prompt).layers[3]
