@@ -34,8 +34,6 @@ def views(test):
     """What the view of each side is given, beside its tensors."""
     found = []
     for view in test.get("bidi_component"):
-        if not view.proto.bytes:  # what the browser fetches ahead
-            continue
         (length,) = struct.unpack("<Q", view.proto.bytes[:8])
         found.append(json.loads(json.loads(view.proto.bytes[8 : 8 + length])["__metadata__"]["view"]))
     return found

@@ -40,7 +40,7 @@ def drawn(test):
 
 
 def shown_views(test):
-    """What views of maps are given; other components only let the browser fetch something ahead."""
+    """What views of maps are given."""
     return [view.proto.bytes for view in test.get("bidi_component") if view.proto.bytes]
 
 
