@@ -288,7 +288,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     if top["standardised"].isnull():
         return f"What differs between {names} has no spread to compare it with."
     matched = bool(estimates.attrs["matched"])
-    where = head_name(top["layer"], top["head"]) if matched else f"layer {int(top['layer'])}"
+    where = head_name(int(top["layer"]), int(top["head"])) if matched else f"layer {int(top['layer'])}"
     units = "" if top["units"] == "1" else f" {top['units'].item()}"
     values = " against ".join(f"{two_figures(float(top[side]))}{units}" for side in ("first", "second"))
     size = f"{two_figures(abs(float(top['standardised'])))} times the spread over all heads"
