@@ -86,7 +86,7 @@ def show_followed() -> None:
     watch(name, seen)
     if not (folder / ABOUT).is_file():
         say_what_is_missing(folder, name)
-    elif not seen:
+    elif not any(file.endswith(".nc") for file in seen):
         st.info("No step has been measured yet. The page shows the first one as soon as it is there.")
     else:
         show_record(_record(folder, (folder / ABOUT).stat().st_mtime), name)
@@ -124,8 +124,9 @@ def watch(name: str, seen: tuple[str, ...]) -> None:
         folder = folder_of(name)  # which may have come into the one that was named
         if stamp(folder) != seen:
             st.rerun()
-        if seen:
-            newest = max(file.stat().st_mtime for file in folder.glob("step-*.nc"))
+        written = [file.stat().st_mtime for file in folder.glob("step-*.nc")]
+        if written:
+            newest = max(written)
             st.caption(f"Looking for new steps. The last one came {duration(max(time.time() - newest, 0))} ago.")
         else:
             st.caption("Looking for the first step.")

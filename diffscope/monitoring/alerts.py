@@ -70,7 +70,7 @@ class Rule:
         bounds = [f"{word} {bound:g}" for word, bound in (("above", self.above), ("below", self.below)) if bound is not None]
         if self.times is not None:
             bounds.append(f"{self.times:g} times as large within {self.within} steps")
-        return f"{name} {(' or ' if self.times is None else ' and ').join(bounds)}"
+        return f"{name} {(' and ' if self.above is not None and self.times is not None else ' or ').join(bounds)}"
 
     def check(self, step: int, by_head: xr.Dataset) -> list[Alert]:
         """Return the alerts of a step: of places that were within the bounds at the last measurement.
@@ -138,7 +138,7 @@ def default_rules() -> list[Rule]:
 
 
 def not_finite(step: int, by_head: xr.Dataset) -> list[Alert]:
-    """Return an alert of numbers that are infinite, or of λ and largest logits that are undefined where others have them."""
+    """Return an alert of numbers that are infinite, and of a largest logit that is not a number."""
     found = []
     for name, values in by_head.data_vars.items():
         count = int(np.isinf(values.values).sum())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import xarray as xr
 
-from diffscope import numbers
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import decimal, head_name
+from diffscope.readings.head_types import BY_CONTENT
 from diffscope.readings.reading import Reading
 from diffscope.tables.table import Table
 
@@ -42,18 +45,18 @@ def head_types(reading: Reading | xr.Dataset, *, text: str | None = None) -> Tab
     frame = scores.to_dataframe().reset_index().dropna(subset=["score"])
     frame = frame.sort_values(["layer", "head", "map"], kind="stable")
     columns = {name: name.replace("_", " ") for name in scores["type"].values}
-    cells = [
-        ((f"L{row.layer}H{row.head}", row.map), row.type, _printed(row.score, row.uniform, row.shuffled))
-        for row in frame.itertuples()
-    ]
+    cells = [((head_name(row.layer, row.head), row.map), row.type, _printed(row)) for row in frame.itertuples()]
     caption = (
         f"What A1, A2 and D of {table.attrs.get('model', 'a model')} give to the keys that make a head one of a type, on {text}. "
-        "In brackets the larger control: uniform attention, or the same positions where tokens are shuffled."
+        "In brackets the control: uniform attention; of types that depend on what tokens are, the same positions where tokens "
+        "are shuffled, if that is more."
     )
     note = f"Definitions. score: {table['score'].attrs['definition']}; is_type: {table['is_type'].attrs['definition']}."
     return Table.of_cells("head_types", ("head", "map"), columns, cells, caption, pd.DataFrame(frame), (note,))
 
 
-def _printed(score: float, uniform: float, shuffled: float) -> str:
-    control = max(uniform, shuffled) if shuffled == shuffled else uniform
-    return f"{numbers.decimal(score)} ({numbers.decimal(control)})"
+def _printed(row) -> str:
+    """Write a score and the control that decides about it; position alone makes no head one of a type by content."""
+    by_content = row.type in BY_CONTENT and not math.isnan(row.shuffled)
+    control = max(row.uniform, row.shuffled) if by_content else row.uniform
+    return f"{decimal(row.score)} ({decimal(control)})"
