@@ -43,6 +43,11 @@ def show_capture(subject, cap) -> None:
 def show_maps(subject, cap) -> None:
     """Show all heads and the maps of one, λ, and what the model says next."""
     show_heads_and_maps(subject, cap)
+    blocks.show_later(partial(show_lambda_and_next, cap), "later-lambda")
+
+
+def show_lambda_and_next(cap) -> None:
+    """Show λ and what the model says next."""
     with blocks.columns("lambda", "next") as (left, right):
         with left:
             blocks.show_lambda(cap)
@@ -110,8 +115,10 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
-    blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=None if subject.saved else mark)
-    blocks.show_row(cap, layer, head, query, keys)
+    marked = {span.partition(":")[0] for span in state.get("spans") or []}
+    on_mark = None if subject.saved else mark
+    blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=on_mark, marked=marked)
+    blocks.show_later(partial(blocks.show_row, cap, layer, head, query, keys), "later-row")
 
 
 def choose(subject, cap):

@@ -9,6 +9,7 @@ from blocks.conformance import show_check
 from blocks.differences import show_differences
 from blocks.exports import export_menu, saved, show_figure
 from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
+from blocks.later import show_later
 from blocks.layout import columns
 from blocks.maps import hold_heads, hold_heads_beside, show_row, show_text, show_view
 from blocks.show import show_chart
@@ -32,6 +33,7 @@ __all__ = [
     "show_figure",
     "show_heads",
     "show_lambda",
+    "show_later",
     "show_next",
     "show_primaries",
     "show_row",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 
 import streamlit as st
@@ -150,11 +150,13 @@ def _strip():
     return st.components.v2.component("diffscope_tokens", js=token_strip.COMPONENT.streamlit)
 
 
-def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, key: str = "strip"):
+def show_text(
+    cap, layer: int, head: int, query: int, on_query=None, on_mark=None, marked: Collection[str] = (), key: str = "strip"
+):
     """Show the prompt with each token on the colour of what a query gives it.
 
     Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(name, first, last)` when tokens are
-    selected and named.
+    selected and named; `marked` are the names of spans that were marked so before.
     """
 
     def state():
@@ -164,11 +166,11 @@ def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=Non
         if on_query is not None and state().get("query") is not None:
             on_query(int(state()["query"]))
 
-    def marked():
+    def named():
         mark = state().get("marked")
         if on_mark is not None and mark:
             on_mark(str(mark["name"]), int(mark["first"]), int(mark["last"]))
 
     with show_errors():
-        data = token_strip.data(cap, layer, head, query, markable=on_mark is not None)
-        _strip()(data=data, key=key, on_query_change=clicked, on_marked_change=marked)
+        data = token_strip.data(cap, layer, head, query, markable=on_mark is not None, marked=marked)
+        _strip()(data=data, key=key, on_query_change=clicked, on_marked_change=named)

@@ -252,7 +252,7 @@ def bundle(
         kept = maps(layer, head) if maps else None
         data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept, query=query)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
-    name = _prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
+    name = prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
     words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
     if beside is not None:
         words["beside"] = _grid(capture) | {"layer": beside[0], "head": beside[1]}
@@ -315,7 +315,7 @@ def _about(
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
-        "prompt": _prompt_name(maps.attrs["model"], prompt, encoded),
+        "prompt": prompt_name(maps.attrs["model"], prompt, encoded),
         "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
@@ -326,10 +326,7 @@ def _about(
         "keys": attention.n_keys,
         "panels": [_panel(name, len(names) > 1, maps[name].values) for name in names],
         "tokens": readable(encoded),
-        "spans": [
-            {"name": name, "colour": theme.span_colour(name), "ranges": stretches(positions)}
-            for name, positions in encoded.spans.items()
-        ],
+        "spans": spans_of(encoded),
         "look": LOOK,
     }
 
@@ -339,7 +336,15 @@ def _grid(capture: Capture) -> dict[str, list[int]]:
     return {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]}
 
 
-def _prompt_name(model: str, prompt: int, encoded: Encoded) -> str:
+def spans_of(encoded: Encoded) -> list[dict[str, Any]]:
+    """Return the spans of a prompt with their colours and, as first position and the one after the last, their tokens."""
+    return [
+        {"name": name, "colour": theme.span_colour(name), "ranges": stretches(positions)}
+        for name, positions in encoded.spans.items()
+    ]
+
+
+def prompt_name(model: str, prompt: int, encoded: Encoded) -> str:
     """Return what distinguishes one prompt of one model from any other on a page."""
     return f"{model} {prompt} {hash(encoded.ids)}"
 

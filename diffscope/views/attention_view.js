@@ -33,17 +33,20 @@ class View {
     this.locked = { rows: new Set(), columns: new Set() };
     this.pointer = null;
     this.resized = new ResizeObserver(() => this.layout());
+    this.marked = ({ detail }) => this.respan(detail);
     this.chosen = ({ detail }) => detail.from !== this && (detail.awaited = this.goTo(detail));
     this.drawings = { maps: new MapPanels(this), lines: new HeadLines(this) };
     this.build();
     this.update(buffer);
     window.addEventListener(CHOSEN, this.chosen);
+    window.addEventListener(MARKED, this.marked);
     this.resized.observe(this.host);
   }
 
   leave() {
     VIEWS.delete(this);
     window.removeEventListener(CHOSEN, this.chosen);
+    window.removeEventListener(MARKED, this.marked);
     clearTimeout(this.asking);
     clearTimeout(this.waiting);
     clearTimeout(this.fading);
@@ -131,6 +134,7 @@ class View {
     if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
+    this.sentence.classList.remove("stale");
     this.sentence.replaceChildren(...data.sentence.flatMap(explained));
     if (this.alone) this.writePrompt();
     this.show();
@@ -156,6 +160,14 @@ class View {
     else if (buffer) this.turn(parse(buffer));
     else this.fade(true);
     return !shown && !buffer;
+  }
+
+  // Other spans of the prompt: drawn at once; the sentence, which is of those before, is faded until the host sends its own.
+  respan({ prompt, spans }) {
+    if (prompt !== this.data.prompt) return;
+    this.data = { ...this.data, spans };
+    this.sentence.classList.add("stale");
+    this.paint();
   }
 
   // What is not of the head that was asked for is faded, as long as one may expect that it comes.

@@ -165,8 +165,11 @@ class ColourBar {
 const HELD = (window.diffscopeHeld ??= new Map());
 const HOLDERS = (window.diffscopeHolders ??= new Set()); // what holds heads for this page
 const CHOSEN = "diffscope-head"; // the event of a page that another head is looked at
+const MARKED = "diffscope-spans"; // the event of a page that tokens of a prompt were marked as a span
 const PATIENCE = 5000; // milliseconds in which a host shows the head that was asked for
 
+// The tokens of a range, which ends before its second number.
+const tokensOf = ([start, stop]) => Array.from({ length: stop - start }, (_, i) => start + i);
 const headName = (layer, head) => `L${layer}H${head}`;
 const placeOfHead = (prompt, layer, head) => `${prompt} ${layer} ${head}`;
 

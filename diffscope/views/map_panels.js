@@ -16,8 +16,6 @@ const NARROW = 560; // pixels below which the smaller maps stand under the large
 const LOCKED = "rgb(0, 158, 115)";
 const POINTED = "rgb(128, 128, 128)";
 
-const tokensOf = ([start, stop]) => Array.from({ length: Math.min(stop - start, 64) }, (_, i) => start + i);
-
 // Where the names of tokens stand along an edge of so many pixels: where the tokens are, or else one line after another.
 function apart(tokens, place, side) {
   const lines = tokens.map(place);
@@ -195,7 +193,6 @@ class MapPanels {
       const place = within(exact(at));
       if (!places.has(at) && [...places.values()].every((other) => Math.abs(other - place) >= LINE)) places.set(at, place);
     }
-    const colours = this.coloursOfTokens();
     const context = canvas.getContext("2d");
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, canvas.width, canvas.height);
@@ -205,7 +202,8 @@ class MapPanels {
     if (down) context.translate(NAMES.left, 0);
     else context.rotate(-Math.PI / 2); // along both edges a name ends at 0, and its token lies at (0, place)
     for (const [at, place] of places) {
-      context.fillStyle = context.strokeStyle = colours.has(at) ? onPage(colours.get(at), dark) : ink;
+      const colour = this.colourOf(at);
+      context.fillStyle = context.strokeStyle = colour ? onPage(colour, dark) : ink;
       context.fillText(named(data.tokens[at]), -LEADER, place);
       context.beginPath();
       context.moveTo(1 - LEADER, place);
@@ -225,9 +223,10 @@ class MapPanels {
     return [...new Set([...(read == null ? [] : [read]), ...locked[down ? "rows" : "columns"], ...asked, ...answer.slice(0, FEW), ...begun])];
   }
 
-  coloursOfTokens() {
-    const spans = this.view.data.spans;
-    return new Map(spans.flatMap(({ colour, ranges }) => ranges.flatMap((range) => tokensOf(range).map((at) => [at, colour]))));
+  // The colour of the span in which a token is, if it is in any.
+  colourOf(at) {
+    const holds = ({ ranges }) => ranges.some(([start, stop]) => start <= at && at < stop);
+    return this.view.data.spans.findLast(holds)?.colour;
   }
 
   // Values of tokens along an edge, each pixel the largest of those that fall on it.

@@ -3,7 +3,6 @@
 // Hosts call mount(element, data, emit); what it returns takes further data (update) and is told to go (leave). A click emits
 // "query" with a position; tokens that are selected with the mouse, or with shift and arrows, and then named, emit "marked".
 
-const NAMES = ["answer", "needles", "query"];
 const KEYS = "arrows, home and end move, enter shows the row of a query";
 const STYLE = `
 .diffscope-tokens { font-size: 13px }
@@ -64,7 +63,7 @@ class Strip {
     this.data = data;
     this.root.style.opacity = 1;
     if (!same) this.write();
-    this.text.setAttribute("aria-description", data.markable ? `${KEYS}, shift and arrows select tokens to be marked` : KEYS);
+    this.text.setAttribute("aria-description", this.markable ? `${KEYS}, shift and arrows select tokens to be marked` : KEYS);
     this.choose(data.query);
     this.paint();
     this.tell(this.told);
@@ -111,7 +110,7 @@ class Strip {
     const ramp = rampsOf(data.look, dark)[data.signed ? "diverging" : "blue"];
     const unseen = packed(channels(dark ? data.look.unseenDark : data.look.unseen));
     const marks = new Map();
-    for (const span of data.spans) for (const at of span.positions) marks.set(at, onPage(span.colour, dark));
+    for (const span of data.spans) for (const at of span.ranges.flatMap(tokensOf)) marks.set(at, onPage(span.colour, dark));
     this.root.style.colorScheme = dark ? "dark" : "light";
     this.root.style.setProperty("--ink", getComputedStyle(this.root).color);
     this.cells.forEach(({ style }, at) => {
@@ -167,7 +166,7 @@ class Strip {
     const at = this.at(event);
     this.tell(at);
     if (at !== null) this.cells[at].title = this.about(at);
-    if (this.held !== undefined && at !== null && at !== this.held && this.data.markable) this.select(this.held, at);
+    if (this.held !== undefined && at !== null && at !== this.held && this.markable) this.select(this.held, at);
   }
 
   end(event) {
@@ -185,7 +184,7 @@ class Strip {
     const end = this.cells.length - 1;
     const next = { ArrowLeft: Math.max(0, at - 1), ArrowRight: Math.min(end, at + 1), Home: 0, End: end }[event.key];
     if (next !== undefined) {
-      if (event.shiftKey && this.data.markable) this.select(this.first === null ? at : this.first, next);
+      if (event.shiftKey && this.markable) this.select(this.first === null ? at : this.first, next);
       this.cells[next].focus();
     } else if (event.key === "Enter" || event.key === " ") this.emit("query", at);
     else if (event.key === "Escape") this.select(null, null);
@@ -202,7 +201,11 @@ class Strip {
     const [low, high] = [Math.min(first, last), Math.max(first, last)];
     for (const cell of this.cells.slice(low, high + 1)) cell.classList.add("held");
     const words = low === high ? `token ${low} is` : `tokens ${low} to ${high} are`;
-    this.naming.replaceChildren(element("span", {}, {}, words), ...NAMES.map((name) => this.button(name, low, high)));
+    this.naming.replaceChildren(element("span", {}, {}, words), ...Object.keys(this.data.marks).map((name) => this.button(name, low, high)));
+  }
+
+  get markable() {
+    return Object.keys(this.data.marks).length > 0;
   }
 
   button(name, first, last) {
@@ -210,9 +213,21 @@ class Strip {
     const button = element("button", {}, { type: "button", "aria-label": label }, name);
     button.addEventListener("click", () => {
       this.select(null, null);
+      this.mark(name, first, last);
       this.emit("marked", { name, first, last });
     });
     return button;
+  }
+
+  // Shows tokens as a span here and in the maps of the prompt, before the host has measured anything of it.
+  mark(name, first, last) {
+    const { prompt, spans, marks, marked } = this.data;
+    const before = marked.includes(name) ? spans.filter((span) => span.name === name).flatMap(({ ranges }) => ranges) : [];
+    const span = { name, colour: marks[name], ranges: [...before, [first, last + 1]] };
+    const detail = { prompt, spans: [...spans.filter((other) => other.name !== name), span] };
+    this.data = { ...this.data, spans: detail.spans, marked: [...marked, name] };
+    this.paint();
+    window.dispatchEvent(new CustomEvent(MARKED, { detail }));
   }
 }
 

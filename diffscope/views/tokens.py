@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from diffscope.capture.capture import Capture
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable, visible
 from diffscope.figures.inputs import layer_at, visible_cells
-from diffscope.views.attention import LOOK
+from diffscope.views.attention import LOOK, prompt_name, spans_of
 from diffscope.views.component import Component
 
 #: Draws the tokens. Its events are ``"query"``, the position of a token that is clicked, and ``"marked"``, the name, first and
 #: last position of tokens that are marked as a span.
 COMPONENT = Component(("token_strip.js",), triggers=("query", "marked"))
+MARKS = ("answer", "needles", "query")  # names that tokens are marked with
 
 
-def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False) -> dict:
+def data(
+    capture: Capture, layer: int, head: int, query: int, markable: bool = False, marked: Collection[str] = ()
+) -> dict:
     """Return everything that the strip needs, as plain data.
 
     Parameters
@@ -26,6 +31,8 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
         As of ``capture.map``.
     markable : bool
         Whether tokens can be selected and marked as a span.
+    marked : collection of str
+        Names of spans that were marked here: further tokens join them, where they replace other spans.
 
     Returns
     -------
@@ -42,24 +49,22 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     attention = layer_at(capture, layer, head)
     query = query % capture.n_tokens
     place = {"layer": layer, "head": head, "queries": [query]}
+    encoded = capture.prompts[0]
     signs = np.sign(capture.map("D", **place).values[0])
     shares = capture.map("share", **place).values[0] * signs  # (key,)
     seen = visible_cells(attention, [query], range(capture.n_tokens))[0] & np.isfinite(shares)
-    spans = [
-        {"name": name, "colour": theme.span_colour(name), "positions": list(positions)}
-        for name, positions in capture.prompts[0].spans.items()
-    ]
     return {
-        "prompt": f"{capture.model_name} {hash(capture.prompts[0].ids)}",
+        "prompt": prompt_name(capture.model_name, 0, encoded),
         "tokens": capture.tokens,
-        "shown": [visible(token) for token in readable(capture.prompts[0])],
+        "shown": [visible(token) for token in readable(encoded)],
         "shares": [float(share) if here else None for share, here in zip(shares, seen)],
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",
         "layer": layer,
         "head": head,
         "query": query,
-        "markable": markable,
-        "spans": spans,
+        "marks": {name: theme.span_colour(name) for name in MARKS} if markable else {},
+        "marked": list(marked),
+        "spans": spans_of(encoded),
         "look": LOOK,
     }

@@ -13,7 +13,7 @@ const STYLE = `
 .diffscope-view .prompt { margin: 0 0 8px; font: 12.5px/1.7 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; max-height: 9em;
   overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere }
 .diffscope-view .sentence:empty, .diffscope-view .prompt:empty { display: none }
-.diffscope-view.stale > :not(.prompt) { opacity: 0.35 }
+.diffscope-view.stale > :not(.prompt), .diffscope-view .stale { opacity: 0.35 }
 .diffscope-view .bar { display: flex; flex-wrap: wrap; gap: 6px 9px; align-items: center; margin-bottom: 6px }
 .diffscope-view .bar strong { flex: 1 1 auto }
 .diffscope-view .line { display: inline-flex; gap: 5px; align-items: center }

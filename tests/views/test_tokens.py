@@ -64,6 +64,8 @@ def test_tokens_are_text_and_what_is_clicked_and_marked_is_told(capture, new_pag
     page.mouse.up()
     page.get_by_label("mark the selected tokens as needles").click()
     assert page.evaluate("window.events[1]") == ["marked", {"name": "needles", "first": 5, "last": 6}]
+    assert [span["name"] for span in page.evaluate("strip.data.spans")].count("needles") == 1
+    assert "0px 2.5px" in page.evaluate("getComputedStyle(strip.cells[6]).boxShadow")  # before the host answers
     tokens.nth(7).focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
@@ -96,7 +98,7 @@ def test_tokens_and_marks_can_be_seen_on_any_share_when_the_page_turns_light_or_
     data = token_strip.data(capture, 1, 2, 7)
     count = 401
     shares = np.linspace(-1, 1, count).tolist()
-    sink = {"name": "sink", "colour": theme.span_colour("sink"), "positions": [3]}
+    sink = {"name": "sink", "colour": theme.span_colour("sink"), "ranges": [[3, 4]]}
     many = {"tokens": ["x"] * count, "shown": ["x"] * count, "shares": [*shares[:-1], None], "spans": [sink]}
     page = shown(new_page(900, 400), data | many, tmp_path)
     looks = """() => [...document.querySelectorAll("[data-at]")].map((cell) => getComputedStyle(cell))
