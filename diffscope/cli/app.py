@@ -98,6 +98,7 @@ def server_options(host, port, share):
         "server.enableAgentApi": "false",
         "browser.gatherUsageStats": "false",
         "client.toolbarMode": "minimal",
+        "runner.magicEnabled": "false",  # no page relies on it, and every rerun would be rewritten for it
         "logger.hideWelcomeMessage": "true",
     }
     if share:
