@@ -6,8 +6,8 @@ import streamlit as st
 from catalog import cards, trained_on
 from messages import escape_markdown
 
-from diffscope.figures.escaping import short_name
-from diffscope.numbers import head_name
+from diffscope.figures.escaping import short_name, shorten, visible
+from diffscope.numbers import head_name, percent
 from diffscope.views.equation import BINS, equation
 
 MECHANISM = """
@@ -49,12 +49,40 @@ def about_model(name: str, cap) -> str:
 
 
 def about_prompt(subject, cap) -> str:
-    """Return what a prompt asks for, as Markdown."""
+    """Return what a prompt asks for and what the model says next, as Markdown."""
     length = f"{cap.n_tokens} tokens"
     if "answer" not in cap.spans:
-        return f"This prompt has {length} and no marked answer."
-    return (
-        f"This prompt ({length}) asks for “{escape_markdown(subject.answer)}”."
-        if subject.answer
-        else f"This prompt has {length}."
-    )
+        asked = f"This prompt has {length} and no marked answer."
+    elif subject.answer:
+        asked = f"This prompt ({length}) asks for “{escape_markdown(subject.answer)}”."
+    else:
+        asked = f"This prompt has {length}."
+    return f"{asked} {says_next(cap)}".strip()
+
+
+def says_next(cap) -> str:
+    """Return the likeliest next token beside the answer's first one, as Markdown; empty if the model predicts none."""
+    if not cap.next:
+        return ""
+    (likeliest, most), answer = cap.next[0], cap.spans.get("answer", ())
+    says = f"The model says {_quoted(likeliest)} next ({percent(most)})"
+    if not len(answer):
+        return f"{says}."
+    first = cap.tokens[answer[0]]
+    name = "the answer" if len(answer) == 1 else f"the first of the answer's {len(answer)} tokens"
+    if _alike(likeliest, first):
+        return f"{says}, {name}."
+    of_it = "" if len(answer) == 1 else f", {name}"
+    chance = next((p for token, p in cap.next if _alike(token, first)), None)
+    if chance is None:
+        return f"{says}; {_quoted(first)}{of_it}{of_it and ','} is not among its {len(cap.next)} likeliest tokens."
+    return f"{says}, before {_quoted(first)} ({percent(chance)}){of_it}."
+
+
+def _alike(token: str, other: str) -> bool:
+    """Return whether two tokens are one text, but for spaces around it: an answer may stand at the begin of its line."""
+    return token == other or token.strip() == other.strip() != ""
+
+
+def _quoted(token: str) -> str:
+    return f"“{escape_markdown(shorten(visible(str(token))))}”"

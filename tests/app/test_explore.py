@@ -3,6 +3,7 @@
 import json
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -65,10 +66,44 @@ def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
     test = fine(app())
     said = [text.value.replace("\\", "") for text in test.markdown]
     assert any(
-        "small-diff" in text and "2 heads of differential attention" in text and "asks for “7421”" in text for text in said
+        "small-diff" in text and "2 heads of differential attention" in text and "asks for “7421”" in text and "says “" in text
+        for text in said
     )
     fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
     assert any("of standard attention" in text.value for text in test.markdown)
+
+
+SAID = {
+    "its first choice": ([(" 7421", 0.97), (" Rome", 0.01)], [2], "The model says “·7421” next (97 %), the answer."),
+    "another": (
+        [(" <b>*Delhi*", 0.032), ("7421", 0.023)],
+        [2],
+        r"The model says “·\<b\>\*Delhi\*” next (3 %), before “·7421” (2 %).",
+    ),
+    "neither": (
+        [(" Delhi", 0.032), (" Quito", 0.03)],
+        [2],
+        "The model says “·Delhi” next (3 %); “·7421” is not among its 2 likeliest tokens.",
+    ),
+    "several tokens": (
+        [(" is", 0.5), (" 7421", 0.2)],
+        [2, 3],
+        "The model says “·is” next (50 %), before “·7421” (20 %), the first of the answer's 2 tokens.",
+    ),
+    "no answer": ([(" Delhi", 0.032)], [], "The model says “·Delhi” next (3 %)."),
+    "no predictions": ([], [2], ""),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_the_first_line_says_what_the_model_says_next_beside_the_answer(app, case):
+    following, answer, words = SAID[case]
+    fine(app())
+    from introduction import says_next
+
+    spans = {"answer": answer} if answer else {}
+    said = says_next(SimpleNamespace(next=following, spans=spans, tokens=["Paris", " is", " 7421", "."]))
+    assert said.replace("\\(", "(").replace("\\)", ")") == words
 
 
 def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(app, folders):
