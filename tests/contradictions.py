@@ -267,7 +267,7 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda share, uniform: share <= 2 * (uniform + HALF) + HALF,
     ),
     "the head finds the answer": (
-        rf"finds the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)",
+        rf"finds the answer: {SHARE} of [^, ]+ is on it{SIGNED} \(uniform attention: {SHARE}\)",
         lambda share, uniform: share >= 50 - HALF > uniform,
     ),
     "the second map takes weight from the answer": (
@@ -275,11 +275,11 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda weights: min(map(number, re.findall(r"−?\d\.\d\d", weights))) <= -0.05,
     ),
     "the head gives weight to the answer": (
-        rf"gives weight to the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)",
+        rf"gives weight to the answer: {SHARE} of [^, ]+ is on it{SIGNED} \(uniform attention: {SHARE}\)",
         lambda share, uniform: 2 * (uniform - HALF) - HALF <= share <= 50 + HALF,
     ),
     "a head takes weight from the answer": (
-        rf"takes weight from the answer: {SHARE} of \S+ is on it \(uniform attention: {SHARE}\)\. "
+        rf"takes weight from the answer: {SHARE} of [^, ]+ is on it{SIGNED} \(uniform attention: {SHARE}\)\. "
         rf"D is {WEIGHTS}, and sums to {AMOUNT}",
         lambda share, uniform, net: share >= 2 * (uniform - HALF) - HALF and net <= 0,
     ),

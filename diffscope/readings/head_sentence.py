@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.numbers import NAMED, capital, counted, decimal, head_name, minus, percent, two_figures
 from diffscope.readings import signs
-from diffscope.readings.captures import irrelevant_in_words
+from diffscope.readings.captures import RELEVANT, irrelevant_in_words
 from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN
 from diffscope.readings.reading import Part, joined
 
@@ -28,6 +28,7 @@ LITTLE = 0.01  # of A1, below which there is next to nothing to cancel
 SINK_LOGIT = 0.05  # of a row of A1: what a sink logit takes is worth saying
 SEEN = 0.05  # of D below zero on a token of the answer: worth saying
 LONGEST = 12  # characters of a token
+_ABOUT_SIGN = "How much of |D| on {} is negative: negative weights subtract what stands there."
 MORE, LESS, ALIKE = "more than", "less than", "about as much as"
 
 Spans = Mapping[str, Sequence[int]]
@@ -109,9 +110,11 @@ def _looks(row: Row) -> Pieces:
     share, net = (row.at("mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
     if share < CLEARLY * uniform:
         return ["does not single out the answer (", *_compared_amount(row), ") and ", *_largest(row)]
-    words = _of_row(row, "the answer") + (f" {capital(_sign(row, share, 'answer'))}." if row.signed else "")
-    size = Part(percent(share), words)
-    amount: Pieces = [size, f" of {row.weights} is on it (", *_uniform(row, "answer", "the answer"), "). ", *_on_answer(row)]
+    size = Part(percent(share), _of_row(row, "the answer"))
+    sign = _sign(row, share, "answer") if row.signed else ""
+    negative: Pieces = [", ", Part(sign, _ABOUT_SIGN.format("the answer"))] if sign.endswith("negative") else []
+    control = _uniform(row, "answer", "the answer")
+    amount: Pieces = [size, f" of {row.weights} is on it", *negative, " (", *control, "). ", *_on_answer(row)]
     if net < 0:
         total = Part(decimal(net), "The sum of D on the answer: below 0 the head subtracts more of it than it adds.")
         return ["takes weight from the answer: ", *amount, ", and sums to ", total]
@@ -131,8 +134,7 @@ def _amount(row: Row, place: str, named: str) -> Pieces:
     pieces: Pieces = [Part(percent(share), _of_row(row, named)), f" of {row.weights}"]
     if not row.signed:
         return pieces
-    words = f"How much of |D| on {named} is negative: negative weights subtract what stands there."
-    return [*pieces, ", ", Part(_sign(row, share, place), words)]
+    return [*pieces, ", ", Part(_sign(row, share, place), _ABOUT_SIGN.format(named))]
 
 
 def _of_row(row: Row, named: str) -> str:
@@ -186,12 +188,11 @@ def _weight(row: Row, weight: float) -> str:
 
 def _largest(row: Row) -> Pieces:
     """Say that a row rests on a sink or is nearly uniform, or else where its largest weight is."""
-    sink = row.at("mass", map="D", place="sink", normalisation="share")
-    if sink >= MOST and sink >= CLEARLY * row.at("uniform", place="sink"):
+    if _rests_on_sink(row):
         where = "the first token" if list(row.spans["sink"]) == [0] else "the span marked as sink"
         return [f"rests on a sink: {where} has ", *_amount(row, "sink", where), " (", *_uniform(row, "sink", where), ")"]
     entropy = row.at("entropy_normalised", map="D")
-    if entropy >= EVEN:
+    if _is_even(row):
         words = f"Entropy of {row.weights} / log(visible tokens): 100 % if all tokens have the same weight, 0 if one has all."
         even: Pieces = ["nearly evenly: its entropy is ", Part(percent(entropy), words), " of a uniform row's"]
         if not row.signed:
@@ -204,14 +205,23 @@ def _largest(row: Row) -> Pieces:
     return ["has its largest weight on ", _place(row, key), ": ", value, " (", size, f" of {row.weights})"]
 
 
-def _place(row: Row, key: int) -> str:
-    """Name a token by where it stands, or by its text and position."""
+def _rests_on_sink(row: Row) -> bool:
+    sink = row.at("mass", map="D", place="sink", normalisation="share")
+    return sink >= MOST and sink >= CLEARLY * row.at("uniform", place="sink")
+
+
+def _is_even(row: Row) -> bool:
+    return row.at("entropy_normalised", map="D") >= EVEN
+
+
+def _place(row: Row, key: int, numbered: bool = True) -> str:
+    """Name a token by where it stands, or by its text and, if `numbered`, position."""
     query = int(row.estimates["query"])
     names = {0: "the first token", query - 1: BEFORE, query: ITSELF}
     if key in names:
         return names[key]
     text = _token(row.tokens, key)
-    return text if text == _numbered(key) else f"{text} ({_numbered(key)})"
+    return f"{text} ({_numbered(key)})" if numbered and text != _numbered(key) else text
 
 
 def _sink_logit(row: Row) -> Pieces:
@@ -226,7 +236,7 @@ def _sink_logit(row: Row) -> Pieces:
 
 def _shared(row: Row) -> Pieces:
     """Say whether A2 cancels on irrelevant tokens, and what the two maps have in common there, against the controls."""
-    where = irrelevant_in_words(row.spans)
+    where = irrelevant_in_words(row.spans) + _with_found(row)
     if not row.at("keys", place="irrelevant"):
         return ["It sees no irrelevant token, so its maps are not compared"]
     own = row.estimates.sel(control=OWN)
@@ -237,7 +247,7 @@ def _shared(row: Row) -> Pieces:
         size = Part(
             f"under {percent(LITTLE)}", "ΣA1 on these tokens / ΣA1 of the row. |D| there, beside it, would be a ratio to nothing."
         )
-        return [f"A1 has next to no weight on {where} (", size, "): there is next to nothing to cancel"]
+        return [f"A1 has next to no weight on {where} (", size, "): there is next to nothing to cancel", *_added(row)]
     overlap = Part(decimal(float(own["overlap"])), _about_overlap(row))
     start: Pieces = [*_cancelled(row, where, held), ". On these tokens its maps overlap by ", overlap]
     if not int(row.estimates[COUNT]):
@@ -246,6 +256,22 @@ def _shared(row: Row) -> Pieces:
     cancelled = 1 - float(own["noise_gain"]) / _amplified(row)
     nothing = compared != MORE and max(float(own["overlap"]), cancelled) <= DISJOINT
     return [*start, f", {compared} ", *_controls(row), ": there is next to nothing to cancel" if nothing else ""]
+
+
+def _with_found(row: Row) -> str:
+    """Say that the token with the largest weight counts as irrelevant: without a marked answer all unmarked tokens do."""
+    key = int(row.at("top_key", map="D"))
+    if "answer" in row.spans or _rests_on_sink(row) or _is_even(row) or any(key in row.spans.get(name, ()) for name in RELEVANT):
+        return ""
+    return f", with {_place(row, key, numbered=False)} among them"
+
+
+def _added(row: Row) -> Pieces:
+    """Say how much of D is on irrelevant tokens if A1 is not what brings it there."""
+    added = float(row.estimates["noise_gain"].sel(control=OWN)) > _amplified(row) + MARGIN
+    if not added or row.at("mass", map="D", place="irrelevant", normalisation="share") < LITTLE:
+        return []
+    return [", but A2 adds weight there: ", *_amount(row, "irrelevant", "these tokens")]
 
 
 def _about_overlap(row: Row) -> str:

@@ -86,11 +86,29 @@ def test_maps_on_different_keys_leave_next_to_nothing_to_cancel(score):
     first, second = high(4, 5, score=score), high(9)
     words = said(torch.cat([first, first, second, second]), lam=0.5).sentence
     if score == 20:
-        assert words.endswith("A1 has next to no weight on irrelevant tokens (under 1 %): there is next to nothing to cancel.")
+        nothing = "A1 has next to no weight on irrelevant tokens (under 1 %): there is next to nothing to cancel"
+        assert words.endswith(f"{nothing}, but A2 adds weight there: 33 % of |D|, all of it negative.")
         assert "× A1" not in words
+        nowhere = said(torch.cat([first, first, first, first]), lam=0.5).sentence  # A2 is on the answer, too
+        assert nowhere.endswith(f"{nothing}.")
     else:
         assert "overlap by .01, about as much as A1 and another head's A2 (.01): there is next to nothing to cancel." in words
         assert re.search(r"On irrelevant tokens, which hold \d+ % of A1, A2 adds more weight than it cancels: \|D\| is ", words)
+
+
+def test_without_a_marked_answer_the_token_that_is_found_is_said_to_count_as_irrelevant():
+    """What that head gives to the answer would else be read as noise that is not cancelled."""
+    found, even = torch.cat([high(4), high(4), high(9), high(9)]), torch.zeros(4, N, N)
+    layer = layer_of(found, lam=0.5)
+    bare = {"query": SPANS["query"]}
+    words = readings.of_head(capture_of(layer, spans=bare), 0, 0).sentence
+    assert (
+        "weight on `0` (token 4): " in words
+        and "On all tokens but the first and the question, with `0` among them, which" in words
+    )
+    marked = readings.of_head(capture_of(layer, spans=SPANS), 0, 0).sentence
+    assert "among them" not in marked
+    assert "among them" not in readings.of_head(capture_of(layer_of(even, lam=0.5), spans=bare), 0, 0).sentence
 
 
 def test_a_head_that_finds_the_answer_says_so():
@@ -168,7 +186,7 @@ def test_a_sink_of_two_tokens_is_none():
 def test_a_head_that_subtracts_from_the_answer_does_not_find_it():
     """|D| is on the answer, but below zero there."""
     reading = said(torch.cat([high(9), high(4)]), lam=1.0)
-    words = "takes weight from the answer: 50 % of |D| is on it (uniform attention: 12 %). D is −1.00 on `0` (token 4) and"
+    words = "takes weight from the answer: 50 % of |D| is on it, all of it negative (uniform attention: 12 %). D is −1.00 on `0` "
     assert words in reading.sentence and ", and sums to −1.00." in reading.sentence
 
 
@@ -183,7 +201,7 @@ def test_rows_of_which_there_is_nothing_to_say():
     assert "sees nothing but the answer" in said(same, spans={"answer": list(range(N))}).sentence
     assert "sees no irrelevant token" in said(same, spans={"answer": list(range(1, N))}).sentence
     unmarked = said(same, spans={}).sentence
-    assert "no answer is marked" in unmarked and "On all tokens but the first, which hold " in unmarked
+    assert "no answer is marked" in unmarked and "On all tokens but the first, with `0` among them, which hold " in unmarked
 
 
 def test_what_a_sink_logit_takes_is_told():
