@@ -253,10 +253,12 @@ def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
     box = page.locator(MAPS).first.bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.8)
     canvas = page.locator(MAPS).first
+    page.keyboard.down("Control")  # without it the wheel scrolls the page
     for _ in range(6):
         changed = change_of(canvas, "canvas => canvas.toDataURL()")
         zooms.append(milliseconds(lambda: page.mouse.wheel(0, -200), changed))
         page.wait_for_timeout(100)
+    page.keyboard.up("Control")
     pointer = page.evaluate(POINTER, [MAPS, 50])
     page.close()
     return {

@@ -177,7 +177,9 @@ class Driver:
             if not box:
                 continue
             self.page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.6)
+            self.page.keyboard.down("Control")  # without it the wheel scrolls the page
             self.page.mouse.wheel(0, -400)
+            self.page.keyboard.up("Control")
             self.page.mouse.down()
             self.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * 0.7)
             self.page.mouse.up()

@@ -5,8 +5,9 @@
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
-const HINT = "Point at a cell to read it. Turn the wheel to zoom, click to lock, press arrow keys";
-const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move, turn the wheel to zoom.
+const HINT = "Point at a cell to read it, click to lock it. Zoom with Ctrl or ⌘ and the wheel, after a click with the wheel; press arrow keys";
+const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move. The wheel zooms
+with Ctrl or ⌘, and without once the view was clicked; else it scrolls the page.
 Keys:`;
 const MORE_KEYS = "+ and − zoom, escape unlocks and shows the whole.";
 // What arrow keys do: a host, or the page, has other heads; a page of one head has its cells, which they read.
@@ -389,6 +390,11 @@ class View {
     this.emit("locked", { rows: [...rows], columns: [...columns] });
   }
 
+  get focused() {
+    return this.root.matches(":focus-within");
+  }
+
+  // Zooms about a token, else about the middle; returns whether there was anything left to zoom.
   zoom(factor, about = null) {
     const { top, left, size } = this.window;
     const whole = Math.max(this.data.queries, this.data.keys);
@@ -396,6 +402,7 @@ class View {
     const column = about?.column ?? left + size / 2;
     const next = Math.min(whole, Math.max(Math.min(LEAST, whole), size * factor));
     this.look(row - ((row - top) * next) / size, column - ((column - left) * next) / size, next);
+    return next !== size;
   }
 
   whole() {

@@ -93,8 +93,8 @@ function listen(canvas, view, tokens, step) {
     if (at) view.lock(at, event.shiftKey);
   });
   const turned = (event) => {
-    event.preventDefault();
-    view.zoom(event.deltaY > 0 ? 1.25 : 0.8, tokens(event));
+    const asked = event.ctrlKey || event.metaKey || view.focused; // else the reader scrolls the page
+    if (asked && event.deltaY && view.zoom(event.deltaY > 0 ? 1.25 : 0.8, tokens(event))) event.preventDefault();
   };
   canvas.addEventListener("wheel", turned, { passive: false });
   canvas.addEventListener("dblclick", () => view.whole());

@@ -207,7 +207,9 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     page.mouse.move(5, 5)
     assert "locked: queries" in read(view)
     point(page, view, 30, 30, 60)
+    page.keyboard.down("Control")
     page.mouse.wheel(0, -400)
+    page.keyboard.up("Control")
     root = page.locator("[role=application]")
     for key in ("+", "ArrowRight", "ArrowUp"):
         root.press(key)
@@ -228,6 +230,31 @@ def test_keys_and_clicks_do_what_they_say(page, capture, tmp_path):
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     assert page.problems == []
+
+
+@pytest.mark.browser
+def test_the_wheel_scrolls_the_page_unless_it_is_to_zoom(page, capture, tmp_path):
+    (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
+    page.evaluate("document.body.style.paddingBottom = '3000px'")
+
+    def turned(by):
+        """How far the page scrolls, and how many tokens the window has then."""
+        point(page, view, 30, 30, 60)
+        before = page.evaluate("scrollY")
+        page.mouse.wheel(0, by)
+        page.wait_for_timeout(300)
+        moved, size = page.evaluate("[scrollY, views[0].window.size]")
+        page.evaluate("scrollTo(0, 0)")
+        return moved - before, size
+
+    assert turned(100) == (100, 60) and turned(-100)[1] == 60
+    page.keyboard.down("Control")
+    assert turned(-100) == (0, 48)
+    page.keyboard.up("Control")
+    assert turned(100) == (100, 48)
+    page.mouse.click(*place_of(page, view, 30, 30, 60))
+    assert turned(100) == (0, 60) and turned(100) == (100, 60)  # where the whole is shown there is nothing to zoom out of
+    assert turned(-100) == (0, 48) and page.problems == []
 
 
 @pytest.mark.browser
@@ -469,7 +496,7 @@ def test_views_of_a_group_are_looked_at_together(page, capture, tmp_path):
     assert printed(read(second), "D")[0] == pytest.approx(edited.map("D", 1, 2).values[40, 7], abs=1e-4)
     assert read(third) == "" and read(single).startswith("Point at a cell")
     page.mouse.click(*place_of(page, second, 30, 30, 60))
-    page.mouse.wheel(0, -200)
+    page.mouse.wheel(0, -200)  # of a view that was clicked
     first.get_by_label("Scale").select_option("log")
     windows = page.evaluate("views.map((view) => [view.window.size, [...view.locked.rows], view.options.scale])")
     assert windows == [[48, [30], "log"], [48, [30], "log"], [40, [], "log"], [60, [], "raw"]]
