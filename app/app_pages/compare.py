@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import blocks
@@ -16,9 +17,10 @@ from url_state import bound, save_view_state, view_state
 
 from app.questions import LETTERS
 from diffscope import figures, readings
+from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible
-from diffscope.numbers import counted, listed
-from diffscope.readings.comparison import is_by_chance
+from diffscope.numbers import capital, counted, listed
+from diffscope.readings.comparison import chance_in_words
 from diffscope.readings.head_sentence import MOST
 from diffscope.stats import STATISTICS
 from diffscope.stats.spans import NORMALISATIONS
@@ -51,17 +53,21 @@ def show_pair(pair: Pair) -> None:
     with show_errors():
         show_statistic(pair)
     with show_errors():
-        show_differences(pair, _differences((pair.key, pair.names), pair))
+        show_differences(pair, measure_differences(pair))
     with show_errors():
         show_depths(pair)
 
 
 def show_answers(pair: Pair) -> None:
-    """Say what the second side is beside the first, what each says next, and how many of its heads find the answer."""
+    """Say what the second side is beside the first, what each says next, which heads find the answer, and what chance gives."""
     if words := about_second(pair):
         st.markdown(escape_markdown(words))
     finders = [_finders(side.subject.key, side.cap) for side in pair.sides]
-    said = " ".join(filter(None, [says_next(pair), count_finders(pair.names, finders)]))
+    chance = ""
+    with suppress(DiffscopeError):  # which is said where the differences are listed
+        chance = chance_in_words(measure_differences(pair).estimates)
+    counts = capital("; ".join(filter(None, [count_finders(pair, finders), chance])))
+    said = " ".join(filter(None, [says_next(pair), counts and f"{counts}."]))
     st.markdown(f"**{escape_markdown(said)}**")
     with st.expander("Which heads give the answer most"):
         for side, finder in zip(pair.sides, finders):
@@ -79,15 +85,18 @@ def says_next(pair: Pair) -> str:
     return f"{names[0]} says {first} next ({p}), {names[1]} says {second} ({q})."
 
 
-def count_finders(names: tuple[str, str], finders: list) -> str:
+def count_finders(pair: Pair, finders: list) -> str:
     """Say how many heads of each side give the answer half of their weight or more; nothing where none is marked."""
     if not all(finder.estimates for finder in finders):
         return ""
-    counts = []
-    for name, finder in zip(names, finders):
+    counts = {}
+    for side, finder in zip(pair.sides, finders):
         share, net = finder.estimates["share"], finder.estimates["net"]
-        counts.append(f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} of {name}")
-    return f"{listed(counts)} give the answer half of their weight or more."
+        count = f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} of {side.name}"
+        weights = "|D|, whatever its sign," if side.cap.differential else "A"
+        counts.setdefault(weights, []).append(count)
+    words = [f"{listed(sides)} give the answer half of {weights} or more" for weights, sides in counts.items()]
+    return ", ".join(words)
 
 
 @st.fragment
@@ -256,10 +265,7 @@ def say_signs(pair: Pair, chosen: Chosen) -> None:
 
 def show_differences(pair: Pair, reading) -> None:
     """List what differs most."""
-    if is_by_chance(reading.estimates):
-        title("No statistic differs more than exchanging heads at random gives")
-    else:
-        title("What differs most")
+    title(escape_markdown(capital(chance_in_words(reading.estimates))) or "What differs most")
     st.markdown(escape_markdown(reading.sentence))
     blocks.show_differences(reading.estimates, key="compare-differences")
     where = (
@@ -289,6 +295,11 @@ def _allocation(key: tuple, _cap):
 @st.cache_resource(show_spinner="Measuring", max_entries=16)
 def _finders(key: tuple, _cap):
     return readings.answer_heads(_cap)
+
+
+def measure_differences(pair: Pair):
+    """Return what differs most between both sides."""
+    return _differences((pair.key, pair.names), pair)
 
 
 @st.cache_resource(show_spinner="Comparing", max_entries=16)

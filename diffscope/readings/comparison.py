@@ -277,6 +277,16 @@ def is_by_chance(estimates: xr.Dataset) -> bool:
     return bool((largest <= estimates["by_chance"].values[-1]).any())
 
 
+def chance_in_words(estimates: xr.Dataset) -> str:
+    """Say whether anything differs more than exchanging heads at random gives; empty if that control is not defined."""
+    if not estimates.sizes["entry"] or not np.isfinite([estimates["standardised"][0], estimates["by_chance"][-1]]).all():
+        return ""
+    if is_by_chance(estimates):
+        return "no statistic differs more than exchanging heads at random gives"
+    top = estimates.isel(entry=0)
+    return f"in layer {int(top['layer'])} {top['what'].item()} differs more than exchanging heads at random gives"
+
+
 def _sentence(estimates: xr.Dataset) -> str:
     """Say where the largest difference is."""
     names = f"{estimates.attrs['first']} and {estimates.attrs['second']}"

@@ -7,6 +7,7 @@ import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, edits, readings
+from diffscope.readings.comparison import chance_in_words
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 
@@ -84,6 +85,10 @@ def test_chance_is_told_from_a_difference():
     apart = readings.differences(one, other)
     top = apart.estimates.isel(entry=0)
     assert (top["statistic"].item(), int(top["layer"])) == ("gini", 2) and "; more than exchanging" in apart.sentence
+    assert chance_in_words(alike.estimates).startswith("no statistic differs more than")
+    assert chance_in_words(apart.estimates).startswith(f"in layer 2 {top['what'].item()} differs more than")
+    matched = readings.differences(one, other, matched=True)
+    assert chance_in_words(matched.estimates) == ""  # heads that are matched are not exchanged
     assert (np.diff(abs(apart.estimates["standardised"].values)) <= 0).all()
 
 
