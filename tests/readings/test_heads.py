@@ -102,10 +102,8 @@ def test_without_a_marked_answer_the_token_that_is_found_is_said_to_count_as_irr
     layer = layer_of(found, lam=0.5)
     bare = {"query": SPANS["query"]}
     words = readings.of_head(capture_of(layer, spans=bare), 0, 0).sentence
-    assert (
-        "weight on `0` (token 4): " in words
-        and "On all tokens but the first and the question, with `0` among them, which" in words
-    )
+    assert "weight on `0` (token 4): " in words
+    assert "On all tokens but the first and the question, with `0` among them, which" in words
     marked = readings.of_head(capture_of(layer, spans=SPANS), 0, 0).sentence
     assert "among them" not in marked
     assert "among them" not in readings.of_head(capture_of(layer_of(even, lam=0.5), spans=bare), 0, 0).sentence
