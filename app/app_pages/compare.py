@@ -93,10 +93,10 @@ def count_finders(pair: Pair, finders: list) -> str:
     for side, finder in zip(pair.sides, finders):
         share, net = finder.estimates["share"], finder.estimates["net"]
         count = f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} of {side.name}"
-        weights = "|D|, whatever its sign," if side.cap.differential else "A"
+        weights = "|D| or more, whatever its sign" if side.cap.differential else "A or more"
         counts.setdefault(weights, []).append(count)
-    words = [f"{listed(sides)} give the answer half of {weights} or more" for weights, sides in counts.items()]
-    return ", ".join(words)
+    verbs = (" give the answer", "")
+    return ", and ".join(f"{listed(sides)}{verb} half of {weights}" for (weights, sides), verb in zip(counts.items(), verbs))
 
 
 @st.fragment

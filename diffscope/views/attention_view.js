@@ -5,7 +5,7 @@
 const EXACT = 256; // tokens a side of the windows whose values are asked for token by token
 const LEAST = 8; // tokens a side of the smallest window
 const PAUSE = 250; // milliseconds after the last change of what is remembered
-const HINT = "Point at a cell to read it, click to lock it. Zoom with Ctrl or ⌘ and the wheel, after a click with the wheel; press arrow keys";
+const HINT = "Point at a cell to read it, click to lock it. Ctrl (⌘) and the wheel zoom, after a click the wheel alone; press arrow keys";
 const HELP = `Point at a cell to read it, click to lock its query and key, shift-click to lock more; drag to move. The wheel zooms
 with Ctrl or ⌘, and without once the view was clicked; else it scrolls the page.
 Keys:`;

@@ -151,6 +151,20 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     assert "L1H1" in titles(test)[0] and "L0H" in titles(test)[1]
 
 
+def test_the_first_sentence_has_its_control_and_says_what_is_counted(compare, folders):
+    names = [folders["small-diff"].name, folders["small-standard"].name]
+
+    def first(test):
+        return next(m.value for m in test.markdown if "give the answer half" in m.value).replace("\\", "")
+
+    words = first(compare())
+    assert f"heads of {names[0]} give the answer half of |D| or more, whatever its sign, and " in words
+    assert (
+        f"heads of {names[1]} half of A or more; " in words and "differs more than exchanging heads at random gives.**" in words
+    )
+    assert "at random" not in first(compare(compare_by=EDIT))  # of one model heads are matched
+
+
 def test_every_edit_can_be_chosen(compare, folders):
     test = compare(compare_by=EDIT)
     for option in test.selectbox(key="compare-edit").options:
