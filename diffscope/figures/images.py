@@ -265,6 +265,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     of_steps = "step" in dataset.dims
     sheet = _checkpoints(dataset, IN_A_ROW) if of_steps else _grid(dataset)
     side = min(SIDES["step" if of_steps else "head"], 1100 / sheet.across)
+    above = 0.55 if any(label.role == "model" for label in sheet.labels) else 0.2  # for the names, in widths of a picture
     queries, keys = dataset.sizes["query"], dataset.sizes["key"]
     traces, shapes = [], []
     for picture in sheet.pictures:
@@ -279,14 +280,14 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
     scale = [[place, colour] for place, colour in theme.colour_scale(kind, contrast)]
     hidden = {"visible": False, "showgrid": False, "zeroline": False}
     layout = theme.screen_layout(
-        height=int(side * (sheet.down + 0.4) + 90),
+        height=int(side * (sheet.down + above) + 60),
         margin={"l": 8, "r": 8, "t": 40, "b": 8},
         plot_bgcolor="rgba(0,0,0,0)",
         dragmode=False if of_steps else "zoom",
         showlegend=False,
         coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
         xaxis=hidden | {"range": [0 if of_steps else -0.6, sheet.across], "constrain": "domain"},
-        yaxis=hidden | {"range": [sheet.down, -0.55], "scaleanchor": "x", "constrain": "domain", "constraintoward": "top"},
+        yaxis=hidden | {"range": [sheet.down, -above], "scaleanchor": "x", "constrain": "domain", "constraintoward": "top"},
         title=screen_title(heading(dataset) if title is None else title),
         shapes=shapes,
         annotations=[_note(label) for label in sheet.labels],
