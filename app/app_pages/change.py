@@ -1,10 +1,11 @@
-"""Intervene: change what a model computes, and see what it says then and which heads changed."""
+"""Change: change what a model computes, and see what it says then and which heads changed."""
 
 from __future__ import annotations
 
 from functools import partial
 
 import blocks
+import pandas as pd
 import streamlit as st
 from amplifier.noise import show_noise
 from edit_controls import STACKED, ablated, is_without_a2, show_stack, switch_head
@@ -20,9 +21,10 @@ from diffscope import figures
 from diffscope.capture.comparison import Comparison
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
-from diffscope.numbers import listed
+from diffscope.numbers import ABSENT, between, listed
 from diffscope.numbers import two_figures as number
 from diffscope.readings import answers, next_tokens
+from diffscope.readings.edit_effects import conclusion
 
 state = st.session_state
 SIDES = ("without edits", "with edits")
@@ -124,8 +126,33 @@ def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     switch = partial(switch_head, edits, cap)
     title = f"How much {CHANGED[quantity]} of each head changed {THROUGH[why]}, as a share of its size before"
     blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch, title=title)
-    st.markdown(escape_markdown(reading.sentence))
+    st.markdown(f"**{escape_markdown(conclusion(reading.estimates, quantity))}**")
+    show_causes(reading, quantity)
     return where
+
+
+def show_causes(reading, quantity: str) -> None:
+    """Show how many heads change through the edit itself and through their input, and by how much."""
+    rows = {}
+    for cause, words in THROUGH.items():
+        change = reading.estimates["change"].sel(quantity=quantity, cause=cause)
+        sizes = change.where(change > reading.estimates["rounding"])
+        size = between(sizes.values[sizes.notnull().values], number) if sizes.notnull().any() else ABSENT
+        rows[words] = {"heads": int(sizes.notnull().sum()), "change by": size}
+    st.dataframe(
+        pd.DataFrame(rows).T,
+        column_config={
+            "change by": st.column_config.TextColumn(help=f"Of the size of {CHANGED[quantity]} before: |x′ − x| / |x|")
+        },
+        row_height=28,
+        height=36 + 28 * len(rows),
+        key="change-causes",
+        alt="How many heads change, and by how much, through the edit itself and through their input",
+    )
+    st.caption(
+        "A head of an edited layer changes through the edit itself, one of a later layer through its input.",
+        help=escape_markdown(reading.sentence),
+    )
 
 
 def choose_maps(cap) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.edits import Edit, apply
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import between, counted, listed, two_figures
+from diffscope.numbers import between, capital, counted, head_name, listed, two_figures
 from diffscope.readings.reading import Reading, described
 
 ROWS = 256
@@ -85,6 +85,30 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
     facts = {"model": before.model_name, "edits": "; ".join(map(str, edits)), "queries": len(queries)}
     estimates = xr.Dataset(variables, attrs=facts)
     return Reading(_sentence(estimates), estimates)
+
+
+def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:
+    """Say how many heads an edit changes, which one most, and how far apart heads are.
+
+    Parameters
+    ----------
+    estimates : xarray.Dataset
+        Of :func:`effects`.
+    quantity : str
+        D, or output.
+    """
+    what = "D" if quantity == "D" else "the output"
+    change = estimates["change"].sel(quantity=quantity, cause="all", drop=True)
+    changed, heads = int((change > estimates["rounding"]).sum()), counted(int(change.notnull().sum()), "head")
+    if not changed:
+        return f"{capital(what)} of none of {heads} changes beyond what rounding explains."
+    most = change.isel(change.fillna(-1.0).argmax(...))
+    name = head_name(int(most["layer"]), int(most["head"]))
+    words = f"{capital(what)} of {changed} of {heads} changes, most in {name}: by {two_figures(float(most))} of its size."
+    other = estimates["other_head"].sel(quantity=quantity)
+    if not bool(other.notnull().any()):
+        return words
+    return f"{words} Neighbouring heads of a layer differ by {two_figures(float(other.median()))} (median)."
 
 
 def _of_layer(first: LayerAttention, edited: LayerAttention, last: LayerAttention, queries: Tensor) -> np.ndarray:

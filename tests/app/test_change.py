@@ -66,7 +66,8 @@ def tokens(test):
 
 
 def sentence(test):
-    (words,) = (e.value.replace("\\", "") for e in test.markdown if "heads" in e.value and "chang" in e.value)
+    """What changed and why in full, which the caption of the table has."""
+    (words,) = (e.proto.help.replace("\\", "") for e in test.caption if "through the edit itself" in e.value)
     return words
 
 
@@ -255,6 +256,7 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     change(test, Factor=1.0)
     assert listed(test) == ["λ × 1"] and address(test) == ["scale_lambda(1.0)"]
     assert "None of 6 heads changes" in sentence(test)
+    assert any("D of none of 6 heads changes" in e.value for e in test.markdown)
     change(test, Layers=[2, 1])
     test.selectbox(key="change-add").set_value("top_k_a1").run()
     test.selectbox(key="change-add").set_value("drop_sink").run()

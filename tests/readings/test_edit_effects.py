@@ -8,7 +8,9 @@ import torch
 
 import diffscope
 from diffscope import DiffscopeError, PromptError, edits
+from diffscope.numbers import two_figures
 from diffscope.readings import answers, effects, encode_question, next_tokens, predict
+from diffscope.readings.edit_effects import conclusion
 from diffscope.scope.answers import odds_against_rest
 from diffscope.tasks import examples
 from tests import tiny
@@ -54,6 +56,13 @@ def test_a_head_is_changed_by_its_edit_or_by_its_input(scope):
         expected = norm(d(after, 2, head) - d(before, 2, head)) / norm(d(before, 2, head))
         assert float(change.sel(cause="all", layer=2, head=head)) == pytest.approx(expected)
         assert float(change.sel(cause="edit", layer=2, head=head)) == 0
+    whole = change.sel(cause="all")
+    most = whole.isel(whole.argmax(...))
+    name = f"L{int(most['layer'])}H{int(most['head'])}"
+    words = conclusion(estimates)
+    assert words.startswith(
+        f"D of 5 of 12 heads changes, most in {name}: by {two_figures(float(most))} of its size. Neighbouring"
+    )
     assert "1 of 12 heads changed directly (L1H2)" in reading.sentence
     assert "4 of 12 heads changed only because their input did (layer 2)" in reading.sentence
 
@@ -72,12 +81,16 @@ def test_an_ablated_head_gives_nothing_and_looks_as_before(scope):
     change = reading.estimates["change"].sel(layer=1, head=3, cause="edit")
     assert change.sel(quantity="D") == 0 and float(change.sel(quantity="output")) == pytest.approx(1)
     assert "(L1H3): what they give on by 1.0 of its size; D does not change" in reading.sentence
+    assert conclusion(reading.estimates, "output").startswith(
+        "The output of 5 of 12 heads changes, most in L1H3: by 1.0 of its size."
+    )
 
 
 def test_what_changes_nothing_is_said_to(scope):
     for made in (edits.scale_lambda(1.0), edits.top_k_a1(99)):
         reading = of(scope, made)
         assert reading.sentence == "None of 12 heads changes beyond what rounding explains."
+        assert conclusion(reading.estimates) == "D of none of 12 heads changes beyond what rounding explains."
         assert not bool((reading.estimates["directly"] | reading.estimates["downstream"]).any())
 
 
