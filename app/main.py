@@ -35,7 +35,7 @@ pages = {
     name: st.Page(
         HERE / "app_pages" / f"{name}.py",
         title=title,
-        url_path=name,
+        url_path=name if name not in MOVED else "first",  # the default page is at "/", whatever it is called
         default=name == "explore",
     )
     for name, title in PAGES.items()

@@ -42,8 +42,9 @@ class Moved(NamedTuple):
 
 
 NOISE = dict.fromkeys([f"amplifier-{name}" for name in ("keys", "sigma", "mode", "in")], str)
-#: by the address that a page had
+#: by the address that a page had; Explore, which is the default page, has none of its own
 MOVED = {
+    "explore": Moved("explore"),
     "intervene": Moved("change", {"intervene-": "change-"}),
     "hypotheses": Moved("tests", {"hypotheses-": "tests-"}),
     "amplifier": Moved(
