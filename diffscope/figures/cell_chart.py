@@ -85,16 +85,19 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
 
     panels = [str(name) for name in dataset["panel"].values]
     titles = [for_html(name) for name in panels] if any(panels) else None
-    figure = make_subplots(cols=len(panels), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03)
+    parts = [_with_columns(dataset, number) for number in range(len(panels))]
+    widths = [part.sizes["x"] for part in parts]
+    figure = make_subplots(
+        cols=len(panels), shared_yaxes=True, subplot_titles=titles, horizontal_spacing=0.03, column_widths=widths
+    )
     kind, (low, high) = _colours(dataset)
-    columns, rows = ([for_html(label) for label in _labels(dataset, dim)] for dim in ("x", "y"))
+    rows = [for_html(label) for label in _labels(dataset, "y")]
     place = f"{for_html(dataset.attrs['y'])} %{{y}}, {for_html(dataset.attrs['x'])} %{{x}}"
     bar = screen_bar(xpad=6, ypad=0, nticks=4, ticklen=2)
-    for column in range(len(panels)):
-        values = dataset["value"].values[column]
+    for column, part in enumerate(parts):
         cells = go.Heatmap(
-            z=values,
-            x=columns,
+            z=part["value"].values,
+            x=[for_html(label) for label in _labels(part, "x")],
             y=rows,
             zmin=low,
             zmax=high,
@@ -103,7 +106,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
             colorscale=[list(stop) for stop in theme.colour_scale(kind, contrast)],
             showscale=column == 0,
             colorbar=bar,
-            text=_numbers(dataset.isel(panel=column), "<br>"),
+            text=_numbers(part, "<br>"),
             texttemplate="%{text}" if dataset["value"].size <= NUMBERED else "",
             hovertemplate=f"{place}<br><b>%{{z:.4g}}</b><extra></extra>",
         )

@@ -286,7 +286,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
         dragmode=False if of_steps else "zoom",
         showlegend=False,
         coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
-        xaxis=hidden | {"range": [0 if of_steps else -0.6, sheet.across], "constrain": "domain"},
+        xaxis=hidden | {"range": [0 if of_steps else -0.6, sheet.across], "constrain": "domain", "constraintoward": "left"},
         yaxis=hidden | {"range": [sheet.down, -above], "scaleanchor": "x", "constrain": "domain", "constraintoward": "top"},
         title=screen_title(heading(dataset) if title is None else title),
         shapes=shapes,
