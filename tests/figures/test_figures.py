@@ -312,7 +312,10 @@ def test_strips_draw_every_point_beside_its_own_and_join_only_what_is_the_same()
 def test_cells_show_every_value_on_one_scale():
     values = by_head() - 3
     drawn = figures.cells(values, panels="side").plotly()
-    np.testing.assert_array_equal([trace.z for trace in drawn.data], values.values)
+    first, second = drawn.data
+    np.testing.assert_array_equal(first.z, values[0].values)
+    np.testing.assert_array_equal(second.z, values[1, :, :2].values)  # without the head that it lacks
+    assert len(second.x) == 2
     assert {(trace.zmin, trace.zmax) for trace in drawn.data} == {(-4.0, 4.0)}
     assert figures.cells(values / 1000, panels="side").plotly().data[0].text[0][0] == "−0.0030"  # and not −0.00
     assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
