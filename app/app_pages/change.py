@@ -168,7 +168,7 @@ def show_maps(cap, after, layer: int, head: int) -> None:
     with blocks.columns(*(f"{name}-maps" for name in names), least=480) as columns:
         for name, words, capture, more, column in zip(names, SIDES, (cap, after), (look, {}), columns):
             with column:
-                with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+                with st.container(horizontal=True, vertical_alignment="center"):
                     st.markdown(f"**{words.capitalize()}**", width="content")
                     blocks.show_fidelity(capture)
                 blocks.show_view(capture, layer, head, select, key=name, group="change", **more)

@@ -63,7 +63,7 @@ def show_facts(cap, name: str = ""):
     """Show one line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
     counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens"
     family = "" if name else f"{cap.family} · "
-    with st.container(horizontal=True, vertical_alignment="center", gap="medium"):
+    with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(
             f"**{escape_markdown(name or short_name(cap.model_name))}** · {escape_markdown(family)}{counts}", width="content"
         )
