@@ -71,7 +71,7 @@ def test_of_standard_attention_no_sign_is_told(view):
 def test_weights_of_both_signs_are_told_token_by_token():
     reading = readings.of_head(MIXED, 0, 0)
     assert "D is +1.00 on `0` (token 4) and −0.50 on `0` (token 5): λ·A2 takes weight from the answer itself." in reading.sentence
-    assert next(part.help for part in reading.parts if part.text == "over 99 %").endswith(". 33 % of it negative.")
+    assert "over 99 % of |D| is on it, 33 % of it negative (uniform attention: " in reading.sentence
     positive = readings.of_head(POSITIVE, 0, 0).sentence
     assert "D is +0.50 on `0` (token 4) and +0.50 on `0` (token 5). A1 has next to no weight on irrelevant tokens" in positive
     standard = readings.of_head(STANDARD, 0, 0)
