@@ -7,7 +7,7 @@ from catalog import cards, trained_on
 from messages import escape_markdown
 
 from diffscope.figures.escaping import short_name, shorten, visible
-from diffscope.numbers import head_name, percent
+from diffscope.numbers import head_name, percent, stretches
 from diffscope.views.equation import BINS, equation
 
 MECHANISM = """
@@ -64,15 +64,16 @@ def says_next(cap) -> str:
     """Return the likeliest next token beside the answer's first one, as Markdown; empty if the model predicts none."""
     if not cap.next:
         return ""
-    (likeliest, most), answer = cap.next[0], cap.spans.get("answer", ())
+    likeliest, most = cap.next[0]
     says = f"The model says {_quoted(likeliest)} next ({percent(most)})"
-    if not len(answer):
+    if not len(cap.spans.get("answer", ())):
         return f"{says}."
-    first = cap.tokens[answer[0]]
-    name = "the answer" if len(answer) == 1 else f"the first of the answer's {len(answer)} tokens"
+    start, stop = stretches(cap.spans["answer"])[0]  # an answer may be marked where it stands again
+    first = cap.tokens[start]
+    name = "the answer" if stop - start == 1 else f"the first of the answer's {stop - start} tokens"
     if _alike(likeliest, first):
         return f"{says}, {name}."
-    of_it = "" if len(answer) == 1 else f", {name}"
+    of_it = "" if stop - start == 1 else f", {name}"
     chance = next((p for token, p in cap.next if _alike(token, first)), None)
     if chance is None:
         return f"{says}; {_quoted(first)}{of_it}{of_it and ','} is not among its {len(cap.next)} likeliest tokens."

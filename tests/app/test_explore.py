@@ -90,6 +90,7 @@ SAID = {
         [2, 3],
         "The model says “·is” next (50 %), before “·7421” (20 %), the first of the answer's 2 tokens.",
     ),
+    "stated twice": ([(" 7421", 0.6)], [2, 4], "The model says “·7421” next (60 %), the answer."),
     "no answer": ([(" Delhi", 0.032)], [], "The model says “·Delhi” next (3 %)."),
     "no predictions": ([], [2], ""),
 }
