@@ -249,6 +249,7 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
                 assert query in page.url
             page.goto(f"{home}/your_model")  # by the cookie
             settle(page)
+            page.get_by_text("Your model is in").wait_for()  # the page that has moved leads on
             assert page.get_by_text("Your model is in").count() == 1 and page.get_by_text("a folder", exact=True).count() == 0
             assert asked == []
         finally:
