@@ -20,9 +20,10 @@ from diffscope import figures
 from diffscope.capture.capture import Capture, open_capture
 from diffscope.monitoring.courses import courses
 from diffscope.monitoring.measuring import CONTROL
-from diffscope.monitoring.record import ABOUT, MAPS, Record
+from diffscope.monitoring.record import ABOUT, MAPS, Record, stamp
 from diffscope.monitoring.trainer_callback import FOLDER as IN_OUTPUT
 from diffscope.numbers import capital, duration
+from diffscope.storage.atomic import checked_path
 
 FOLDER = "training-folder"  # the key of its field, and what an address names it by
 STEADY = "<style>[data-stale=true]{opacity:1!important;transition:none!important}</style>"  # nothing fades as a step comes
@@ -94,7 +95,7 @@ def show_followed() -> None:
 
 def folder_of(name: str) -> Path:
     """Return the folder of the monitor, which may be in the one that is named."""
-    place = Path(os.path.expanduser(name))
+    place = checked_path(os.path.expanduser(name))
     inside = place / IN_OUTPUT
     return inside if (inside / ABOUT).is_file() and not (place / ABOUT).is_file() else place
 
@@ -111,23 +112,16 @@ def say_what_is_missing(folder: Path, name: str) -> None:
     )
 
 
-def stamp(folder: Path) -> tuple[str, ...]:
-    """Return the names of a folder's measurements, which tell whether one has come."""
-    return tuple(sorted(file.name for kind in ("step-*.nc", "maps-*.dscope") for file in folder.glob(kind)))
-
-
-def watch(name: str, seen: tuple[str, ...]) -> None:
-    """Draw the page anew when another step is there; until then only this line is."""
+def watch(name: str, seen: Mapping[str, int]) -> None:
+    """Draw the page anew when a step has come, or was measured anew; until then only this line is."""
 
     @st.fragment(run_every=EVERY)
     def look() -> None:
-        folder = folder_of(name)  # which may have come into the one that was named
-        if stamp(folder) != seen:
+        if stamp(folder_of(name)) != seen:  # the folder may have come into the one that was named
             st.rerun()
-        written = [file.stat().st_mtime for file in folder.glob("step-*.nc")]
-        if written:
-            newest = max(written)
-            st.caption(f"Looking for new steps. The last one came {duration(max(time.time() - newest, 0))} ago.")
+        if seen:
+            since = time.time() - max(seen.values()) / 1e9
+            st.caption(f"Looking for new steps. The last one came {duration(max(since, 0))} ago.")
         else:
             st.caption("Looking for the first step.")
 

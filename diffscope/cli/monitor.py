@@ -36,11 +36,14 @@ def _follow(record, seconds):
     """Draw the table anew whenever a step has come."""
     from rich.live import Live
 
-    shown = None
+    from diffscope.monitoring.record import stamp
+
+    shown = {}
     with Live(auto_refresh=False) as live:
         while True:
-            if record.steps and record.steps[-1] != shown:
-                shown = record.steps[-1]
+            seen = stamp(record.path)
+            if record.steps and seen != shown:
+                shown = seen
                 live.update(_drawn(record.dataset()), refresh=True)
             time.sleep(seconds)
 

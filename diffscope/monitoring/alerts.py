@@ -14,6 +14,7 @@ from diffscope.errors import DiffscopeError
 
 SATURATING = 10.0  # a logit that may give one key nearly everything: smaller ones may grow
 NOTHING = 1e-3  # of |A1|, what |D| is below if a head has nothing left
+NOT_FINITE = "not finite"  # the rule of numbers that are no numbers
 
 
 class Alert(NamedTuple):
@@ -143,9 +144,9 @@ def not_finite(step: int, by_head: xr.Dataset) -> list[Alert]:
     for name, values in by_head.data_vars.items():
         count = int(np.isinf(values.values).sum())
         if count:
-            found.append(Alert(step, "not finite", f"{count} values of {name} are infinite"))
+            found.append(Alert(step, NOT_FINITE, f"{count} values of {name} are infinite"))
     if "logit_outliers" in by_head:
         largest = by_head["logit_outliers"].sel(outlier="top_1").values
         if any(map(math.isnan, largest)):
-            found.append(Alert(step, "not finite", "the largest logit is not a number"))
+            found.append(Alert(step, NOT_FINITE, "the largest logit is not a number"))
     return found

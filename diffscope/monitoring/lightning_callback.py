@@ -24,7 +24,7 @@ def callback_of(monitor: Monitor) -> Any:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        raise MissingExtra("this callback is for Lightning, which is not installed; pip install lightning") from None
+        raise MissingExtra("this callback is for Lightning, which is not installed; pip install 'diffscope-attention[lightning]'") from None
 
     class MonitorCallback(Callback):
         """Call the monitor, once for each step of the optimizer."""
@@ -40,9 +40,10 @@ def callback_of(monitor: Monitor) -> Any:
             known = {} if loss is None else {"loss": loss * trainer.accumulate_grad_batches}
             values = monitor.step(trainer.global_step, **known)
             if values:
-                for logger in trainer.loggers:
-                    logger.log_metrics(values, step=trainer.global_step)
-                    _send_images(logger, monitor.images, trainer.global_step)
+                with monitor.sending(trainer.global_step):
+                    for logger in trainer.loggers:
+                        logger.log_metrics(values, step=trainer.global_step)
+                        _send_images(logger, monitor.images, trainer.global_step)
 
     return MonitorCallback()
 

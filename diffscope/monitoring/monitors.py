@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import sys
 import time
 import warnings
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import groupby
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,10 @@ import xarray as xr
 from torch import nn
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError, DiffscopeWarning, check_index, first_line
-from diffscope.monitoring.alerts import Alert, Rule, default_rules, not_finite
+from diffscope.errors import DiffscopeError, DiffscopeWarning, FidelityError, check_index, first_line
+from diffscope.monitoring.alerts import NOT_FINITE, Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
+from diffscope.monitoring.gradients import RATIO, BranchGradients
 from diffscope.monitoring.kept_maps import Head, captured, images
 from diffscope.monitoring.measuring import BRANCHES, LARGEST, by_length, measured
 from diffscope.monitoring.questions import ANSWERED, Questions
@@ -81,6 +83,9 @@ class Monitor:
         Whether to name every head in what is logged, in place of each layer's least and largest.
     budget : float, optional
         The share of the training's time that measuring may take: beyond it, `every` is stretched. None for no limit.
+    gradients : bool
+        Whether to compare the gradients of the two branches as well, ``gradient_ratio``: the norm of what the training's own
+        backward pass gives the query and key weights of A1, over that of A2. No further pass is made.
     maps : sequence of (int, int)
         Heads, as (layer, head), whose A1, A2 and D on the first prompt are kept in the folder, for the slider of the dashboard,
         and handed to TensorBoard and W&B as images.
@@ -122,6 +127,7 @@ class Monitor:
         path: str | os.PathLike | None = None,
         per_head: bool = False,
         budget: float | None = 0.02,
+        gradients: bool = False,
         maps: Sequence[Head] = (),
         maps_every: int = 10,
         strict: bool = False,
@@ -149,10 +155,14 @@ class Monitor:
         spanned = ["span_mass"] if any("answer" in prompt.spans for prompt in inputs.prompts) else []
         self.statistics = _averageable([*USUAL, *spanned] if statistics is None else statistics)
         self._questions = None if answers is None else Questions(self.scope, inputs, answers, distractors)
+        self._gradients: BranchGradients | None = None
+        if gradients:
+            self._watch_gradients()
         self._warned: set[str] = set()  # the reasons of failures that were told
         self._told_cost = False
         self._first: int | None = None  # the step at which this process began to watch
         self._step: int | None = None  # the last one that was measured
+        self._template: xr.Dataset | None = None  # the last measurement, which says what one has
         self._not_finite = False  # whether the last measurement had numbers that are not finite
         self.record: Record | None = None
         if path is not None:
@@ -162,6 +172,13 @@ class Monitor:
         prompts = sum(len(inputs.prompts) for inputs in self._batches)
         where = "" if self.record is None else f", in {self.record.path}"
         return f"<Monitor of {self.scope.name}: {prompts} prompts, every {self.schedule.stride} steps{where}>"
+
+    def _watch_gradients(self) -> None:
+        """Read the gradients of the branches from now on, in the first process."""
+        if self._shards:
+            raise DiffscopeError("the gradients of a sharded model are in parts, which are not compared; leave gradients= out")
+        if _first_process():
+            self._gradients = BranchGradients(self.scope, self._batches[0])
 
     def keep_in(self, path: str | os.PathLike) -> None:
         """Keep what is measured from now on in a folder, which only the first process writes.
@@ -202,11 +219,12 @@ class Monitor:
         DiffscopeError
             The statistic is not measured, has no such label, or there is no bound.
         """
-        names = [*self.statistics, *([LARGEST] if "logit_outliers" in self.statistics else [])]
+        further = {LARGEST: "logit_outliers" in self.statistics, RATIO: self._gradients is not None}
+        names = [*self.statistics, *(name for name, measured_too in further.items() if measured_too)]
         if statistic not in names:
             raise DiffscopeError(f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(names)}")
         spans = list(self._batches[0].prompts[0].key_sets())
-        dims = ("branch",) if statistic == LARGEST else STATISTICS[statistic].dims
+        dims = {LARGEST: ("branch",), RATIO: ()}[statistic] if statistic in further else STATISTICS[statistic].dims
         known = {dim: some for dim, some in {**LABELS, "span": spans, "branch": BRANCHES}.items() if dim in dims}
         for dim, label in labels.items():
             if label not in known.get(dim, ()):
@@ -237,26 +255,32 @@ class Monitor:
         self.images = {}
         if self._first is None:
             self._first = step
+            _check_names(values, self._questions is not None)
         if step == self._step or not self.schedule.due(step) or not (self._shards or _first_process()):
             return {}
-        if clash := sorted(
-            {*values}
-            & {*STATISTICS, *LABELS, "layer", "head", "step", "seconds", LARGEST, *(ANSWERED if self._questions else ())}
-        ):
-            raise DiffscopeError(f"{', '.join(clash)} names what a monitor measures; give that number another name")
-        if self._shards:
-            self._shards.gather()
+        began = _now(self.scope.model)
         try:
-            return self._measure(int(step), _now(self.scope.model), values) if _first_process() else {}
+            if self._shards:
+                self._shards.gather()
+            return self._measure(int(step), began, values) if _first_process() else {}
         except Exception as error:
             if self.strict:
                 raise
-            self._fail(step, error)
-            return {}
+            return self._fail(step, error, values)
         finally:
             self._step = step
             if self._shards:
                 self.schedule.stride = agreed(self.schedule.stride)
+
+    @contextmanager
+    def sending(self, step: int) -> Iterator[None]:
+        """Hand a step to trackers: what one of them raises is warned of and ends no training, unless the monitor is strict."""
+        try:
+            yield
+        except Exception as error:
+            if self.strict:
+                raise
+            self.warn(f"a tracker did not take step {step}: {type(error).__name__}: {first_line(error)}", "tracker")
 
     def callback(self) -> Any:
         """Return a callback for ``transformers.Trainer``, which sends what is measured to whatever ``report_to`` names.
@@ -293,27 +317,53 @@ class Monitor:
             model = self._shards.whole
         if unwrapped(model) is not self.scope.model:
             self.scope = load(model, self.scope.tokenizer, family=self.scope.family)
+            if self._gradients:
+                self._watch_gradients()
 
     def _measure(self, step: int, began: float, values: dict[str, float]) -> dict[str, float]:
         weights = fingerprint(self.scope.model)
         repeated = self._kept(step, weights)
+        if self._step is None:
+            self._recall(step)
         with undisturbed(self.scope.model):
             per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
             drawn = self._drawn(step)
             answered = self._questions.scores(self.scope) if self._questions else {}
         means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
+        if self._gradients:
+            ratio = self._gradient_ratio(by_head)
+            means, by_head = means.assign({RATIO: ratio.mean("head")}), by_head.assign({RATIO: ratio})
         found = self._found(step, by_head)
         logged = {**flat(means, by_head, self.per_head), **{f"{PREFIX}/{name}": value for name, value in answered.items()}}
         logged[f"{PREFIX}/alerts"] = float(len(found))
-        ended = _now(self.scope.model)
+        self._template = by_head
         if self.record is not None and not repeated:
-            numbers = {name: float(value) for name, value in values.items()} | answered | {"seconds": ended - began}
-            kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
-            kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)}
-            self._keep(step, kept.assign_attrs({WEIGHTS: weights, ALERTS: json.dumps(found), LOGGED: json.dumps(logged)}), drawn)
-        self.schedule.note(step, began, ended)
+            numbers = _plain(values) | answered | {"seconds": _now(self.scope.model) - began}
+            self._keep(step, by_head, numbers, {WEIGHTS: weights, ALERTS: json.dumps(found), LOGGED: json.dumps(logged)}, drawn)
+        self.schedule.note(step, began, _now(self.scope.model))
         self._tell_cost()
         return logged
+
+    def _gradient_ratio(self, by_head: xr.Dataset) -> xr.DataArray:
+        """Return the ratio of the branches' gradients by layer and head, and say once why some are not known."""
+        assert self._gradients is not None
+        ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes.get("head", 0))
+        if self._step is not None and bool(ratio.isnull().all()):
+            self.warn("no gradient of the branches is known: no optimizer of torch.optim has stepped with them, or they are frozen")
+        for layer, reason in self._gradients.reasons.items():
+            self.warn(f"the gradients of the branches of layer {layer} are not known: {reason}", f"gradients: {reason}")
+        return ratio
+
+    def _recall(self, step: int) -> None:
+        """Bring the rules to where an earlier process of this training left them, so that they say nothing twice."""
+        before = [] if self.record is None else [kept for kept in self.record.steps if kept < step]
+        reach = max((rule.within or 0 for rule in self.rules), default=0)
+        for kept in before:
+            if kept >= step - reach or kept == before[-1]:
+                table = self.record.table(kept)  # type: ignore[union-attr]
+                for rule in self.rules:
+                    rule.check(kept, table)
+                self._not_finite = any(alert.rule == NOT_FINITE for alert in not_finite(kept, table))
 
     def _drawn(self, step: int) -> Capture | None:
         """Draw the maps that were asked for, and return what they are of; None at most steps."""
@@ -329,20 +379,26 @@ class Monitor:
             return None
         return maps
 
-    def _keep(self, step: int, dataset: xr.Dataset, maps: Capture | None) -> None:
+    def _keep(
+        self, step: int, by_head: xr.Dataset, numbers: Mapping[str, float], about: Mapping[str, str], maps: Capture | None = None
+    ) -> None:
         """Write the measurements of a step; trackers get them even if they cannot be written."""
         assert self.record is not None
+        kept = by_head.assign({name: ((), value) for name, value in numbers.items()})
+        kept.attrs = {name: value for name, value in kept.attrs.items() if isinstance(value, str)} | dict(about)
         try:
-            self.record.add(step, dataset, maps)
+            self.record.add(step, kept, maps)
         except OSError as error:
             if self.strict:
                 raise
             self.warn(f"step {step} could not be kept in {self.record.path}: {first_line(error)}", "kept")
 
     def _kept(self, step: int, weights: str) -> bool:
-        """Return whether this step is kept already; later steps of another course of the training are moved away."""
+        """Return whether not to keep this step, as it is there already; later steps of another course are moved away."""
         if self.record is None:
             return False
+        if not self._may_write(self.record):
+            return True
         before = self.record.weights(step)
         if before == weights:
             return True
@@ -356,6 +412,16 @@ class Monitor:
             steps = f"step {moved[0]}" if len(moved) == 1 else f"steps {moved[0]} to {moved[-1]}"
             of = "of another course of this training, or cannot be told from one"
             self.warn(f"{steps} in {self.record.path}: {of}; moved to a folder there")
+        return False
+
+    def _may_write(self, record: Record) -> bool:
+        """Return whether no other process writes the folder; the next measurement asks again."""
+        if record.claimed():
+            return True
+        told = f"another process keeps its measurements in {record.path}"
+        if self.strict:
+            raise DiffscopeError(f"{told}; give another path, or end it")
+        self.warn(f"{told}, and as long as it does nothing else is kept there; give another path, or end it")
         return False
 
     def _found(self, step: int, by_head: xr.Dataset) -> list[Alert]:
@@ -378,20 +444,38 @@ class Monitor:
                 _say(f"step {alerts[0].step}: and so {len(alerts) - SHOWN} more")
         self.alerts += found
 
-    def _fail(self, step: int, error: Exception) -> None:
-        """Say why a step could not be measured, and go on even if that cannot be said."""
+    def _fail(self, step: int, error: Exception, values: Mapping[str, float]) -> dict[str, float]:
+        """Say why a step could not be measured, and go on even if that cannot be said; return what trackers get."""
         with suppress(Exception):  # such as a warning that is an error here, or a device that no longer answers
-            self._tell(step, error)
+            broken = self._broken(error)
+            told = [Alert(step, NOT_FINITE, broken)] if broken and not self._not_finite else []
+            if broken:
+                self._not_finite = True
+                self._raise_alarm(told)
+                self._keep_broken(step, told, values)
+            with suppress(DiffscopeWarning):
+                failed = f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}"
+                self.warn(failed, str(type(error)))
+            return {f"{PREFIX}/alerts": float(len(told))} if broken else {}
+        return {}
 
-    def _tell(self, step: int, error: Exception) -> None:
-        """Say once why a step could not be measured; weights that are not finite are an alert."""
+    def _broken(self, error: Exception) -> str:
+        """Return what is not finite in a model that could not be measured; empty if nothing is known to be."""
         if not finite(self.scope.model):
-            if not self._not_finite:
-                self._raise_alarm([Alert(step, "not finite", "the model has weights that are not finite")])
-            self._not_finite = True
-        self.warn(
-            f"step {step} could not be measured, and the training goes on: {type(error).__name__}: {error}", str(type(error))
-        )
+            return "the model has weights that are not finite"
+        if isinstance(error, FidelityError) and "not finite" in str(error):
+            return "the model computes values that are not finite"
+        return ""
+
+    def _keep_broken(self, step: int, told: Sequence[Alert], values: Mapping[str, float]) -> None:
+        """Keep a step of a broken model, whose every number is NaN, with its alert: whoever follows the folder sees it."""
+        if self.record is None or self._template is None or not self._may_write(self.record):
+            return
+        nothing = {name: value * np.nan for name, value in self._template.items()}
+        about = {WEIGHTS: fingerprint(self.scope.model), ALERTS: json.dumps(told)}
+        about[LOGGED] = json.dumps({f"{PREFIX}/alerts": float(len(told))})
+        if self.record.weights(step) != about[WEIGHTS]:
+            self._keep(step, self._template.assign(nothing), _plain(values) | {"seconds": math.nan}, about)
 
     def warn(self, text: str, reason: str = "") -> None:
         """Warn of something, once for each text or reason."""
@@ -425,10 +509,24 @@ class Monitor:
             "statistics": list(self.statistics),
             "queries": repr(self.queries),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-        } | ({"answers": self._questions.digest} if self._questions else {})
+            **({"answers": self._questions.digest} if self._questions else {}),
+            **({"gradients": "of both branches"} if self._gradients else {}),
+        }
 
 
 monitor = Monitor
+
+
+def _check_names(values: Mapping[str, float], answers: bool) -> None:
+    """Refuse numbers of the training that are called as what is measured."""
+    measured_names = {*STATISTICS, *LABELS, "layer", "head", "step", "seconds", LARGEST, RATIO, *(ANSWERED if answers else ())}
+    if clash := sorted({*values} & measured_names):
+        raise DiffscopeError(f"{', '.join(clash)} names what a monitor measures; give that number another name")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return numbers of the training as floats: some are tensors, on a device or with a graph behind them."""
+    return {name: float(torch.as_tensor(value).item()) for name, value in values.items()}
 
 
 def _averageable(statistics: Sequence[str] | str) -> list[str]:
@@ -456,7 +554,7 @@ def _heads(maps: Sequence[Head], scope: Scope) -> list[Head]:
 
 def _check_whole(name: str, value: Any, least: int) -> None:
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise DiffscopeError(f"{name} are whole numbers from {least}, and not {value!r}")
+        raise DiffscopeError(f"{name}= takes whole numbers from {least}, and not {value!r}")
 
 
 def _first_process() -> bool:

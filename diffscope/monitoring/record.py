@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from filelock import BaseFileLock, FileLock, Timeout
 
 from diffscope.capture.capture import Capture, open_capture
 from diffscope.errors import DiffscopeError
@@ -31,7 +32,7 @@ REPLACED = "replaced"  # a folder of steps that another course of the training h
 WEIGHTS = "weights"  # the attribute that tells two courses of a training apart
 ALERTS = "alerts"
 LOGGED = "logged"  # the attribute with the numbers that trackers got, by flat names
-REMEDY = "remove it, and the step is measured again"
+LOCK = ".writing"
 
 
 class Record:
@@ -55,13 +56,14 @@ class Record:
     def __init__(self, path: str | os.PathLike, about: Mapping[str, Any] | None = None) -> None:
         self.path = checked_path(path)
         self._read: dict[int, tuple[int, xr.Dataset]] = {}  # by step, the time of its file and what it holds
+        self._claim: BaseFileLock | None = None
         self._new = None if about is None else dict(about)  # what monitor.json will say, until it is written
         if (self.path / ABOUT).is_file():
             self.about = read_proven_json(self.path / ABOUT, "remove the folder to begin anew")
             self._check()
         elif about is None:
             raise DiffscopeError(f"{self.path} holds no measurements of a training; give the folder that a monitor writes")
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+        elif not _is_free(self.path):
             raise DiffscopeError(f"{self.path} is there and holds no measurements of a training; give another path")
 
     def _check(self) -> None:
@@ -78,6 +80,28 @@ class Record:
             self.about = {**self._new, **provenance()}
             write_proven_json(self.path / ABOUT, self.about, indent=1)
             self._new = None
+
+    def claimed(self) -> bool:
+        """Return whether this process may write the folder, which one process does at a time.
+
+        The system ends its claim with the process, however that ends. Several monitors of one process share it. On a file system
+        without locks every process may write.
+        """
+        if self._claim is not None:
+            return True
+        lock = FileLock(self.path / LOCK, timeout=0, is_singleton=True, thread_local=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except Timeout:
+            return False
+        except (OSError, NotImplementedError):
+            return True
+        if isinstance(lock, FileLock):  # and not what filelock falls back to, a file that a killed process leaves behind
+            self._claim = lock
+        else:
+            lock.release()
+        return True
 
     @property
     def steps(self) -> list[int]:
@@ -132,6 +156,14 @@ class Record:
                 os.replace(self.path / file, place / file)
         return moved
 
+    def table(self, step: int) -> xr.Dataset:
+        """Return what was measured at one step, which is read once; FileNotFoundError if it is not there."""
+        file = self.path / STEP.format(step)
+        written = file.stat().st_mtime_ns
+        if step not in self._read or self._read[step][0] != written:
+            self._read[step] = written, open_statistics(file)
+        return self._read[step][1]
+
     def dataset(self) -> xr.Dataset:
         """Return everything that is kept, by ``step``; files that were read before are not read again.
 
@@ -144,12 +176,8 @@ class Record:
         """
         tables = {}
         for step in self.steps:
-            file = self.path / STEP.format(step)
             with suppress(FileNotFoundError):  # moved away by the training that goes on
-                written = file.stat().st_mtime_ns
-                if step not in self._read or self._read[step][0] != written:
-                    self._read[step] = written, open_statistics(file)
-                tables[step] = self._read[step][1]
+                tables[step] = self.table(step)
         if not tables:
             raise DiffscopeError(f"{self.path} holds no step yet; wait until the training has measured one")
         return _joined(tables).assign_attrs({name: value for name, value in self.about.items() if isinstance(value, str)})
@@ -177,6 +205,20 @@ def open_record(path: str | os.PathLike) -> xr.Dataset:
         A file is damaged.
     """
     return Record(path).dataset()
+
+
+def stamp(path: Path) -> dict[str, int]:
+    """Return the files of a folder's steps and maps with the times at which they were written, by which a new one is seen."""
+    found = {}
+    for file in (each for kind in ("step-*.nc", "maps-*.dscope") for each in sorted(path.glob(kind))):
+        with suppress(FileNotFoundError):  # moved away by the training that goes on
+            found[file.name] = file.stat().st_mtime_ns
+    return found
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a record can begin at a path: nothing is there, or a folder with what a killed beginning has left."""
+    return not path.exists() or (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()))
 
 
 def _numbers(files: Iterable[Path]) -> list[int]:

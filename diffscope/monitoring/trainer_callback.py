@@ -69,7 +69,10 @@ class MonitorCallback(TrainerCallback):
             return
         known = {} if self._loss is None else {"loss": self._loss}
         values = self.monitor.step(state.global_step, **known)
-        if values:
+        if not values:
+            return
+        self._loss = None  # a later measurement keeps no loss that is older than this one
+        with self.monitor.sending(state.global_step):
             for reporter in self._reporters:
                 reporter.on_log(args, state, control, logs=dict(values), **kwargs)
                 _send_images(reporter, self.monitor.images, state.global_step)

@@ -142,7 +142,7 @@ def test_lightning_sends_it_to_its_loggers(tmp_path):
 
 def test_without_lightning_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lightning.pytorch", None)
-    with pytest.raises(MissingExtra, match="pip install lightning"):
+    with pytest.raises(MissingExtra, match="diffscope-attention.lightning"):
         Monitor(small(), [tiny.ids(9)], statistics=["lambda"]).lightning_callback()
 
 

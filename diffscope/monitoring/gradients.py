@@ -1,0 +1,172 @@
+"""Compare the gradients of the two branches, as the training's own backward pass leaves them for the optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import xarray as xr
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from diffscope.attention.layer import LayerAttention
+from diffscope.errors import DiffscopeError
+from diffscope.monitoring.kept_maps import captured
+from diffscope.monitoring.undisturbed import undisturbed
+from diffscope.scope.runners import Inputs
+from diffscope.scope.scope import Scope
+
+RATIO = "gradient_ratio"
+TOKENS = 64  # that are enough to tell the vectors of two maps apart
+NEAR = 0.02  # by how much the lengths of projected vectors may differ from those attended with, which are rounded
+
+
+class Part(NamedTuple):
+    """A weight whose rows, in blocks of one width, make some maps."""
+
+    weight: nn.Parameter
+    maps: list[int]
+    blocks: list[int]  # which make them
+
+
+class Vectors(NamedTuple):
+    """The weights that make the queries, or keys, of a layer."""
+
+    parts: list[Part]
+    width: int  # rows of each map
+    heads: Tensor  # the map of each branch of each head, (branch, head)
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The weights."""
+        return [part.weight for part in self.parts]
+
+    def squares(self) -> Tensor:
+        """Return the squared norm of the gradient of each branch of each head, float32 (branch, head)."""
+        of_maps: dict[int, Tensor] = {}
+        for weight, maps, blocks in self.parts:
+            assert weight.grad is not None
+            rows = weight.grad.detach().unflatten(0, (-1, self.width))  # (block, row, input)
+            norms = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=torch.float32)  # (block,)
+            of_maps |= {number: norms[block] for number, block in zip(maps, blocks)}
+        return torch.stack([of_maps[number] for number in range(len(of_maps))])[self.heads.to(norms.device)].square()
+
+
+class BranchGradients:
+    """The norms of the gradients of each head's first and second query and key projection, at the last step of an optimizer.
+
+    They are read when an optimizer of torch.optim is about to step: accumulated over batches and averaged over processes. Which
+    rows of which weight make the maps of a head is found by running the model once, on one prompt: the lengths of projected
+    vectors have to be those of the queries and keys that it attends with.
+
+    Attributes
+    ----------
+    reasons : dict of int to str
+        By layer, why its gradients are not known.
+
+    Raises
+    ------
+    DiffscopeError
+        No layer has a second branch whose rows are found.
+    """
+
+    def __init__(self, scope: Scope, inputs: Inputs) -> None:
+        modules = scope.family.layers(scope.model)
+        outputs: dict[nn.Module, Tensor] = {}
+        with ExitStack() as stack, undisturbed(scope.model):
+            for part in {part for module in modules for part in module.modules() if isinstance(part, nn.Linear)}:
+                stack.callback(part.register_forward_hook(partial(_keep, outputs)).remove)
+            layers = captured(scope, inputs, scope.layer_numbers).layers
+        of_layer = {number: module for module, number in modules.items()}
+        self._parts: dict[int, list[Vectors]] = {}
+        self.reasons: dict[int, str] = {}
+        for layer in layers:
+            known = {part: outputs[part] for part in of_layer[layer.layer].modules() if part in outputs}
+            found = parts_of(layer, known)
+            if isinstance(found, str):
+                self.reasons[layer.layer] = found
+            else:
+                self._parts[layer.layer] = found
+        if not self._parts:
+            why = "; ".join(sorted(set(self.reasons.values())))
+            raise DiffscopeError(f"gradients=True compares the gradients of two branches, and no layer has them apart: {why}")
+        self._squares: dict[int, Tensor] = {}
+        handle = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
+        weakref.finalize(self, handle.remove)
+
+    def read(self, optimizer: torch.optim.Optimizer) -> None:
+        """Read the gradients with which an optimizer is about to step, without waiting for the device."""
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for number, parts in self._parts.items():
+            if all(weight.grad is not None and id(weight) in held for part in parts for weight in part.weights):
+                self._squares[number] = sum(part.squares() for part in parts)  # type: ignore[assignment]
+
+    def take(self, layers: Sequence[int], heads: int) -> xr.DataArray:
+        """Return the norm of the first branch's gradient over that of the second, (layer, head), and forget it.
+
+        It is NaN before the first step of an optimizer, if a weight is frozen, and if the second branch has no gradient.
+        """
+        values = torch.full((len(layers), heads), torch.nan)
+        for number, squares in self._squares.items():
+            first, second = squares.cpu()
+            ratio = torch.where(second > 0, (first / second).sqrt(), torch.nan)
+            values[list(layers).index(number), : len(ratio)] = torch.where(ratio.isfinite(), ratio, torch.nan)
+        self._squares = {}
+        about = {"long_name": "gradient of the first branch over that of the second", "units": "1", "averaged": "mean"}
+        return xr.DataArray(values.numpy(), {"layer": list(layers)}, ("layer", "head"), name=RATIO, attrs=about)
+
+
+def parts_of(layer: LayerAttention, outputs: Mapping[nn.Module, Tensor]) -> list[Vectors] | str:
+    """Return the weights of a layer's queries and, if each branch has its own, keys; or why they are not known."""
+    if not layer.differential:
+        return "its attention has one branch"
+    heads = torch.stack([layer.pairing.of_branch(branch) for branch in (1, 2)]).cpu()  # (branch, head)
+    of_keys = layer.pairing.key_of_map.cpu()[heads]
+    queries, keys = _parts(layer.q, outputs), _parts(layer.k, outputs)
+    if not queries or not keys:
+        return f"the rows of a weight that make its {'keys' if queries else 'queries'} are not found"
+    own = bool((of_keys[0] != of_keys[1]).all())
+    return [Vectors(queries, layer.q.shape[-1], heads)] + ([Vectors(keys, layer.k.shape[-1], of_keys)] if own else [])
+
+
+def _parts(vectors: Tensor, outputs: Mapping[nn.Module, Tensor]) -> list[Part]:
+    """Return the weights that make vectors (batch, map, token, width); none if not every map is of exactly one block of rows.
+
+    A rotation leaves the lengths of vectors, and a scale their proportions, by which blocks are told from each other.
+    """
+    maps, width = vectors.shape[1], vectors.shape[-1]
+    lengths = _proportions(vectors[0].movedim(1, 0))
+    makers: list[list[tuple[nn.Module, int]]] = [[] for _ in range(maps)]
+    for module, output in outputs.items():
+        if output.shape[-1] % width or output.numel() // output.shape[-1] != vectors.shape[2]:
+            continue
+        blocks = _proportions(output.detach().reshape(vectors.shape[2], -1, width)).to(lengths.device)
+        alike = ((blocks - lengths[:, None]).abs() < NEAR).all(-1)  # (map, block)
+        for number, block in alike.nonzero().tolist():
+            makers[number].append((module, block))
+    if any(len(some) != 1 for some in makers) or bool((lengths.std(-1) < 2 * NEAR).any()):  # equal lengths tell nothing apart
+        return []
+    made: dict[nn.Module, Part] = {}
+    for number, ((module, block),) in enumerate(makers):
+        part = made.setdefault(module, Part(module.weight, [], []))  # type: ignore[arg-type]
+        part.maps.append(number), part.blocks.append(block)
+    return list(made.values())
+
+
+def _proportions(vectors: Tensor) -> Tensor:
+    """Return the lengths of vectors (token, map, width) over their means, of the first tokens, float32 (map, token)."""
+    lengths = vectors[:TOKENS].float().norm(dim=-1).T
+    return lengths / lengths.mean(-1, keepdim=True)
+
+
+def _keep(outputs: dict[nn.Module, Tensor], module: nn.Module, _: Any, output: Tensor) -> None:
+    outputs[module] = output
+
+
+def _before_step(gradients: weakref.ref[BranchGradients], optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    if (known := gradients()) is not None:
+        known.read(optimizer)
