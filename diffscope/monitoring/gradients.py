@@ -153,7 +153,8 @@ def _parts(vectors: Tensor, outputs: Mapping[nn.Module, Tensor]) -> list[Part]:
     made: dict[nn.Module, Part] = {}
     for number, ((module, block),) in enumerate(makers):
         part = made.setdefault(module, Part(module.weight, [], []))  # type: ignore[arg-type]
-        part.maps.append(number), part.blocks.append(block)
+        part.maps.append(number)
+        part.blocks.append(block)
     return list(made.values())
 
 

@@ -24,7 +24,9 @@ def callback_of(monitor: Monitor) -> Any:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        raise MissingExtra("this callback is for Lightning, which is not installed; pip install 'diffscope-attention[lightning]'") from None
+        raise MissingExtra(
+            "this callback is for Lightning, which is not installed; pip install 'diffscope-attention[lightning]'"
+        ) from None
 
     class MonitorCallback(Callback):
         """Call the monitor, once for each step of the optimizer."""

@@ -255,6 +255,7 @@ class Monitor:
         self.images = {}
         if self._first is None:
             self._first = step
+        if values:
             _check_names(values, self._questions is not None)
         if step == self._step or not self.schedule.due(step) or not (self._shards or _first_process()):
             return {}
@@ -349,7 +350,9 @@ class Monitor:
         assert self._gradients is not None
         ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes.get("head", 0))
         if self._step is not None and bool(ratio.isnull().all()):
-            self.warn("no gradient of the branches is known: no optimizer of torch.optim has stepped with them, or they are frozen")
+            self.warn(
+                "no gradient of the branches is known: no optimizer of torch.optim has stepped with them, or they are frozen"
+            )
         for layer, reason in self._gradients.reasons.items():
             self.warn(f"the gradients of the branches of layer {layer} are not known: {reason}", f"gradients: {reason}")
         return ratio

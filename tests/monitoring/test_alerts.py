@@ -1,8 +1,10 @@
+import json
 import math
 
 import pytest
 import torch
 
+import diffscope
 from diffscope import DiffscopeError, DiffscopeWarning
 from diffscope.monitoring import Monitor
 from tests import tiny
@@ -94,3 +96,36 @@ def test_a_rule_of_ones_own(monitor, model):
         monitor.alert("gini", times=10)
     with pytest.raises(DiffscopeError, match="label"):
         monitor.alert("gini", above=1, maps="D")
+
+
+def test_a_model_that_computes_no_numbers_is_told_once_and_kept(model, tmp_path):
+    monitor = Monitor(model, [tiny.ids(20)], ["lambda", "entropy"], every=1, budget=None, path=tmp_path / "kept")
+    monitor.step(0, loss=3.0)
+    with torch.no_grad():
+        for name, parameter in model.model.layers[-1].self_attn.named_parameters():
+            if "lambda" in name:
+                parameter.fill_(1e3)  # whose exponentials are infinite, and their difference no number
+    with pytest.warns(DiffscopeWarning, match="step 1 could not be measured"):
+        assert monitor.step(1, loss=math.nan) == {"diffscope/alerts": 1.0}
+    assert monitor.step(2, loss=math.nan) == {"diffscope/alerts": 0.0}
+    kept = diffscope.open(tmp_path / "kept")
+    assert kept["step"].values.tolist() == [0, 1, 2]
+    assert [step for step, *_ in json.loads(kept.attrs["alerts"])] == [1]
+    assert "computes values that are not finite" in kept.attrs["alerts"]
+    assert kept["entropy"].sel(step=1).isnull().all() and kept["entropy"].sel(step=0).notnull().any()
+
+
+def test_a_training_that_is_resumed_is_not_told_what_was_told(model, tmp_path):
+    def go_on(*steps):
+        monitor = Monitor(model, [tiny.ids(20)], every=1, budget=None, path=tmp_path / "kept", strict=True)
+        for step in steps:
+            monitor.step(step)
+        return {alert.step for alert in monitor.alerts}
+
+    set_lambda(model, 3.0)
+    assert go_on(0, 1) == {0}
+    assert go_on(2, 3) == set()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight *= 20
+    assert go_on(4) == {4}  # logits that have grown since a step of an earlier process
+    assert go_on(5) == set()

@@ -156,3 +156,27 @@ def test_a_training_whose_monitor_cannot_begin_goes_on(tmp_path):
     with pytest.warns(DiffscopeWarning, match="this training is not watched: .* holds no measurements of a training"):
         trainer.train()
     assert trainer.state.global_step == 6 and monitor.record is None and (tmp_path / "monitor" / "notes.txt").is_file()
+
+
+def test_a_loss_is_kept_once_and_a_tracker_that_fails_ends_nothing(tmp_path):
+    model = small()
+    monitor = Monitor(model, [tiny.ids(20)], statistics=["lambda"], every=1, budget=None)
+    trainer = trainer_of(model, tmp_path, logging_steps=3)
+    callback = monitor.callback()
+    trainer.add_callback(callback)
+    begin = callback.on_train_begin
+
+    class Broken(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            raise ConnectionError("no network")
+
+    def begun(*args, **kwargs):
+        begin(*args, **kwargs)
+        callback._reporters = [Broken()]
+
+    callback.on_train_begin = begun
+    with pytest.warns(DiffscopeWarning, match="a tracker did not take step 1: ConnectionError: no network"):
+        trainer.train()
+    kept = diffscope.open(tmp_path / "monitor")["loss"]
+    assert kept["step"].values.tolist() == list(range(7))
+    assert kept.dropna("step")["step"].values.tolist() == [4]  # the first after it was logged, at step 3

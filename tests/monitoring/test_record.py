@@ -12,7 +12,7 @@ import torch
 import diffscope
 from diffscope import CorruptFile, DiffscopeError, DiffscopeWarning
 from diffscope.monitoring import Monitor
-from diffscope.monitoring.record import Record
+from diffscope.monitoring.record import Record, stamp
 from tests import tiny
 
 PROMPTS = [tiny.ids(9)]
@@ -43,7 +43,7 @@ def test_a_run_that_begins_anew_goes_on_and_repeats_no_step(tmp_path):
     written = {file: file.stat().st_mtime_ns for file in (tmp_path / "kept").iterdir()}
     again = list(watched(tmp_path / "kept", range(2, 7)))
     assert again[:2] == first[2:]  # a tracker that lost its last events gets them again
-    assert all(file.stat().st_mtime_ns == time for file, time in written.items())
+    assert all(file.stat().st_mtime_ns == time for file, time in written.items() if not file.name.startswith("."))
     assert diffscope.open(tmp_path / "kept")["step"].values.tolist() == list(range(7))
 
 
@@ -53,6 +53,58 @@ def test_another_course_of_the_training_replaces_later_steps_and_says_so(tmp_pat
         list(watched(tmp_path / "kept", range(3, 5), seed=1))
     assert Record(tmp_path / "kept").steps == [0, 1, 2, 3, 4]
     assert len(list((tmp_path / "kept" / "replaced-1").glob("*.nc"))) == 3
+
+
+HOLDS = """
+import sys
+from diffscope.monitoring.record import Record
+record = Record(sys.argv[1])
+print(record.claimed(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_folder_that_another_process_writes_is_left_to_it_until_that_ends(tmp_path):
+    list(watched(tmp_path / "kept", range(2)))
+    again = watched(tmp_path / "kept", range(2, 6), seed=1, strict=False)
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "kept")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "True\n"
+        with pytest.warns(DiffscopeWarning, match="another process keeps its measurements in .*; give another path, or end it"):
+            assert next(again)  # trackers get it all the same
+        assert next(again) and Record(tmp_path / "kept").steps == [0, 1]
+        process.kill()
+    assert next(again) and Record(tmp_path / "kept").steps == [0, 1, 4]
+
+
+def test_what_a_killed_beginning_has_left_is_no_hindrance(tmp_path):
+    (tmp_path / "kept" / ".monitor.json-abc").mkdir(parents=True)
+    list(watched(tmp_path / "kept", range(1)))
+    assert Record(tmp_path / "kept").steps == [0]
+
+
+def test_a_full_disk_loses_the_step_and_not_the_training(tmp_path):
+    list(watched(tmp_path / "kept", range(2)))
+    resource = pytest.importorskip("resource")
+    ignored, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    going_on = watched(tmp_path / "kept", range(2, 4), strict=False)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        with pytest.warns(DiffscopeWarning, match="step 2 could not be kept in .*too large"):
+            assert next(going_on)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert next(going_on) and diffscope.open(tmp_path / "kept")["step"].values.tolist() == [0, 1, 3]
+
+
+def test_a_step_that_was_measured_anew_has_another_stamp(tmp_path):
+    list(watched(tmp_path / "kept", range(2)))
+    before = stamp(tmp_path / "kept")
+    with pytest.warns(DiffscopeWarning, match="another course"):
+        list(watched(tmp_path / "kept", range(1, 2), seed=1))
+    after = stamp(tmp_path / "kept")
+    assert list(after) == list(before) == ["step-00000000.nc", "step-00000001.nc"] and after != before
 
 
 def test_maps_of_chosen_heads_are_kept_with_their_steps_and_drawn(tmp_path):

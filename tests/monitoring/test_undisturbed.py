@@ -100,6 +100,13 @@ def test_a_training_is_equal_to_the_bit(wrap, full):
     assert not monitor.alerts
 
 
+def test_a_training_whose_gradients_are_read_is_equal_to_the_bit(full):
+    steps = 200 if full else 30
+    without = trained(small(), steps)
+    model = small()
+    assert_equal(trained(model, steps, monitor=monitor_of(model, gradients=True)), without)
+
+
 def test_a_compiled_model_is_not_compiled_again():
     torch.compiler.reset()
     model = small(num_hidden_layers=1)

@@ -1,0 +1,109 @@
+"""The gradients of the two branches, against those that autograd gives directly."""
+
+import gc
+
+import numpy as np
+import pytest
+import torch
+from torch.optim import optimizer as of_torch
+
+import diffscope
+from diffscope import DiffscopeError, DiffscopeWarning
+from diffscope.monitoring import Monitor
+from tests import tiny
+from tests.layouts import ports, unilm
+
+PROMPT = tiny.ids(20)
+BATCHES = [tiny.ids(12, seed=1), tiny.ids(12, seed=2)]
+
+
+def watched(model, path=None, **more):
+    return Monitor(model, [PROMPT], ["lambda"], every=1, budget=None, strict=True, gradients=True, path=path, **more)
+
+
+def a_step(model, optimizer, batches=BATCHES):
+    """One step of the optimizer on accumulated gradients, and what they were by name."""
+    for ids in batches:
+        ids = torch.tensor([ids])
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+    optimizer.step()
+    optimizer.zero_grad()
+    return gradients
+
+
+def direct(gradients, layer, first, second, width, keys=True):
+    """The norm of the rows of some maps over that of others; without `keys` of queries alone."""
+    names = [f"model.layers.{layer}.self_attn.{name}_proj.weight" for name in ("qk" if keys else "q")]
+    squares = [
+        sum(gradients[name].unflatten(0, (-1, width))[maps].square().sum((1, 2)) for name in names) for maps in (first, second)
+    ]
+    return (squares[0] / squares[1]).sqrt().numpy()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(
+    "make, maps, keys",
+    [
+        (tiny.diffllama, ([0, 1, 2, 3], [4, 5, 6, 7]), True),  # the maps of a head stand H apart
+        (tiny.own, ([0, 2, 4, 6], [1, 3, 5, 7]), True),  # next to each other
+        (lambda: tiny.own("v2"), ([0, 2, 4, 6], [1, 3, 5, 7]), False),  # keys are of both branches
+    ],
+)
+def test_the_ratio_is_that_of_the_gradients_of_each_heads_rows(make, maps, keys, checkpointing, tmp_path):
+    model = make().train()
+    if checkpointing:
+        model.activation_checkpointing_enable()
+    monitor = watched(model, tmp_path / "kept")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    assert "diffscope/gradient_ratio/layer_0/mean" not in monitor.step(0)  # nothing was learned yet
+    for step in (1, 2):
+        gradients = a_step(model, optimizer)
+        values = monitor.step(step)
+        width = gradients["model.layers.0.self_attn.q_proj.weight"].shape[0] // 8
+        expected = np.stack([direct(gradients, layer, *maps, width, keys) for layer in (0, 1)])
+        kept = diffscope.open(tmp_path / "kept")["gradient_ratio"]
+        np.testing.assert_allclose(kept.sel(step=step).transpose("layer", "head"), expected, rtol=1e-5)
+        assert values["diffscope/gradient_ratio/layer_1/mean"] == pytest.approx(expected[1].mean(), rel=1e-5)
+    assert np.isnan(kept.sel(step=0)).all()
+
+
+@pytest.mark.parametrize("make", [unilm.tiny, ports.nanowell, lambda: tiny.diffllama(8, 4)])
+def test_the_rows_of_every_head_are_found_in_other_families(make):
+    assert not watched(make())._gradients.reasons
+
+
+def test_it_is_forgotten_with_its_monitor():
+    before = len(of_torch._global_optimizer_pre_hooks)
+    monitor = watched(tiny.own().train())
+    assert len(of_torch._global_optimizer_pre_hooks) == before + 1
+    del monitor
+    gc.collect()
+    assert len(of_torch._global_optimizer_pre_hooks) == before
+
+
+def test_weights_that_nothing_trains_have_none_and_that_is_said():
+    model = tiny.own().train()
+    model.requires_grad_(False)
+    model.lm_head.weight.requires_grad_(True)
+    monitor = watched(model)
+    monitor.step(0)
+    a_step(model, torch.optim.SGD([model.lm_head.weight], lr=0.1))
+    with pytest.warns(DiffscopeWarning, match="no gradient of the branches is known"):
+        assert not [name for name in monitor.step(1) if "gradient" in name]
+
+
+def test_one_branch_has_nothing_to_compare():
+    with pytest.raises(DiffscopeError, match="its attention has one branch"):
+        watched(tiny.standard("llama"))
+
+
+def test_a_rule_may_be_of_it():
+    model = tiny.own().train()
+    monitor = watched(model)
+    monitor.alert("gradient_ratio", above=0.0)
+    monitor.step(0)
+    a_step(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+    assert monitor.step(1)["diffscope/alerts"] == 8
+    with pytest.raises(DiffscopeError, match="is not measured here"):
+        Monitor(model, [PROMPT], ["lambda"]).alert("gradient_ratio", above=1)
