@@ -20,10 +20,8 @@ from diffscope import figures
 from diffscope.capture.capture import Capture, open_capture
 from diffscope.monitoring.courses import courses
 from diffscope.monitoring.measuring import CONTROL
-from diffscope.monitoring.record import ABOUT, MAPS, Record, stamp
-from diffscope.monitoring.trainer_callback import FOLDER as IN_OUTPUT
+from diffscope.monitoring.record import ABOUT, MAPS, Record, folder_of, stamp
 from diffscope.numbers import capital, duration
-from diffscope.storage.atomic import checked_path
 
 FOLDER = "training-folder"  # the key of its field, and what an address names it by
 STEADY = "<style>[data-stale=true]{opacity:1!important;transition:none!important}</style>"  # nothing fades as a step comes
@@ -82,7 +80,7 @@ def show_followed() -> None:
         st.code(f"import diffscope\n\n{HOW}", language="python")
         return
     st.html(STEADY)
-    folder = folder_of(name)
+    folder = folder_of(os.path.expanduser(name))
     seen = stamp(folder)
     watch(name, seen)
     if not (folder / ABOUT).is_file():
@@ -91,13 +89,6 @@ def show_followed() -> None:
         st.info("No step has been measured yet. The page shows the first one as soon as it is there.")
     else:
         show_record(_record(folder, (folder / ABOUT).stat().st_mtime), name)
-
-
-def folder_of(name: str) -> Path:
-    """Return the folder of the monitor, which may be in the one that is named."""
-    place = checked_path(os.path.expanduser(name))
-    inside = place / IN_OUTPUT
-    return inside if (inside / ABOUT).is_file() and not (place / ABOUT).is_file() else place
 
 
 def say_what_is_missing(folder: Path, name: str) -> None:
@@ -117,7 +108,7 @@ def watch(name: str, seen: Mapping[str, int]) -> None:
 
     @st.fragment(run_every=EVERY)
     def look() -> None:
-        if stamp(folder_of(name)) != seen:  # the folder may have come into the one that was named
+        if stamp(folder_of(os.path.expanduser(name))) != seen:  # the folder may have come into the one that was named
             st.rerun()
         if seen:
             since = time.time() - max(seen.values()) / 1e9

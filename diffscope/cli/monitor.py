@@ -13,7 +13,12 @@ from diffscope.cli.output import say, show_json, show_table, show_value
 
 EXAMPLE = ("diffscope monitor runs/mine/monitor",)
 
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that a monitor writes.", show_default=False)]
+Folder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FOLDER", help="The folder that a monitor writes, or the output_dir of the Trainer.", show_default=False
+    ),
+]
 Once = Annotated[bool, typer.Option("--once", help="Print what is there and end; so it does where the output is no terminal.")]
 Seconds = Annotated[float, typer.Option("--seconds", min=0.1, help="How often to look for new steps.")]
 ALERTS = 5  # the last ones that are shown

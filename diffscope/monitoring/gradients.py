@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, first_line
 from diffscope.monitoring.kept_maps import captured
 from diffscope.monitoring.undisturbed import undisturbed
 from diffscope.scope.runners import Inputs
@@ -25,35 +25,21 @@ TOKENS = 64  # that are enough to tell the vectors of two maps apart
 NEAR = 0.02  # by how much the lengths of projected vectors may differ from those attended with, which are rounded
 
 
-class Part(NamedTuple):
-    """A weight whose rows, in blocks of one width, make some maps."""
-
-    weight: nn.Parameter
-    maps: list[int]
-    blocks: list[int]  # which make them
-
-
 class Vectors(NamedTuple):
-    """The weights that make the queries, or keys, of a layer."""
+    """The weights that make the queries, or keys, of a layer, in blocks of rows as wide as a map."""
 
-    parts: list[Part]
-    width: int  # rows of each map
-    heads: Tensor  # the map of each branch of each head, (branch, head)
-
-    @property
-    def weights(self) -> list[nn.Parameter]:
-        """The weights."""
-        return [part.weight for part in self.parts]
+    weights: list[nn.Parameter]
+    width: int
+    blocks: Tensor  # of all weights one after the other, that of each branch of each head, (branch, head)
 
     def squares(self) -> Tensor:
         """Return the squared norm of the gradient of each branch of each head, float32 (branch, head)."""
-        of_maps: dict[int, Tensor] = {}
-        for weight, maps, blocks in self.parts:
-            assert weight.grad is not None
-            rows = weight.grad.detach().unflatten(0, (-1, self.width))  # (block, row, input)
-            norms = torch.linalg.vector_norm(rows, dim=(1, 2), dtype=torch.float32)  # (block,)
-            of_maps |= {number: norms[block] for number, block in zip(maps, blocks)}
-        return torch.stack([of_maps[number] for number in range(len(of_maps))])[self.heads.to(norms.device)].square()
+        norms = [
+            torch.linalg.vector_norm(weight.grad.detach().unflatten(0, (-1, self.width)), dim=(1, 2), dtype=torch.float32)
+            for weight in self.weights
+            if weight.grad is not None
+        ]
+        return torch.cat(norms)[self.blocks].square()  # of (block,)
 
 
 class BranchGradients:
@@ -85,8 +71,8 @@ class BranchGradients:
         self._parts: dict[int, list[Vectors]] = {}
         self.reasons: dict[int, str] = {}
         for layer in layers:
-            known = {part: outputs[part] for part in of_layer[layer.layer].modules() if part in outputs}
-            found = parts_of(layer, known)
+            module = of_layer.get(layer.layer)  # None of a later run of a module
+            found = parts_of(layer, {part: outputs[part] for part in module.modules() if part in outputs} if module else {})
             if isinstance(found, str):
                 self.reasons[layer.layer] = found
             else:
@@ -103,7 +89,10 @@ class BranchGradients:
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for number, parts in self._parts.items():
             if all(weight.grad is not None and id(weight) in held for part in parts for weight in part.weights):
-                self._squares[number] = sum(part.squares() for part in parts)  # type: ignore[assignment]
+                try:
+                    self._squares[number] = sum(part.squares() for part in parts)  # type: ignore[assignment]
+                except Exception as error:  # which would end the training
+                    self.reasons[number] = first_line(error)
 
     def take(self, layers: Sequence[int], heads: int) -> xr.DataArray:
         """Return the norm of the first branch's gradient over that of the second, (layer, head), and forget it.
@@ -126,36 +115,34 @@ def parts_of(layer: LayerAttention, outputs: Mapping[nn.Module, Tensor]) -> list
         return "its attention has one branch"
     heads = torch.stack([layer.pairing.of_branch(branch) for branch in (1, 2)]).cpu()  # (branch, head)
     of_keys = layer.pairing.key_of_map.cpu()[heads]
-    queries, keys = _parts(layer.q, outputs), _parts(layer.k, outputs)
-    if not queries or not keys:
-        return f"the rows of a weight that make its {'keys' if queries else 'queries'} are not found"
-    own = bool((of_keys[0] != of_keys[1]).all())
-    return [Vectors(queries, layer.q.shape[-1], heads)] + ([Vectors(keys, layer.k.shape[-1], of_keys)] if own else [])
+    queries, keys = _vectors(layer.q, outputs, heads), _vectors(layer.k, outputs, of_keys)
+    if queries is None or keys is None:
+        return f"the rows of a weight that make its {'queries' if queries is None else 'keys'} are not found"
+    return [queries, keys] if bool((of_keys[0] != of_keys[1]).all()) else [queries]
 
 
-def _parts(vectors: Tensor, outputs: Mapping[nn.Module, Tensor]) -> list[Part]:
-    """Return the weights that make vectors (batch, map, token, width); none if not every map is of exactly one block of rows.
+def _vectors(vectors: Tensor, outputs: Mapping[nn.Module, Tensor], heads: Tensor) -> Vectors | None:
+    """Return the weights that make vectors (batch, map, token, width); None if not every map is of exactly one block of rows.
 
     A rotation leaves the lengths of vectors, and a scale their proportions, by which blocks are told from each other.
     """
-    maps, width = vectors.shape[1], vectors.shape[-1]
+    width = vectors.shape[-1]
     lengths = _proportions(vectors[0].movedim(1, 0))
-    makers: list[list[tuple[nn.Module, int]]] = [[] for _ in range(maps)]
+    alike, weights = [], []
     for module, output in outputs.items():
-        if output.shape[-1] % width or output.numel() // output.shape[-1] != vectors.shape[2]:
-            continue
-        blocks = _proportions(output.detach().reshape(vectors.shape[2], -1, width)).to(lengths.device)
-        alike = ((blocks - lengths[:, None]).abs() < NEAR).all(-1)  # (map, block)
-        for number, block in alike.nonzero().tolist():
-            makers[number].append((module, block))
-    if any(len(some) != 1 for some in makers) or bool((lengths.std(-1) < 2 * NEAR).any()):  # equal lengths tell nothing apart
-        return []
-    made: dict[nn.Module, Part] = {}
-    for number, ((module, block),) in enumerate(makers):
-        part = made.setdefault(module, Part(module.weight, [], []))  # type: ignore[arg-type]
-        part.maps.append(number)
-        part.blocks.append(block)
-    return list(made.values())
+        if output.shape[-1] % width == 0 and output.numel() // output.shape[-1] == vectors.shape[2]:
+            blocks = _proportions(output.detach().reshape(vectors.shape[2], -1, width)).to(lengths.device)
+            same = ((blocks - lengths[:, None]).abs() < NEAR).all(-1)  # (map, block)
+            if bool(same.any()):
+                alike.append(same)
+                weights.append(module.weight)
+    if not alike or bool((lengths.std(-1) < 2 * NEAR).any()):  # equal lengths tell nothing apart
+        return None
+    of_maps = torch.cat(alike, 1)  # (map, block)
+    if bool((of_maps.sum(1) != 1).any()):
+        return None
+    made = of_maps.int().argmax(1)  # (map,)
+    return Vectors(weights, width, made[heads.to(made.device)].to(weights[0].device))  # type: ignore[arg-type]
 
 
 def _proportions(vectors: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ import xarray as xr
 from torch import nn
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError, DiffscopeWarning, FidelityError, check_index, first_line
+from diffscope.errors import CorruptFile, DiffscopeError, DiffscopeWarning, FidelityError, check_index, first_line
 from diffscope.monitoring.alerts import NOT_FINITE, Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.gradients import RATIO, BranchGradients
@@ -348,7 +348,7 @@ class Monitor:
     def _gradient_ratio(self, by_head: xr.Dataset) -> xr.DataArray:
         """Return the ratio of the branches' gradients by layer and head, and say once why some are not known."""
         assert self._gradients is not None
-        ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes.get("head", 0))
+        ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes["head"])
         if self._step is not None and bool(ratio.isnull().all()):
             self.warn(
                 "no gradient of the branches is known: no optimizer of torch.optim has stepped with them, or they are frozen"
@@ -363,10 +363,13 @@ class Monitor:
         reach = max((rule.within or 0 for rule in self.rules), default=0)
         for kept in before:
             if kept >= step - reach or kept == before[-1]:
-                table = self.record.table(kept)  # type: ignore[union-attr]
-                for rule in self.rules:
-                    rule.check(kept, table)
-                self._not_finite = any(alert.rule == NOT_FINITE for alert in not_finite(kept, table))
+                with suppress(CorruptFile):  # whoever opens the folder is told which file is damaged
+                    table = self.record.table(kept)  # type: ignore[union-attr]
+                    for rule in self.rules:
+                        rule.check(kept, table)
+                    self._not_finite = bool(not_finite(kept, table)) or bool(
+                        table["seconds"].isnull()
+                    )  # it could not be measured
 
     def _drawn(self, step: int) -> Capture | None:
         """Draw the maps that were asked for, and return what they are of; None at most steps."""

@@ -25,6 +25,7 @@ from diffscope.storage.checksum import read_proven_json, write_proven_json
 from diffscope.storage.provenance import provenance
 from diffscope.storage.statistics import attributes_of, open_statistics, write_statistics
 
+FOLDER = "monitor"  # in a Trainer's output_dir
 ABOUT = "monitor.json"
 STEP = "step-{:08d}.nc"
 MAPS = "maps-{:08d}.dscope"
@@ -43,7 +44,8 @@ class Record:
     path : path-like
         Made when the first step is kept.
     about : mapping, optional
-        What is measured: a folder that holds measurements of something else is refused. Without it the folder is only read.
+        What is measured: a folder that holds measurements of something else is refused. Without it the folder is only read, and
+        may be the Trainer's ``output_dir`` that it is in.
 
     Raises
     ------
@@ -54,7 +56,7 @@ class Record:
     """
 
     def __init__(self, path: str | os.PathLike, about: Mapping[str, Any] | None = None) -> None:
-        self.path = checked_path(path)
+        self.path = folder_of(path) if about is None else checked_path(path)
         self._read: dict[int, tuple[int, xr.Dataset]] = {}  # by step, the time of its file and what it holds
         self._claim: BaseFileLock | None = None
         self._new = None if about is None else dict(about)  # what monitor.json will say, until it is written
@@ -205,6 +207,13 @@ def open_record(path: str | os.PathLike) -> xr.Dataset:
         A file is damaged.
     """
     return Record(path).dataset()
+
+
+def folder_of(path: str | os.PathLike) -> Path:
+    """Return the folder of a monitor, which may be in the one that is named: a Trainer's ``output_dir``."""
+    place = checked_path(path)
+    inside = place / FOLDER
+    return inside if (inside / ABOUT).is_file() and not (place / ABOUT).is_file() else place
 
 
 def stamp(path: Path) -> dict[str, int]:

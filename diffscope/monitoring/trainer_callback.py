@@ -13,12 +13,10 @@ from transformers.integrations import TensorBoardCallback, WandbCallback, get_re
 from transformers.trainer_callback import CallbackHandler
 
 from diffscope.errors import first_line
+from diffscope.monitoring.record import FOLDER, Record
 
 if TYPE_CHECKING:
     from diffscope.monitoring.monitors import Monitor
-    from diffscope.monitoring.record import Record
-
-FOLDER = "monitor"  # in the Trainer's output_dir
 
 
 class MonitorCallback(TrainerCallback):

@@ -11,8 +11,8 @@ from torch import nn
 
 from diffscope.lab.training.drawing import Draws
 from diffscope.monitoring import Monitor
+from diffscope.monitoring.record import FOLDER
 from diffscope.monitoring.tensorboard import events
-from diffscope.monitoring.trainer_callback import FOLDER
 
 EVERY = 50  # steps
 PROMPTS = 4  # rows of the run's first step, on which it is watched
