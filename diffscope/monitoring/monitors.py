@@ -367,9 +367,9 @@ class Monitor:
                     table = self.record.table(kept)  # type: ignore[union-attr]
                     for rule in self.rules:
                         rule.check(kept, table)
-                    self._not_finite = bool(not_finite(kept, table)) or bool(
-                        table["seconds"].isnull()
-                    )  # it could not be measured
+                    self._template = table[[name for name, values in table.items() if values.ndim]]
+                    unmeasured = bool(table["seconds"].isnull())
+                    self._not_finite = unmeasured or bool(not_finite(kept, table))
 
     def _drawn(self, step: int) -> Capture | None:
         """Draw the maps that were asked for, and return what they are of; None at most steps."""
