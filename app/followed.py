@@ -30,12 +30,13 @@ ALERTS = 3  # the last ones, which are shown at once
 PICTURES = 8  # steps whose maps stand beside each other
 FIRST = ("loss", "lambda", "overlap", "entropy", "sink_mass")  # shown at once, in this order
 CAPTIONS = {
-    "loss": "Of the training, at the steps that were measured.",
+    "loss": "As the training gave it at a measured step; of the Trainer, as logged last before that.",
     "lambda": "λ, by how much A₂ is taken off.",
     "overlap": "What the two maps share on irrelevant tokens. Dashed: the same with the A₂ of another head.",
     "noise_gain": "What is left in |D| of A₁ on irrelevant tokens. Dashed: with the A₂ of another head.",
     "entropy": "How widely D is spread.",
     "sink_mass": "How much of D goes to the first token.",
+    "gradient_ratio": "Norms of what the query and key weights of A₁ and A₂ get from the backward pass.",
 }
 HOW = 'monitor = diffscope.monitor(model, prompts, path="runs/mine/monitor", maps=[(0, 0)])'
 

@@ -41,7 +41,7 @@ LIBRARIES = {
     "storage": CORE | {"pandas", "pyarrow", "zarr"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
     "lab": CORE | {"filelock", "huggingface_hub", "ray"},
-    "monitoring": CORE | {"lightning", "tensorboardX"},
+    "monitoring": CORE | {"filelock", "lightning", "tensorboardX"},
     "lens": CORE | {"transformer_lens"},
     "figures": {"numpy", "xarray", "plotly", "matplotlib", "PIL"},
     "views": {"numpy", "xarray", "safetensors", "anywidget", "traitlets"},

@@ -22,7 +22,7 @@ WORDS = {
     "logit_outliers": "largest logit of a layer",
     "largest_logit": "largest logit of A1",
     "layer_output_outliers": "largest output of a layer",
-    "gradient_ratio": "gradient of the first branch over that of the second",
+    "gradient_ratio": "gradient of A1 over that of A2",
     "span_mass": "share of |D| on the answer",
 }
 
