@@ -10,8 +10,7 @@ import streamlit as st
 from background import Job, background
 from edit_results import build_edits, texts
 from messages import escape_markdown
-from pair import PROMPTS, Pair, Side, edits_in_code, edits_of
-from sidebar import as_loaded
+from pair import PROMPTS, Pair, Side, edits_of
 from url_state import bound
 
 from diffscope import figures, readings
@@ -145,13 +144,12 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
     """Offer the cells and their numbers for export."""
     calls = []
     templates = [template_of(side.subject.scope().model) for side in pair.sides]
+    arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
+    if len(set(templates)) > 1:
+        arguments += f", task=diffscope.tasks.Retrieval(scope.tokenizer, template={templates[0]!r})"
     for name, side in zip(("first", "second"), pair.sides):
-        edits = f"edits=[{edits_in_code(side.subject)}], " if edits_of(side.subject) else ""
-        arguments = ", ".join(f"{word}={value!r}" for word, value in settings.items())
-        loaded = as_loaded(side.subject.model)
-        if len(set(templates)) > 1:
-            arguments += f", task=diffscope.tasks.Retrieval({loaded}.tokenizer, template={templates[0]!r})"
-        calls.append(f"{name} = diffscope.readings.depths({loaded}, {edits}{arguments}).estimates\n")
+        edits = "edits=changes, " if edits_of(side.subject) else ""
+        calls.append(f"{side.subject.code()}{name} = diffscope.readings.depths(scope, {edits}{arguments}).estimates\n\n")
     blocks.export_menu(
         "compare-depths",
         label="Export the table",
@@ -161,9 +159,7 @@ def _offer(pair: Pair, settings: dict, sides, cells) -> None:
     )
 
 
-CODE = """import diffscope
-
-{calls}reading = diffscope.readings.contrast(first, second, {names!r})
+CODE = """{calls}reading = diffscope.readings.contrast(first, second, {names!r})
 print(reading)
 named = dict(zip({names!r}, (first, second)))
 """

@@ -129,15 +129,15 @@ class Tokens:
         return f"tokens {value}" if RANGE.fullmatch(value) else value
 
     def code(self, value: str) -> str:
-        """As Python writes it, beside a capture `before`."""
+        """As Python writes it, beside a capture `cap`."""
         if value == ALL:
             return "None"
         if value == LAST:
-            return "[before.n_tokens - 1]"
+            return "[cap.n_tokens - 1]"
         if place := RANGE.fullmatch(value):
             first, stop = _range(place)
             return f"range({first}, {stop})"
-        return f"before.key_sets[{value!r}]"
+        return f"cap.key_sets[{value!r}]"
 
     def argument(self, value: str, cap) -> object:
         """The positions in the prompt of a capture; None for all."""
@@ -363,11 +363,11 @@ class Written:
 
     @property
     def code(self) -> str:
-        """As Python writes it, beside a Scope `scope`, a capture `before` and lists of token ids `texts`."""
+        """As Python writes it, beside a Scope `scope`, a capture `cap` and lists of token ids `texts`."""
         values = [(takes, takes.code(value)) for takes, value in zip(self.kind.takes, self.values)]
         given = [code if isinstance(takes, Texts) else f"{takes.name}={code}" for takes, code in values]
         where = [f"{name}={list(at)}" for name, at in self._places()]
-        return f"edits.{self.kind.name}({', '.join([*given, *where])})"
+        return f"diffscope.edits.{self.kind.name}({', '.join([*given, *where])})"
 
     @property
     def stage(self) -> Stage:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import re
 from functools import partial
 
 import streamlit as st
 from edit_catalog import ALL, KINDS, LAST, STAGE_WORDS, Choice, Source, Tokens, Written, first, read
 from messages import escape_markdown
-from selection import default_head, heads_of
+from selection import heads_of
 from url_state import bound
 
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import head_name
 
 KEY = "edit"
 NONE = "none"  # in an address: no edit at all
 OPENING = "scale_lambda(0.0)"  # what happens without A2?
 MOST = 64
+#: edits by the words that addresses of Compare had for them
+IN_WORDS = {
+    "no A₂": "zero_a2()",
+    "λ × 0.5": "scale_lambda(0.5)",
+    "λ × 2": "scale_lambda(2.0)",
+    "A₂ uniform": "uniform_a2()",
+    "|D|": "absolute_d()",
+}
 state = st.session_state
 
 
@@ -30,11 +37,22 @@ def begin(cap) -> None:
     """The edits of the address; without any, A2 is not subtracted, if there is one."""
     bound(KEY)  # of no widget, but it stays like one
     if KEY not in state:
-        state[KEY] = st.query_params.get_all(KEY)[:MOST]
+        state[KEY] = (st.query_params.get_all(KEY) or _in_words())[:MOST]
         state["_edits-chosen"] = bool(state[KEY])
     if not state["_edits-chosen"]:
         state[KEY] = [OPENING if cap.differential else NONE]
     _write()
+
+
+def _in_words() -> list[str]:
+    """Return the edits of an address that has them in words."""
+    words, value = (st.query_params.get(f"compare-{name}", "") for name in ("edit", "lambda"))
+    if words == "λ = …":
+        return [f"set_lambda({value or 1.0})"]
+    if words == "heads ablated":
+        heads = re.findall(r"L(\d+)H(\d+)", " ".join(st.query_params.get_all("compare-ablated")))
+        return [f"ablate_heads(layers=[{layer}], heads=[{head}])" for layer, head in heads]
+    return [IN_WORDS[words]] if words in IN_WORDS else []
 
 
 def show_stack(cap, layer: int, head: int) -> list[Written]:
@@ -186,59 +204,3 @@ def switch_head(edits: list[Written], cap, layer: int, head: int) -> None:
     layers = sorted({layer for layer, _ in off})
     heads = {number: tuple(sorted(head for layer, head in off if layer == number)) for number in layers}
     put([*others, *(Written(kind, (), (number,), heads[number]).text for number in layers)])
-
-
-ABLATED = "heads ablated"
-STACKED = "the edits on Change"
-VALUE = "λ = …"
-#: what is chosen, by its words: the name of the edit and what it is given
-EDITS = {
-    "no A₂": ("zero_a2", ()),
-    "λ × 0.5": ("scale_lambda", (0.5,)),
-    "λ × 2": ("scale_lambda", (2.0,)),
-    VALUE: ("set_lambda", ()),
-    "A₂ uniform": ("uniform_a2", ()),
-    "|D|": ("absolute_d", ()),
-    ABLATED: ("ablate_heads", ()),
-}
-
-
-def choose_edits(cap, key: tuple) -> tuple[Written, ...]:
-    """What is changed, chosen in the sidebar: one edit, or one a layer where heads are ablated."""
-    options = [words for words, (name, _) in EDITS.items() if cap.differential or not KINDS[name].second]
-    stacked = _stacked()
-    with st.sidebar:
-        options = [*options, *([STACKED] if stacked else [])]
-        chosen = st.selectbox("Edit", options, **bound("compare-edit", options=options))
-        if chosen == STACKED:
-            return stacked
-        if chosen == ABLATED:
-            return _choose_heads(cap, key)
-        name, values = EDITS[chosen]
-        if chosen == VALUE:
-            values = (st.slider("λ", 0.0, 2.0, step=0.05, **bound("compare-lambda", default=1.0)),)
-    return (Written(KINDS[name], values),)
-
-
-def _stacked() -> tuple[Written, ...]:
-    """Return the edits of the page Change in computation order, without those that are none."""
-    bound(KEY)
-    edits = []
-    for text in state.get(KEY, st.query_params.get_all(KEY)[:MOST]):
-        with suppress(DiffscopeError):
-            edits.append(read(text))
-    return tuple(sorted(edits, key=lambda edit: edit.stage))
-
-
-def _choose_heads(cap, key: tuple) -> tuple[Written, ...]:
-    """Heads to ablate; to begin with, the one that gives the answer most."""
-    places = {head_name(layer, head): (layer, head) for layer in cap.layer_numbers for head in range(heads_of(cap, layer))}
-    layer, head = default_head(cap, key)
-    options = bound("compare-ablated", options=list(places), default=[head_name(layer, head)], several=True)
-    heads = st.multiselect("Heads to ablate", list(places), **options, placeholder="choose heads")
-    by_layer: dict[int, list[int]] = {}
-    for name in heads:
-        layer, head = places[name]
-        by_layer.setdefault(layer, []).append(head)
-    kind = KINDS["ablate_heads"]
-    return tuple(Written(kind, (), (layer,), tuple(sorted(each))) for layer, each in sorted(by_layer.items()))

@@ -6,17 +6,54 @@ its edits. Nothing cached is asked for while the lock is held, so that no two se
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import streamlit as st
 from edit_catalog import Written, text_length
-from sidebar import as_code, as_loaded
+from sidebar import Subject
 
 from diffscope.edits import Edit
 from diffscope.readings import Prediction, Reading, effects, encode_question, predict
 from diffscope.tasks import Prompt
 
 NEW_TOKENS = 12
+TEXTS = """import numpy
+
+# held-out text, with room for what follows the prompt
+texts, _ = diffscope.tasks.Recall(scope.tokenizer).rows({count}, {length}, numpy.random.default_rng(0))
+texts = texts.tolist()
+"""
 LONG, FEW = 2048, 3  # tokens of a prompt beyond which so few are generated: under most edits each is another run of it all
 Texts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Edited(Subject):
+    """A model under edits, and what it is shown.
+
+    Attributes
+    ----------
+    written : tuple of Written
+    """
+
+    written: tuple[Written, ...] = ()
+
+    @property
+    def key(self) -> tuple:
+        """As of a Subject, with the edits."""
+        return (*super().key, texts(self.written))
+
+    def capture(self):
+        """What every layer attends with under the edits."""
+        return captured(self, super().capture(), self.written)
+
+    def code(self) -> str:
+        """Python that gives the same capture, and the edits as ``changes``."""
+        plain = super().code()
+        count = max((max(edit.values) for edit in self.written if edit.kind.of_texts), default=0)
+        held_out = TEXTS.format(count=count, length=text_length(self.scope(), super().capture())) if count else ""
+        changes = "".join(f"\n    {edit.code}," for edit in self.written)
+        return f"{plain}{held_out}changes = [{changes}\n]\nwith scope.edit(*changes):\n    {plain.splitlines()[-1]}\n"
 
 
 def build_edits(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
@@ -113,54 +150,3 @@ def texts(written: tuple[Written, ...]) -> Texts:
 def spans(subject, cap) -> dict:
     """The spans of a subject; none where the prompt of its capture has them not."""
     return subject.spans if subject.spans.keys() <= cap.spans.keys() else {}
-
-
-TEXTS = """
-# held-out text, with room for what follows the prompt
-texts, _ = diffscope.tasks.Recall(scope.tokenizer).rows({count}, {length}, numpy.random.default_rng(0))
-texts = texts.tolist()
-"""
-SCRIPT = """{numpy}import diffscope
-from diffscope import edits, readings
-
-scope = {scope}
-prompt = {prompt!r}
-spans = {spans}
-before = scope.capture(prompt, spans=spans)
-question = {question}
-{texts}
-changes = [{changes}]
-
-says = readings.predict(scope, before, question)
-continuation = scope.generate(prompt, {tokens})
-with scope.edit(*changes):
-    after = scope.capture(prompt, spans=spans)
-    says_then = readings.predict(scope, before, question)
-    continuation_then = scope.generate(prompt, {tokens})
-
-print(readings.next_tokens(says, says_then, scope.tokenizer).to_dataframe())
-print(readings.answers(says, says_then))
-print(repr(continuation), "→", repr(continuation_then))
-print(readings.effects(before, after, changes))
-comparison = diffscope.Comparison(("without edits", "with edits"), (before, after))
-diffscope.figures.maps(comparison, layer={layer}, head={head}).save("maps.pdf")
-"""
-
-
-def script(subject, cap, written: tuple[Written, ...], distractors: tuple[str, ...], layer: int, head: int) -> str:
-    """The whole of it, from loading the model to the figure of one head."""
-    answer = answer_of(subject, cap)
-    count = max((max(edit.values) for edit in written if edit.kind.of_texts), default=0)
-    lines = "".join(f"\n    {edit.code}," for edit in written)
-    return SCRIPT.format(
-        numpy="import numpy\n\n" if count else "",
-        scope=as_loaded(subject.model),
-        prompt=subject.prompt,
-        spans=as_code(spans(subject, cap)),
-        question=f"readings.encode_question(scope, before, {answer!r}, {list(distractors)!r})" if answer else None,
-        texts=TEXTS.format(count=count, length=text_length(subject.scope(), cap)) if count else "",
-        changes=f"{lines}\n" if lines else "",
-        tokens=new_tokens(subject, cap),
-        layer=layer,
-        head=head,
-    )

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
+import blocks
 import streamlit as st
 from cache import bundled, examples
 from catalog import cards
 from edit_catalog import Written
-from edit_controls import choose_edits
-from edit_results import captured, texts
+from edit_controls import show_stack
+from edit_results import Edited
+from messages import as_call, escape_markdown
+from selection import default_head
 from sidebar import LAST_STEP, OWN, Subject, answer_span, as_code, as_loaded, check_length, choose_model, choose_subject
 from url_state import bound
 
+from diffscope import figures
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name
@@ -32,44 +37,9 @@ ALIKE = ("layers", "positions", "sentence", "evaluated")  # what cards of matche
 state = st.session_state
 
 
-@dataclass(frozen=True)
-class Edited(Subject):
-    """A model under edits, and what it is shown.
-
-    Attributes
-    ----------
-    written : tuple of Written
-    """
-
-    written: tuple[Written, ...] = ()
-
-    @property
-    def key(self) -> tuple:
-        """As of a Subject, with the edits."""
-        return (*super().key, texts(self.written))
-
-    def capture(self):
-        """What every layer attends with under the edits."""
-        return captured(self, super().capture(), self.written)
-
-    def code(self) -> str:
-        """Python that gives the same capture."""
-        return (
-            f"{IMPORT}scope = {as_loaded(self.model)}\n"
-            f"prompt = {self.prompt!r}\n"
-            f"with scope.edit({edits_in_code(self)}):\n"
-            f"    cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
-        )
-
-
 def edits_of(subject: Subject) -> tuple[Written, ...]:
     """The edits that a subject is looked at under."""
     return subject.written if isinstance(subject, Edited) else ()
-
-
-def edits_in_code(subject: Subject) -> str:
-    """The same as Python writes them."""
-    return ", ".join(f"diffscope.{edit.code}" for edit in edits_of(subject))
 
 
 class Side(NamedTuple):
@@ -272,9 +242,10 @@ def kept_steps(base: str) -> list[int]:
 
 def _with_edit(subject: Subject, cap):
     """The same model under an edit."""
-    written = choose_edits(cap, subject.key)
+    with st.sidebar:
+        written = tuple(show_stack(cap, *default_head(cap, subject.key)))
     if not written:
-        st.info("Choose the heads to ablate.")
+        st.info("Add an edit in the sidebar.")
         return None
     return Edited(**vars(subject), written=written), ("as it is", "; ".join(edit.words for edit in written))
 
@@ -287,3 +258,30 @@ def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, s
     same_model = subject.model.partition("@")[0] == second.model.partition("@")[0]
     matched = same_model and cap.layer_numbers == other.layer_numbers and cap.n_heads == other.n_heads
     return Pair(kind, Side(names[0], subject, cap), Side(names[1], second, other), matched)
+
+
+def offer_maps(pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> None:
+    """Offer the maps of a head of each side in one figure if they are of the same tokens, else one of each side."""
+    if pair.linked:
+        comparison = pair.comparison()
+        places = {"layer": (first[0], second[0]), "head": (first[1], second[1])}
+        blocks.export_menu(
+            "compare-maps",
+            label="Export the maps",
+            figure=partial(figures.maps, comparison, **places),
+            data=partial(comparison.maps, **places),
+            code=f"{pair.code()}\n"
+            + as_call("figure = diffscope.figures.maps", "comparison", places)
+            + 'figure.save("maps.pdf")\n',
+        )
+        return
+    with st.container(horizontal=True):
+        for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
+            call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
+            blocks.export_menu(
+                f"compare-maps-{number}",
+                label=f"Export the maps of {escape_markdown(side.name)}",
+                figure=partial(figures.maps, side.cap, layer=layer, head=head),
+                data=partial(side.cap.maps, layer, [head]),
+                code=f'{side.subject.code()}\n{call}figure.save("maps.pdf")\n',
+            )

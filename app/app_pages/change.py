@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import blocks
 import pandas as pd
 import streamlit as st
 from amplifier.noise import show_noise
-from edit_controls import STACKED, ablated, is_without_a2, show_stack, switch_head
-from edit_results import answer_of, captured, changes, continued, predicted, question_of, script
-from messages import escape_markdown, show_errors
-from pair import EDIT
+from edit_controls import ablated, is_without_a2, show_stack, switch_head
+from edit_results import Edited, answer_of, captured, changes, continued, new_tokens, predicted, question_of, spans
+from messages import as_call, escape_markdown, show_errors
+from pair import EDIT, Pair, Side, offer_maps
 from question import choose_distractors
 from selection import choose_head, init_selection, select
 from sidebar import choose_subject
 from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
-from diffscope.capture.comparison import Comparison
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import short_name, visible
 from diffscope.numbers import ABSENT, between, listed
@@ -47,19 +47,18 @@ def show_page(subject, cap) -> None:
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
                 distractors = choose_distractors(subject)
-                show_predictions(subject, cap, edits, distractors, layer, head)
+                show_predictions(subject, cap, edits, distractors)
             after = captured(subject, cap, edits)
             reading = changes(subject, cap, edits)
             with right:
                 where = show_changes(cap, edits, reading, layer, head)
         with below:
             show_maps(cap, after, layer, head)
-            code = script(subject, cap, edits, distractors, layer, head)
-            offer(cap, after, layer, head, code, reading, where)
+            offer(pair_of(subject, cap, edits, after), (layer, head), reading, where)
             show_rejection(subject, cap, layer, head, distractors)
 
 
-def show_predictions(subject, cap, edits, distractors, layer: int, head: int) -> None:
+def show_predictions(subject, cap, edits, distractors) -> None:
     """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
     question = None
     with show_errors():
@@ -84,8 +83,34 @@ def show_predictions(subject, cap, edits, distractors, layer: int, head: int) ->
         label="Export the predictions",
         figure=partial(figures.curves, drawn, x="token", series="side", style="bars"),
         data=lambda: tokens.assign(reading.estimates.rename(probability="answer_probability")),
-        code=script(subject, cap, edits, distractors, layer, head),
+        code=python(subject, cap, edits, distractors),
     )
+
+
+def pair_of(subject, cap, edits, after) -> Pair:
+    """The model without and with edits, as Compare has them."""
+    edited = Edited(**vars(subject) | {"spans": spans(subject, cap)}, written=edits)
+    return Pair(EDIT, Side(SIDES[0], replace(subject, spans=edited.spans), cap), Side(SIDES[1], edited, after), True)
+
+
+PYTHON = """question = {question}
+says = diffscope.readings.predict(scope, first, question)
+continuation = scope.generate(prompt, {tokens})
+with scope.edit(*changes):
+    says_then = diffscope.readings.predict(scope, first, question)
+    continuation_then = scope.generate(prompt, {tokens})
+
+print(diffscope.readings.next_tokens(says, says_then, scope.tokenizer).to_dataframe())
+print(diffscope.readings.answers(says, says_then))
+print(repr(continuation), "→", repr(continuation_then))
+"""
+
+
+def python(subject, cap, edits, distractors) -> str:
+    """Python that gives the predictions."""
+    answer = answer_of(subject, cap)
+    asked = f"diffscope.readings.encode_question(scope, first, {answer!r}, {list(distractors)!r})" if answer else None
+    return pair_of(subject, cap, edits, cap).code() + PYTHON.format(question=asked, tokens=new_tokens(subject, cap))
 
 
 def said(tokens) -> str:
@@ -182,26 +207,24 @@ def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, 
             show_noise(subject, cap, layer, head, state["query"], distractors)
 
 
-def offer(cap, after, layer: int, head: int, code: str, reading, where) -> None:
+def offer(pair: Pair, place: tuple[int, int], reading, where: dict[str, str]) -> None:
     """What can be taken away: the maps of the head without and with edits, and how all heads changed."""
-    comparison = Comparison(SIDES, (cap, after))
+    cap = pair.first.cap
     with st.container(horizontal=True):
         if st.button("Compare with this model without edits", key="change-compare"):
-            state["compare-by"], state["compare-edit"] = EDIT, STACKED
+            state["compare-by"] = EDIT
             st.switch_page("app_pages/compare.py", query_params={})
-        blocks.export_menu(
-            f"{short_name(cap.model_name)}-edited-layer{layer}-head{head}",
-            label="Export the maps",
-            figure=partial(figures.maps, comparison, layer=layer, head=head),
-            data=partial(comparison.maps, layer, head),
-            code=code,
-        )
+        offer_maps(pair, place, place)
         blocks.export_menu(
             f"{short_name(cap.model_name)}-changes",
             label="Export the changes",
             figure=partial(figures.heads, cap, statistic="change", measured=reading.estimates, where=where),
             data=lambda: reading.estimates,
-            code=code,
+            code=f"{pair.code()}reading = diffscope.readings.effects(first, second, changes)\nprint(reading)\n"
+            + as_call(
+                "figure = diffscope.figures.heads", "first, measured=reading.estimates", {"statistic": "change", "where": where}
+            )
+            + 'figure.save("changes.pdf")\n',
         )
 
 

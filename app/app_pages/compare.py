@@ -9,8 +9,8 @@ import blocks
 import pandas as pd
 import streamlit as st
 from compare_depths import show_depths
-from messages import as_call, escape_markdown, show_errors
-from pair import Pair, Side, about_second, choose_sides
+from messages import escape_markdown, show_errors
+from pair import Pair, Side, about_second, choose_sides, offer_maps
 from selection import choose_head, init_selection, select
 from statistic_picker import WORDS, Chosen, choose_statistic, signs_of
 from url_state import bound, save_view_state, view_state
@@ -152,33 +152,6 @@ def show_side(side: Side, key: str, prefix: str, place: Place) -> None:
         state=view_state(key),
         on_state=partial(save_view_state, key),
     )
-
-
-def offer_maps(pair: Pair, first: Place, second: Place) -> None:
-    """Offer the maps of both sides in one figure if they are of the same tokens, else one of each side."""
-    if pair.linked:
-        comparison = pair.comparison()
-        places = {"layer": (first[0], second[0]), "head": (first[1], second[1])}
-        blocks.export_menu(
-            "compare-maps",
-            label="Export the maps",
-            figure=partial(figures.maps, comparison, **places),
-            data=partial(comparison.maps, **places),
-            code=f"{pair.code()}\n"
-            + as_call("figure = diffscope.figures.maps", "comparison", places)
-            + 'figure.save("maps.pdf")\n',
-        )
-        return
-    with st.container(horizontal=True):
-        for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
-            call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
-            blocks.export_menu(
-                f"compare-maps-{number}",
-                label=f"Export the maps of {escape_markdown(side.name)}",
-                figure=partial(figures.maps, side.cap, layer=layer, head=head),
-                data=partial(side.cap.maps, layer, [head]),
-                code=f'{side.subject.code()}\n{call}figure.save("maps.pdf")\n',
-            )
 
 
 def show_bars(pair: Pair, places: list[Place]) -> None:

@@ -88,11 +88,6 @@ CASES = {
         "compare",
         {"compare-by": "two checkpoints", "model": OTHER, "path": "RUN", "compare-step": "4"} | OWN_TEXT,
     ),
-    "compare: λ": ("compare", {"compare-by": "with and without an edit", "compare-edit": "λ = …", "compare-lambda": "0.5"}),
-    "compare: heads": (
-        "compare",
-        {"compare-by": "with and without an edit", "compare-edit": "heads ablated", "compare-ablated": ["L0H1", "L1H0"]},
-    ),
     "intervene": ("intervene", {"intervene-of": "output", "intervene-why": "input", "distractors": "1983"}),
     "intervene: edits": ("intervene", {"edit": ["set_lambda:1:layers=0,2", "ablate_heads:layers=1:heads=0"]}),
     "amplifier": ("amplifier", {"layer": "0", "head": "1", "query": "3"}),
@@ -162,3 +157,19 @@ def test_numbers_and_logits_are_parts_of_explore(address):
     assert address("amplifier", {}).session_state["part"] == "Numbers"
     assert address("amplifier", {"amplifier-part": "Logits"}).session_state["part"] == "Logits"
     assert address("your_model", {}).query_params["open"] in ("model", ["model"])
+
+
+@pytest.mark.parametrize(
+    "query, stacked",
+    [
+        ({"compare-edit": "λ = …", "compare-lambda": "0.5"}, ["set_lambda(0.5)"]),
+        ({"compare-edit": "|D|"}, ["absolute_d()"]),
+        (
+            {"compare-edit": "heads ablated", "compare-ablated": ["L0H1", "L1H0"]},
+            ["ablate_heads(layers=[0], heads=[1])", "ablate_heads(layers=[1], heads=[0])"],
+        ),
+        ({"compare-edit": "gone"}, ["scale_lambda(0.0)"]),
+    ],
+)
+def test_an_edit_that_an_address_of_compare_has_in_words_is_stacked(address, query, stacked):
+    assert address("compare", {"compare-by": "with and without an edit"} | query).session_state["edit"] == stacked

@@ -132,7 +132,7 @@ def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare)
 
 def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     folder = folders["small-diff"]
-    test = compare(compare_by=EDIT, compare_edit="λ = …", compare_lambda="0.5", layer="1", head="1")
+    test = compare(compare_by=EDIT, edit="set_lambda(0.5)", layer="1", head="1")
     first, second = titles(test)
     assert "L1H1" in first and "L1H1" in second and "λ = 0.500" in second and "λ = 0.500" not in first
     expected = readings.allocation(capture(folder, edits.set_lambda(0.5))).estimates["over_layers"]
@@ -165,16 +165,17 @@ def test_the_first_sentence_has_its_control_and_says_what_is_counted(compare, fo
     assert "at random" not in first(compare(compare_by=EDIT))  # of one model heads are matched
 
 
-def test_every_edit_can_be_chosen(compare, folders):
-    test = compare(compare_by=EDIT)
-    for option in test.selectbox(key="compare-edit").options:
-        fine(test.selectbox(key="compare-edit").set_value(option).run())
-        assert len(views(test)) == 2 and not said(test), option
+def test_edits_are_stacked_as_on_change(compare, folders):
+    test = compare(compare_by=EDIT, edit=["zero_a2()", "absolute_d()"])
+    assert len(views(test)) == 2 and not said(test) and "A₂ → 0; D → |D|" in bars(test)
+    fine(test.button(key="change-undo-1").click().run())
+    assert "A₂ → 0" in bars(test)
+    fine(test.button(key="change-undo-0").click().run())
+    assert said(test) == ["Add an edit in the sidebar."]
+    fine(test.selectbox(key="change-add").set_value("ablate_heads").run())
     assert "heads ablated" in next(m.value for m in test.markdown if "differences between" in m.value)
-    fine(test.multiselect(key="compare-ablated").set_value([]).run())
-    assert said(test) == ["Choose the heads to ablate."]
     fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
-    assert test.selectbox(key="compare-edit").options == ["|D|", "heads ablated"]
+    assert not any("A₂" in option for option in test.selectbox(key="change-add").options) and not said(test)
 
 
 def test_two_prompts_are_linked_only_where_their_tokens_are_the_same(compare):
@@ -237,7 +238,7 @@ def test_an_answer_that_cannot_be_marked_is_one_line_and_the_rest_is_shown(compa
 @pytest.mark.parametrize("kind", ["two models", "two prompts", EDIT])
 def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    test = compare(compare_by=kind)
+    test = compare(compare_by=kind, edit=["knock_out('answer')", "mean_a2(2)"])
     codes = [code.value for code in test.code if code.language == "python"]
     assert len(codes) == 4
     for code in codes:
