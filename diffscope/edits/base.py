@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError, InsufficientMemory, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.prompts.selection import Indices, as_indices, indices_among
 
 Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention | Change]
@@ -44,6 +44,8 @@ class Edit:
         Whether it needs all rows of a map, which a cached step of generation does not have.
     needs_positions : bool
         Whether it needs the positions of keys in the text, which padding on the left and the cache of a window hide.
+    queries, keys : tuple of int
+        Token positions that it names; in captures and losses one of each at least has to be in a prompt.
     """
 
     label: str
@@ -54,6 +56,8 @@ class Edit:
     needs_a2: bool = False
     needs_full_map: bool = False
     needs_positions: bool = False
+    queries: tuple[int, ...] = ()
+    keys: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads"):
@@ -72,6 +76,16 @@ class Edit:
         """Return whether it acts in the layer of this number."""
         layers = as_indices(self.layers)
         return layers is None or layer in layers
+
+    def check_places(self, layer: LayerAttention) -> None:
+        """Raise PromptError if whole prompts have none of the queries or keys that the edit names, so that it does nothing."""
+        sides = ("query", self.queries, layer.lengths), ("key", self.keys, layer.key_lengths or layer.lengths)
+        for what, named, lengths in sides:
+            if self.applies_to(layer.layer) and min(named, default=0) >= max(lengths):
+                raise PromptError(
+                    f"{self.label}: layer {layer.layer} ({layer.kind}) has no {what} {min(named)}; choose from 0 to "
+                    f"{max(lengths) - 1}, or other layers by layers="
+                )
 
     def __call__(self, layer: LayerAttention) -> LayerAttention:
         """Return the changed layer, or the layer itself if the edit does not act in it.
@@ -102,7 +116,8 @@ class Edit:
     def _check_full_map(self, layer: LayerAttention) -> None:
         if layer.kind == "cross":
             raise DiffscopeError(
-                f"{self.label}: needs square maps, and layer {layer.layer} is cross-attention; choose by layers="
+                f"{self.label}: needs square maps, and layer {layer.layer} is cross-attention; leave it out by naming others in "
+                "layers="
             )
         if layer.n_queries != layer.n_keys:
             raise DiffscopeError(

@@ -274,7 +274,8 @@ def knock_out(
     Parameters
     ----------
     keys, queries : sequence of int
-        Token positions, for example ``capture.spans["answer"]``; those beyond a prompt's end do nothing.
+        Token positions, for example ``capture.spans["answer"]``; those beyond a prompt's end do nothing. If all are
+        beyond the prompts' ends, a capture or loss is refused; in generation they may be of tokens that are yet to come.
     branch : {1, 2}, optional
         Only A1 or only A2; by default both. A row that sees nothing else attends to nothing. A sink logit takes part as before.
     """
@@ -314,7 +315,8 @@ def _hiding(
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         return DropKeys(heads, keys, queries, branches, if_nothing_left)
 
-    return Edit(label, change, layers=layers, heads=heads, needs_a2=branch == 2, needs_positions=True)
+    places = {} if queries is None else {"queries": queries, "keys": keys}
+    return Edit(label, change, layers=layers, heads=heads, needs_a2=branch == 2, needs_positions=True, **places)
 
 
 @declare(
@@ -373,7 +375,7 @@ def inject_noise(
             noise = noise * torch.isin(torch.arange(layer.n_keys), torch.tensor(noisy, dtype=torch.int64))
         return AddNoise(heads, noise[:, None].to(layer.dtype).to(layer.q.device), mode == "differential")
 
-    return Edit(label, change, layers=layers, heads=heads, needs_positions=True)
+    return Edit(label, change, layers=layers, heads=heads, needs_positions=True, keys=noisy or ())
 
 
 def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> None:

@@ -19,7 +19,7 @@ from diffscope.edits.declared import declare
 from diffscope.edits.from_captures import HasLayers
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.fields import one_of
-from diffscope.prompts.selection import Indices, from_zero
+from diffscope.prompts.selection import Indices, as_indices, from_zero
 
 OUTPUTS = {"A1 output": 1, "A2 output": 2, "output": None}
 STAGES = {"A1": Stage.MAPS, "A2": Stage.MAPS, "D": Stage.DIFFERENCE, **dict.fromkeys(OUTPUTS, Stage.OUTPUT)}
@@ -123,7 +123,8 @@ def patch(
     if keys is not None and what in OUTPUTS:
         raise DiffscopeError(f"the {what} of a head has no keys; patch a map, or leave keys out")
     of_source = _single(source)
-    tokens = next(iter(of_source.values())).n_queries
+    patched = as_indices(layers)
+    tokens = min((layer.n_queries for number, layer in of_source.items() if number in (patched or of_source)), default=0)
     at = _positions(queries, tokens, "queries")
     on = _positions(keys, tokens, "keys")
     where = "".join(f", {name} {_some(some)}" for name, some in (("queries", at), ("keys", on)) if some is not None)
@@ -179,7 +180,8 @@ def _of_layer(label: str, source: dict[int, LayerAttention], layer: LayerAttenti
         raise DiffscopeError(f"{label}: the source has no layer {layer.layer} of such heads; capture it with the same model")
     if min(layer.lengths) < other.n_queries:
         raise PromptError(
-            f"{label}: the source has {other.n_queries} tokens and the prompt {min(layer.lengths)}; give prompts of one length"
+            f"{label}: the source has {other.n_queries} tokens and the prompt {min(layer.lengths)}; give a source of at most as "
+            "many, best of one length"
         )
     if other.n_keys != other.n_queries:
         raise UnsupportedModel(f"{label}: layer {layer.layer} looks at keys that are not the tokens of the prompt")
@@ -213,8 +215,8 @@ def _patched_output(
 ) -> LayerAttention | Change:
     """Return the change that puts outputs in their place; the layer itself if they are those that it has."""
     at = tuple(range(other.n_queries)) if queries is None else queries
-    if branch == 2:
-        check_a2("A2 output", other)
+    if branch is not None:
+        _check_branches(layer, other, heads, branch)
     places = torch.tensor(at, device=layer.q.device)
     size = max(layer.lengths)
     value = torch.zeros(len(layer.lengths), layer.n_heads, size, layer.v.shape[-1], dtype=layer.dtype, device=layer.q.device)
@@ -232,12 +234,34 @@ def _patched_output(
     return layer if same else PatchOutput(heads, value, at)
 
 
+def _check_branches(layer: LayerAttention, other: LayerAttention, heads: tuple[int, ...], branch: int) -> None:
+    """Raise an error unless heads give out the sum of two branches, which no edit has replaced."""
+    if branch == 2:
+        check_a2("A2 output", other)
+    if layer.differential and (layer.d_is_changed or other.d_is_changed):
+        raise UnsupportedModel(
+            f"A{branch} output: layer {layer.layer} changes D after the subtraction, so it is no sum of branches"
+        )
+    replaced = [change for change in layer.changes if type(change).output is not Change.output]
+    if any(set(heads) & set(getattr(change, "heads", heads)) for change in replaced):
+        raise DiffscopeError(
+            f"A{branch} output: an edit has replaced the output of such a head in layer {layer.layer} already; patch one branch "
+            'of a head at a time, or "output"'
+        )
+
+
 def branch_output(layer: LayerAttention, branch: int, queries: Tensor | None = None) -> Tensor:
-    """Return g·A1·V (branch 1) or −λ·A2·V (branch 2) of a layer of one prompt, before the norm, (head, query, width)."""
+    """Return g·A1·V (branch 1) or −λ·A2·V (branch 2) of a layer of one prompt, before the norm, (head, query, width).
+
+    Without a second map branch 1 is D·V.
+    """
     values = layer.v[0][layer.pairing.value_of_head].to(layer.dtype)  # (head, key, width)
 
     def product(block: Block, rows: Rows) -> Tensor:
-        weights = rows.gain[..., None] * rows.a1 if branch == 1 or rows.a2 is None else -rows.lam[..., None] * rows.a2
+        if rows.a2 is None:
+            weights = rows.d
+        else:
+            weights = rows.gain[..., None] * rows.a1 if branch == 1 else -rows.lam[..., None] * rows.a2
         keys = slice(rows.start, rows.start + weights.shape[-1])
         return weights @ values[block.heads.start : block.heads.stop, keys]
 

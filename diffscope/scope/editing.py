@@ -138,6 +138,9 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
         window = next((call.window for call in passage.calls if call.window), None)
         if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
             seen = replace(layer, mask=Mask("window", window))
+        if state.lengths is not None:
+            for edit in edits:
+                edit.check_places(seen)
         edited = apply(edits, seen)
         out = None if edited is seen else _output(edited, passage)
         if state.edited is not None:

@@ -190,8 +190,8 @@ NEED_NOTHING = {
     "no sink": (lambda s, **at: edits.drop_sink(**at), hiding([0])),
     "knock-out": (lambda s, **at: edits.knock_out([0, 3, 4], range(12), **at), hiding([0, 3, 4], range(12), "nothing")),
     "knock-out of A1": (
-        lambda s, **at: edits.knock_out([7], [7, 9, 19], branch=1, **at),
-        hiding([7], [7, 9, 19], "nothing", branch=1),
+        lambda s, **at: edits.knock_out([0, 7], [0, 7, 9, 19], branch=1, **at),
+        hiding([0, 7], [0, 7, 9, 19], "nothing", branch=1),
     ),
     "8 bits a map": (lambda s, **at: edits.quantise_logits(8, **at), in_levels(8, "map")),
     "4 bits a row": (lambda s, **at: edits.quantise_logits(4, per="row", **at), in_levels(4, "row")),
@@ -765,11 +765,28 @@ def test_row_zero_of_every_map_is_its_one_key(name):
 
 def test_more_than_there_is_changes_nothing():
     scope, plain = opened("v1"), logits_of(opened("v1"), IDS)
-    for edit in (edits.low_rank_a2(10**9), edits.top_k_a1(10**9), edits.knock_out([50], [60]), edits.quantise_logits(16)):
+    for edit in (edits.low_rank_a2(10**9), edits.top_k_a1(10**9), edits.knock_out([19], [3]), edits.quantise_logits(16)):
         assert same(logits_under(scope, IDS, edit), plain, 1e-1 if "bits" in str(edit) else 1e-9)
     with scope.edit(edits.drop_sink(50)):  # every row sees nothing else, and so is kept
         assert np.array_equal(scope.capture(IDS).map("A1", 0, 0), scope.capture(IDS).map("A1", 0, 0))
     assert same(logits_under(scope, IDS, edits.drop_sink(50)), plain)
+
+
+def test_an_edit_of_tokens_that_no_prompt_has_is_refused_and_one_of_tokens_to_come_is_not():
+    scope = opened("v1")
+    for edit, words in (
+        (edits.knock_out([3], [20]), r"knock-out: layer 0 \(self\) has no query 20; choose from 0 to 19"),
+        (edits.knock_out([20], [3], layers=1), r"layer 1 \(self\) has no key 20"),
+        (edits.inject_noise(1.0, keys=[20, 25]), "has no key 20"),
+    ):
+        with scope.edit(edit), pytest.raises(PromptError, match=words):
+            scope.capture(IDS)
+        with scope.edit(edit), pytest.raises(PromptError, match=words):
+            scope.loss(IDS)
+    with scope.edit(edits.knock_out([3], [19, 40])):
+        scope.capture([IDS, IDS[:12]])
+    with scope.edit(edits.knock_out([3], [20])):
+        scope.generate(IDS, 2)
 
 
 def test_a_row_that_sees_nothing_gives_nothing():

@@ -79,6 +79,34 @@ def test_the_outputs_of_branches_are_exchanged_before_the_norm():
     torch.testing.assert_close(patched, expected)
 
 
+def test_a_head_of_one_map_whose_d_has_signs_gives_out_d():
+    scope = diffscope.load(tiny.own("signed", signed_keys=4))
+    layer = scope.capture(IDS).layers[0].prompt(0)
+    assert not torch.allclose(layer.rows().d, layer.rows().a1)
+    torch.testing.assert_close(branch_output(layer, 1), layer.head_outputs())
+    source = scope.capture(OTHER)
+    found = []
+    for what in ("A1 output", "output"):
+        with scope.edit(edits.patch(what, source, layers=0)):
+            found.append(logits(scope))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_branches_that_are_no_parts_of_an_output_any_more_are_not_patched():
+    scope = diffscope.load(tiny.own("v1"))
+    source = scope.capture(OTHER)
+    first, second = (edits.patch(f"A{branch} output", source, layers=0, heads=[1, 2]) for branch in (1, 2))
+    with (
+        scope.edit(first, second),
+        pytest.raises(DiffscopeError, match="has replaced the output of such a head in layer 0 already"),
+    ):
+        logits(scope)
+    with scope.edit(edits.absolute_d(), first), pytest.raises(UnsupportedModel, match="layer 0 changes D after the subtraction"):
+        logits(scope)
+    with scope.edit(first, edits.patch("A2 output", source, layers=0, heads=0)):  # of another head
+        logits(scope)
+
+
 def test_tokens_beyond_the_source_keep_their_own_rows_and_a_patched_capture_can_be_kept(tmp_path):
     scope = diffscope.load(tiny.own("v1"))
     longer = [*IDS, 5, 6]
@@ -107,7 +135,8 @@ def test_what_does_not_fit_is_refused():
         edits.patch("A1", source, keys=[-1])
     with pytest.raises(DiffscopeError, match="takes a capture, such as scope.capture"):
         edits.patch("A1", "a prompt")
-    with scope.edit(edits.patch("A1", source)), pytest.raises(PromptError, match="the source has 20 tokens and the prompt 12"):
+    longer = "the source has 20 tokens and the prompt 12; give a source of at most as many"
+    with scope.edit(edits.patch("A1", source)), pytest.raises(PromptError, match=longer):
         scope.capture(IDS[:12])
     other = diffscope.load(tiny.own("standard"))
     with other.edit(edits.patch("A1", source)), pytest.raises(DiffscopeError, match="the source has no layer 0 of such heads"):
