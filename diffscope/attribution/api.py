@@ -13,10 +13,9 @@ import xarray as xr
 
 from diffscope.attribution.heads import BRANCHES, Query, of_layer
 from diffscope.attribution.runs import record_modules
-from diffscope.attribution.stream import UNSUPPORTED, read_stream
+from diffscope.attribution.stream import UNSUPPORTED, check_decoder, read_stream
 from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.scope import Scope
-from diffscope.scope.images import ImageModel
 from diffscope.stats.ragged import stack_layers
 
 BATCH = 10  # prompts that run together
@@ -106,8 +105,7 @@ def branch_attribution(
     >>> table["contribution"].dims
     ('prompt', 'layer', 'head', 'branch', 'candidate')
     """
-    if isinstance(scope.runner, ImageModel):
-        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {UNSUPPORTED}")
+    check_decoder(scope)
     inputs = scope.prepare(prompts)
     prompt_ids = [list(prompt.ids) for prompt in inputs.prompts]
     if not inputs.batch:

@@ -13,14 +13,13 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import project
 from diffscope.attribution.runs import record_modules
 from diffscope.attribution.scores import read_alone
-from diffscope.attribution.stream import UNSUPPORTED, Frozen, frozen_norm, read_blocks
+from diffscope.attribution.stream import UNSUPPORTED, Frozen, check_decoder, frozen_norm, read_blocks
 from diffscope.edits import Edit, apply, patch
 from diffscope.edits.patching import OUTPUTS
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
 from diffscope.scope import Scope
-from diffscope.scope.images import ImageModel
 
 RECEIVERS = ("q1", "k1", "q2", "k2")
 ROUNDING = 1e-3  # of the mean square, in what is found of a norm's epsilon
@@ -71,8 +70,7 @@ def path_patches(
     k1 of L1H0 by A2 output of L0H0 (layers 1; heads 0)
 
     """
-    if isinstance(scope.runner, ImageModel):
-        raise UnsupportedModel(f"{scope.name} is a model of images; {UNSUPPORTED}")
+    check_decoder(scope)
     if scope.edits:
         raise DiffscopeError("paths are patched in the model as it is; leave the edits that are on")
     ids, of_source = (list(scope.encode(each).ids) for each in (prompt, source))

@@ -16,14 +16,13 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import BRANCHES, FrozenHeads
 from diffscope.attribution.inner_norms import InnerNorms
 from diffscope.attribution.runs import Runs, record_modules
-from diffscope.attribution.stream import UNSUPPORTED, frozen_norm, read_blocks
+from diffscope.attribution.stream import UNSUPPORTED, check_decoder, frozen_norm, read_blocks
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, first_line
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
 from diffscope.proof.float32_copy import run_in_float32
 from diffscope.proof.tolerance import TOLERANCE
 from diffscope.scope import Scope
-from diffscope.scope.images import ImageModel
 
 Branch = Literal["A1", "A2"]
 EMBEDDING, BIASES = "embedding", "biases"
@@ -101,8 +100,7 @@ def score_attribution(
     >>> parts["score"].dims
     ('query_part', 'key_part')
     """
-    if isinstance(scope.runner, ImageModel):
-        raise UnsupportedModel(f"{scope.name} is a model of images; {UNSUPPORTED}")
+    check_decoder(scope)
     if scope.edits:
         raise DiffscopeError("scores are attributed in the model as it is; leave the edits that are on")
     ids = list(scope.encode(prompt).ids)

@@ -15,14 +15,35 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from diffscope.attribution.runs import Run, Runs
-from diffscope.errors import UnsupportedModel
+from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.foreign import ForeignModule
 from diffscope.families.offloaded import weights_loaded
 from diffscope.scope import Scope
+from diffscope.scope.images import ImageModel
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
 ROUNDINGS = 64  # of that, in a sum as long as a model is wide
 UNSUPPORTED = "what heads add to its logits cannot be told (docs/attribution.md says of which models it can)"
+
+
+def check_decoder(scope: Scope) -> None:
+    """Raise an error unless a scope is of a model that predicts tokens from those before them.
+
+    Raises
+    ------
+    DiffscopeError
+        It is no scope.
+    UnsupportedModel
+        It is of images, or its queries look at tokens of another side.
+    """
+    if not isinstance(scope, Scope):
+        raise DiffscopeError(f"this runs a model, and takes a scope, such as diffscope.load(model), not a {type(scope).__name__}")
+    if isinstance(scope.runner, ImageModel):
+        raise UnsupportedModel(f"{scope.name} is a model of images and predicts no tokens; {UNSUPPORTED}")
+    if scope.runner.two_sided:
+        raise UnsupportedModel(
+            f"{scope.name} has cross-attention, whose keys are of another side than its residual stream; {UNSUPPORTED}"
+        )
 
 
 @dataclass(frozen=True)

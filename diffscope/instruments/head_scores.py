@@ -75,7 +75,8 @@ def head_types(cap: Capture, shuffled: Capture | None = None, *, copied: Sequenc
     -------
     xarray.Dataset (prompt of a batch, layer, head, map, type)
         ``score``, ``shuffled``, the score on the shuffled prompt, and ``uniform``, what equal weights on all visible keys would
-        score; ``queries`` (prompt of a batch, type), how many queries are scored. NaN where no query has such keys, and for A2
+        score; ``queries`` (prompt of a batch, type), how many queries have such keys
+        among all tokens before them (of a layer with a window fewer are scored). NaN where no query has such keys, and for A2
         of standard attention.
 
     Raises
@@ -96,6 +97,7 @@ def head_types(cap: Capture, shuffled: Capture | None = None, *, copied: Sequenc
     >>> diffscope.instruments.head_types(cap)["score"].dims
     ('layer', 'head', 'map', 'type')
     """
+    _check_tokens(cap)
     prompts = [list(prompt.ids) for prompt in cap.prompts]
     pairs = [[] for _ in prompts] if copied is None else [[(int(q), int(k)) for q, k in each] for each in copied]
     _check(cap, shuffled, pairs)
@@ -117,13 +119,20 @@ def head_types(cap: Capture, shuffled: Capture | None = None, *, copied: Sequenc
     return with_attributes("head_types", dataset.assign(queries=counts)).assign_attrs(dataset.attrs)
 
 
-def _check(cap: Capture, shuffled: Capture | None, pairs: Sequence[Pairs]) -> None:
-    """Raise DiffscopeError unless the control, the keys and the copied tokens are of these prompts."""
+def _check_tokens(cap: Capture) -> None:
+    """Raise DiffscopeError unless queries and keys of a capture are the tokens of its prompts."""
+    if not isinstance(cap, Capture):
+        raise DiffscopeError(f"types of heads are of a capture, such as scope.capture(prompt), not of a {type(cap).__name__}")
+    cap.check_one_side("a type of head")
     for layer in cap.layers:
         if layer.n_keys != layer.n_queries or layer.n_keys < max(len(prompt.ids) for prompt in cap.prompts):
             raise DiffscopeError(
                 f"layer {layer.layer} has keys that are not the tokens of the prompt; types are of self-attention"
             )
+
+
+def _check(cap: Capture, shuffled: Capture | None, pairs: Sequence[Pairs]) -> None:
+    """Raise DiffscopeError unless the control and the copied tokens are of these prompts."""
     shape = [(layer.layer, layer.n_heads, layer.lengths) for layer in cap.layers]
     if shuffled is not None and shape != [(layer.layer, layer.n_heads, layer.lengths) for layer in shuffled.layers]:
         raise DiffscopeError("the shuffled prompts have other lengths, layers or heads; capture the same tokens in another order")

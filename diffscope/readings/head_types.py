@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
+from diffscope.attribution.stream import check_decoder
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.instruments.head_scores import MAPS
 from diffscope.instruments.head_scores import head_types as scores_of
@@ -85,6 +86,7 @@ def head_types(
     >>> reading.estimates["score"].dims
     ('text', 'type', 'map', 'layer', 'head')
     """
+    check_decoder(scope)
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it is repeated")
     if sequences < 1 or tokens < 4:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import xarray as xr
 
 from diffscope.attribution import branch_attribution
+from diffscope.attribution.stream import check_decoder
 from diffscope.numbers import between, counted, two_figures
 from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
@@ -47,6 +48,7 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
     UnsupportedModel, PromptError
         As of :func:`diffscope.attribution.branch_attribution`.
     """
+    check_decoder(scope)
     candidates = list(question.distractors.values())
     table = branch_attribution(scope, question.ids, question.answer, candidates).isel(prompt=0)
     table = table.assign_coords(head=range(table.sizes["head"]))

@@ -11,6 +11,7 @@ import xarray as xr
 
 from diffscope.attribution.api import first_token
 from diffscope.attribution.paths import RECEIVERS, path_patches
+from diffscope.attribution.stream import check_decoder
 from diffscope.edits import Edit, patch
 from diffscope.edits.patching import STAGES
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
@@ -190,6 +191,7 @@ class _Pair:
     """
 
     def __init__(self, scope: Scope, prompt: Any, source: Any, answer: Any, other: Any) -> None:
+        check_decoder(scope)
         if not scope.runner.predicts:
             raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
         check_unedited(scope)

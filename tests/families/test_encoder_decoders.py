@@ -7,7 +7,17 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedModel, edits, figures
+from diffscope import (
+    DiffscopeError,
+    FidelityError,
+    PromptError,
+    UnsupportedModel,
+    attribution,
+    edits,
+    figures,
+    instruments,
+    readings,
+)
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.interface import by_distance
 from diffscope.families.standard import Standard
@@ -177,6 +187,49 @@ def test_figures_draw_rectangles_with_the_tokens_of_both_sides(capture):
 def test_what_is_of_one_side_says_so(look, capture):
     with pytest.raises(DiffscopeError, match=r"of tokens that look at one another, .*of_kind\(\"self\"\)"):
         look(capture)
+
+
+def test_what_runs_a_decoder_alone_refuses_two_sides_in_a_line(scope):
+    prompt = encoder_decoders.prompt("bart")
+    asked = [
+        lambda: readings.head_types(scope),
+        lambda: readings.branches(scope, None),
+        lambda: readings.patched_heads(scope, prompt, prompt),
+        lambda: attribution.score_attribution(scope, prompt, 3, 0, -1, 0),
+        lambda: attribution.path_patches(scope, prompt, prompt, (4, 0, "q1"), []),
+    ]
+    for ask in asked:
+        with pytest.raises(UnsupportedModel, match="has cross-attention, whose keys are of another side"):
+            ask()
+    for ask in (readings.head_types, lambda cap: readings.branches(cap, None)):
+        with pytest.raises(DiffscopeError, match="takes a scope, such as diffscope.load.*not a Capture"):
+            ask(scope.capture(prompt))
+
+
+def test_types_of_heads_are_of_one_side_even_if_both_have_as_many_tokens(scope):
+    prompt = encoder_decoders.prompt("bart")
+    cap = scope.capture(prompt | {"decoder_input_ids": prompt["input_ids"].flip(1)})
+    with pytest.raises(DiffscopeError, match=r"of tokens that look at one another, .*of_kind\(\"self\"\)"):
+        instruments.head_types(cap)
+    for kind in ("encoder", "self"):
+        own = instruments.head_types(cap.of_kind(kind))["score"].sel(map="A1", type="previous_token")
+        maps = np.stack([cap.map("A1", layer, head) for layer in own.layer.values for head in range(4)])
+        wanted = np.diagonal(maps, -1, 1, 2).mean(-1).reshape(own.shape)
+        np.testing.assert_allclose(own, wanted, atol=1e-6)
+
+
+def test_edits_by_position_refuse_positions_that_a_layer_does_not_have(scope):
+    prompt = encoder_decoders.prompt("bart")  # nine tokens of the encoder, five of the decoder
+    source = scope.capture(prompt)
+    with scope.edit(edits.knock_out([8], [4])), pytest.raises(PromptError, match=r"layer 2 \(self\) has no key 8; .* by layers="):
+        scope.capture(prompt)
+    with scope.edit(edits.knock_out([8], [4], layers=[3, 5])):
+        scope.capture(prompt)
+    with pytest.raises(PromptError, match="queries has token 7, and the source has 5 tokens"):
+        edits.patch("A1", source, queries=[7], layers=[2, 4])
+    edits.patch("A1", source, queries=[7], layers=[0, 1])
+    with scope.edit(edits.patch("A1", source)), pytest.raises(DiffscopeError, match="is cross-attention; leave it out by naming"):
+        scope.capture(prompt)
 
 
 def test_what_continues_a_text_refuses_two_sides(scope):
