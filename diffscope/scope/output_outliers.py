@@ -1,4 +1,4 @@
-"""Collect the outliers of every decoder layer's output while the model runs."""
+"""Collect the outliers of the output of the layer around each attention module while the model runs."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from diffscope.stats.outliers import LABELS, outliers
 
 @dataclass
 class OutputOutliers:
-    """Outliers of the outputs of decoder layers, (prompt, outlier) for each attention module and each run of the layer around it.
+    """Outliers of the outputs of layers, (prompt, outlier) for each attention module and each run of the layer around it.
 
-    The decoder layer is the module that holds the attention module. A module that holds the attention of all layers counts as
-    none, and has no outliers.
+    The layer is the module that holds the attention module: a decoder layer of most models; in T5 the part of a block that is
+    its self-attention or its cross-attention, with the norm and the residual. A module that holds the attention of all layers
+    counts as none, and has no outliers.
 
     Attributes
     ----------
@@ -94,7 +95,7 @@ class OutputOutliers:
 
 
 def _layer_around(model: nn.Module, name: str) -> nn.Module:
-    """Return the decoder layer of a module: the module that holds it, or itself if it is one of a sequence of layers."""
+    """Return the layer around a module: the module that holds it, or itself if it is one of a sequence of layers."""
     above, _, last = name.removesuffix(f".{COMPILED}").rpartition(".")  # which torch.compile puts between
     holder = model.get_submodule(above)
     if isinstance(holder, nn.Sequential) and last.isdigit():

@@ -103,8 +103,8 @@ def along_layers(parts: Sequence[xr.Dataset], kinds: Sequence[Sequence[str]]) ->
 
 
 def with_outliers(dataset: xr.Dataset, values: np.ndarray) -> xr.Dataset:
-    """Add the outliers of the decoder layers' outputs, (layer, outlier) or (prompt, layer, outlier)."""
-    attrs = {"long_name": "largest magnitudes and median of the decoder layer's output", "units": "activation"}
+    """Add the outliers of the outputs of the layers around attention, (layer, outlier) or (prompt, layer, outlier)."""
+    attrs = {"long_name": "largest magnitudes and median of the output of the layer around the attention", "units": "activation"}
     dims = ("prompt", "layer", "outlier")[-values.ndim :]
     return dataset.assign(layer_output_outliers=(dims, values, attrs)).assign_coords(outlier=list(LABELS["outlier"]))
 
