@@ -315,8 +315,17 @@ def _hiding(
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         return DropKeys(heads, keys, queries, branches, if_nothing_left)
 
-    places = {} if queries is None else {"queries": queries, "keys": keys}
-    return Edit(label, change, layers=layers, heads=heads, needs_a2=branch == 2, needs_positions=True, **places)
+    named = ((), ()) if queries is None else (queries, keys)  # of drop_sink, the first keys are there in any prompt
+    return Edit(
+        label,
+        change,
+        layers=layers,
+        heads=heads,
+        needs_a2=branch == 2,
+        needs_positions=True,
+        queries=named[0],
+        keys=named[1],
+    )
 
 
 @declare(
