@@ -19,9 +19,7 @@ COMPONENT = Component(("token_strip.js",), triggers=("query", "marked"))
 MARKS = ("answer", "needles", "query")  # names that tokens are marked with
 
 
-def data(
-    capture: Capture, layer: int, head: int, query: int, markable: bool = False, marked: Collection[str] = ()
-) -> dict:
+def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False, marked: Collection[str] = ()) -> dict:
     """Return everything that the strip needs, as plain data.
 
     Parameters
