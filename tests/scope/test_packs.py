@@ -72,7 +72,8 @@ def test_maps_of_a_pack_are_the_weights_that_the_model_gives(kind):
         start += n
 
 
-PLACED = [edits.drop_sink(), edits.knock_out([1], [2, 3])]  # what counts tokens does so within a sequence, in every model
+# What counts tokens does so within a sequence, in every model; places that no token of a sequence has are refused.
+PLACED = [edits.drop_sink(), edits.knock_out([0, 1], [0, 2, 3])]
 EDITS = [edits.top_k_a1(2), edits.ablate_heads(layers=0, heads=1), edits.set_lambda(0.3), edits.low_rank_a2(2), *PLACED]
 
 
