@@ -87,7 +87,8 @@ def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) ->
     seen = np.logical_or(*(dataset["visible"].values for dataset in datasets))
     both = xr.Dataset({name: array.rename(name) for name, array in maps.items()})
     both = both.assign_coords(visible=(("query", "key"), seen))
-    shared = {name: datasets[0].attrs[name] for name in ("n_tokens", "spans", "bin")}
+    about = ("n_tokens", "spans", "bin", "n_keys", "key_spans")
+    shared = {name: datasets[0].attrs[name] for name in about if name in datasets[0].attrs}
     edits = [f"{name}: {each.attrs['edits']}" for name, each in zip(comparison.names, datasets) if each.attrs["edits"]]
     shared["edits"] = "; ".join(edits)
     return both.assign_attrs(shared, model=" and ".join(map(short_name, comparison.names)), models=list(comparison.names))

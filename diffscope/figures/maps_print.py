@@ -20,6 +20,7 @@ LARGEST = 6.5  # points of a label
 SPARSE = 4  # tokens for each of which one is named, above which positions say more
 MARGIN = 0.45  # inches that labels of queries take, once for all maps of a row
 LONGEST = 9  # characters of a label
+BESIDE = 2.4  # points from a map to the lines of its spans
 
 
 def draw(
@@ -44,7 +45,7 @@ def draw(
     for ax in axes.flat[len(shown) :]:
         ax.set_visible(False)
     names, *_ = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]]
-    _legend(figure, names)
+    _legend(figure, names, not bool(data["visible"].all()))
     line = heading(data) if title is None else title
     if line:
         figure.suptitle(for_print(line), x=0.01, ha="left")
@@ -135,23 +136,32 @@ def _named(data: xr.Dataset, dim: str, room: float) -> list[int]:
 
 def _mark_spans(ax, data: xr.Dataset) -> list[str]:
     """Draw spans as thin lines on the upper and left edge, and return the names of those in view."""
+    from matplotlib.transforms import ScaledTranslation
+
     names = []
+    points = ax.figure.dpi_scale_trans  # however large the map is, the lines lie between it and the names of its tokens
+    above = ax.get_xaxis_transform() + ScaledTranslation(0, BESIDE / 72, points)
+    beside = ax.get_yaxis_transform() + ScaledTranslation(-BESIDE / 72, 0, points)
     for name, dim, first, last in spans_in_view(data):
         names.append(name)
         look = {"color": theme.span_colour(name), "lw": 1.8, "clip_on": False, "solid_capstyle": "butt"}
         if dim == "key":
-            ax.plot([first, last], [1.02, 1.02], transform=ax.get_xaxis_transform(), **look)
+            ax.plot([first, last], [1, 1], transform=above, **look)
         else:
-            ax.plot([-0.02, -0.02], [first, last], transform=ax.get_yaxis_transform(), **look)
+            ax.plot([0, 0], [first, last], transform=beside, **look)
     return list(dict.fromkeys(names))
 
 
-def _legend(figure, names: list[str]):
+def _legend(figure, names: list[str], hides: bool):
+    """Name the spans, and say what grey is if the maps hide any cell."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles = [Line2D([], [], color=theme.span_colour(name), lw=1.8, label=for_print(name)) for name in names]
-    handles.append(Patch(facecolor=theme.UNSEEN, edgecolor=theme.RULE, lw=0.4, label="not visible to the query"))
+    if hides:
+        handles.append(Patch(facecolor=theme.UNSEEN, edgecolor=theme.RULE, lw=0.4, label="not visible to the query"))
+    if not handles:
+        return
     figure.legend(
         handles=handles,
         loc="outside lower left",

@@ -20,7 +20,7 @@ from safetensors.numpy import save
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable
-from diffscope.figures.inputs import one_prompt
+from diffscope.figures.inputs import layer_at, one_prompt
 from diffscope.figures.panels import heading
 from diffscope.numbers import head_name, stretches
 from diffscope.readings.reading import Part
@@ -102,14 +102,14 @@ COMPONENT = Component(
 HELD = Component(("held_heads.js", "held_host.js"), triggers=("wanted",))
 
 
-def window_of(place: Mapping[str, Any] | None, tokens: int) -> tuple[slice, slice] | None:
-    """Return the queries and keys that a view asks for, within a prompt of so many tokens; None if none, or too many."""
+def window_of(place: Mapping[str, Any] | None, queries: int, keys: int) -> tuple[slice, slice] | None:
+    """Return the queries and keys that a view asks for, of so many; None if none, or too many."""
     if not place:
         return None
     top, left, size = (max(0, int(place[name])) for name in ("top", "left", "size"))
-    if top >= tokens or left >= tokens or not 0 < size <= MOST:
+    if top >= queries or left >= keys or not 0 < size <= MOST:
         return None  # of another prompt, or not of the view
-    return slice(top, min(tokens, top + size)), slice(left, min(tokens, left + size))
+    return slice(top, min(queries, top + size)), slice(left, min(keys, left + size))
 
 
 def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
@@ -121,7 +121,6 @@ def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size
     -------
     xarray.Dataset, (query, key)
     """
-    capture.check_one_side("the view of a head")
     return one_prompt(capture, prompt).pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
 
 
@@ -164,7 +163,7 @@ def buffer(
     sentence : sequence of Part
         What is said of the head above its maps, as the ``parts`` of a reading. Whoever points at a number is shown its help.
     query : int, optional
-        Whose row the sentence is about; an arrow beside the maps points at it.
+        Whose row the sentence is about, a token of the prompt; an arrow beside the maps points at it.
 
     Returns
     -------
@@ -188,7 +187,7 @@ def buffer(
     about = _about(capture, attention, head, prompt, maps, names) | {
         "group": group,
         "sentence": [list(part) for part in sentence],
-        "query": query,
+        "query": None if attention.kind == "encoder" and capture.key_prompts else query,
     }
     if state is not None:
         about["state"] = checked_state(state, attention.n_queries, attention.n_keys, attention.n_heads)
@@ -245,14 +244,13 @@ def bundle(
     bytes
         A safetensors file: for each head its :func:`buffer`, uint8, called "LAYER HEAD".
     """
-    capture.check_one_side("the view of heads")
     tensors: dict[str, np.ndarray] = {}
     for layer, head in places:
         said = sentences(layer, head) if sentences else ()
         kept = maps(layer, head) if maps else None
         data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept, query=query)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
-    name = prompt_name(capture.model_name, prompt, one_prompt(capture, prompt).prompts[0])
+    name = prompt_name(one_prompt(capture, prompt), prompt)
     words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
     if beside is not None:
         words["beside"] = _grid(capture) | {"layer": beside[0], "head": beside[1]}
@@ -289,13 +287,16 @@ def places_of(capture: Capture) -> list[tuple[int, int]]:
 
 def is_small(capture: Capture) -> bool:
     """Return whether the maps of all heads of a capture may be sent at once."""
-    heads = sum(layer.n_heads for layer in capture.layers)
-    return heads <= MOST_HEADS and capture.n_tokens <= MOST_TOKENS and heads * capture.n_tokens**2 <= MOST_CELLS
+    layers = capture.layers
+    longest = max(max(layer.n_queries, layer.n_keys) for layer in layers)
+    cells = sum(layer.n_heads * layer.n_queries * layer.n_keys for layer in layers)
+    return sum(layer.n_heads for layer in layers) <= MOST_HEADS and longest <= MOST_TOKENS and cells <= MOST_CELLS
 
 
 def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
     """Return the page of a head inside an iframe without access to the notebook around it."""
-    size = 256 if len(cap.prompts[prompt].ids) <= LONG else 128
+    attention = layer_at(one_prompt(cap, prompt), layer, head)
+    size = 256 if max(attention.n_queries, attention.n_keys) <= LONG else 128
     content = page(cap, layer, head, prompt=prompt, size=size)
     style = f"width: 100%; height: {TALL}px; border: 0"
     title = f"maps of {head_name(layer, head)}"
@@ -311,11 +312,12 @@ def _about(
     names: Sequence[str],
 ) -> dict[str, Any]:
     """Return what a view says in words: the model, tokens, spans and titles."""
-    encoded = capture.prompts[0]
+    (encoded,), (of_keys,) = capture.sides(attention)
+    keys = {"keyTokens": readable(of_keys), "keySpans": spans_of(of_keys)} if attention.kind == "cross" else {}
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
-        "prompt": prompt_name(maps.attrs["model"], prompt, encoded),
+        "prompt": prompt_name(capture, prompt),
         "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
@@ -328,6 +330,7 @@ def _about(
         "tokens": readable(encoded),
         "spans": spans_of(encoded),
         "look": LOOK,
+        **keys,
     }
 
 
@@ -344,9 +347,10 @@ def spans_of(encoded: Encoded) -> list[dict[str, Any]]:
     ]
 
 
-def prompt_name(model: str, prompt: int, encoded: Encoded) -> str:
-    """Return what distinguishes one prompt of one model from any other on a page."""
-    return f"{model} {prompt} {hash(encoded.ids)}"
+def prompt_name(capture: Capture, prompt: int) -> str:
+    """Return what distinguishes one prompt of one model, which is all that the capture holds, from any other on a page."""
+    sides = [*capture.prompts, *(capture.key_prompts or ())]
+    return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in sides))))
 
 
 def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:

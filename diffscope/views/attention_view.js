@@ -132,7 +132,7 @@ class View {
     this.data = data;
     VIEWS.add(this); // the others of its group see it from now on
     const { title, panels, prompt } = this.data;
-    if (!before || before.prompt !== prompt) this.begin(before ? null : this.data.state);
+    if (!before || before.prompt !== prompt || before.text !== data.text) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
     this.sentence.classList.remove("stale");
@@ -142,13 +142,20 @@ class View {
     this.settle(true);
   }
 
-  // The prompt of a page of its own, its spans underlined.
+  // The prompt of a page of its own, its spans underlined; of cross-attention the queries, and below them the keys.
   writePrompt() {
+    const { tokens, spans, keyTokens, keySpans } = this.data;
+    if (keyTokens === tokens) return this.prompt.replaceChildren(...this.underlined(tokens, spans));
+    const keys = this.underlined(keyTokens, keySpans);
+    this.prompt.replaceChildren("queries: ", ...this.underlined(tokens, spans), element("br"), "keys: ", ...keys);
+  }
+
+  underlined(tokens, spans) {
     const colours = new Map();
-    for (const { colour, ranges } of this.data.spans)
+    for (const { colour, ranges } of spans)
       for (const [start, stop] of ranges) for (let at = start; at < stop; at++) colours.set(at, colour);
     const style = (at) => (colours.has(at) ? { borderBottom: `2px solid ${onPage(colours.get(at), isDark(this.root))}` } : {});
-    this.prompt.replaceChildren(...this.data.tokens.map((text, at) => element("span", style(at), {}, text)));
+    return tokens.map((text, at) => element("span", style(at), {}, text));
   }
 
   // Shows a head if the page holds it, else fades what is shown until the host sends it; returns whether it has to be awaited.
@@ -166,7 +173,7 @@ class View {
   // Other spans of the prompt: drawn at once; the sentence, which is of those before, is faded until the host sends its own.
   respan({ prompt, spans }) {
     if (prompt !== this.data.prompt) return;
-    this.data = { ...this.data, spans };
+    this.data = { ...this.data, spans, keySpans: spans };
     this.sentence.classList.add("stale");
     this.paint();
   }
@@ -195,7 +202,7 @@ class View {
     this.mode = state?.mode ?? peer?.mode ?? this.mode;
     this.parts = state?.parts ?? peer?.parts ?? this.parts;
     this.heads = state?.heads ?? this.heads;
-    this.window = state?.window ?? neighbour?.window ?? { top: 0, left: 0, size: Math.max(this.data.queries, this.data.keys) };
+    this.window = this.within(state?.window ?? neighbour?.window ?? { top: 0, left: 0, size: this.longest });
     const { rows, columns } = state?.locked ?? neighbour?.locked ?? { rows: [], columns: [] };
     this.locked = { rows: new Set(rows), columns: new Set(columns) };
     this.pointer = null;
@@ -304,7 +311,10 @@ class View {
     const shared = maps.length > 1 ? `${maps.slice(0, -1).join(", ")} and ${maps.at(-1)} share one colour scale` : "colour scale";
     this.range.textContent = this.leads ? `${shared}${group}: ${SCALES[scale].label}, up to ${end}${window}${most}` : "";
     this.placeControls();
-    const spans = this.data.spans.filter(({ ranges }) => ranges.length);
+    const { spans: own, keySpans } = this.data;
+    const spans = [...own, ...keySpans].filter(
+      ({ name, ranges }, at, all) => ranges.length && all.findIndex((span) => span.name === name && span.ranges.length) === at,
+    );
     this.legend.replaceChildren(...spans.map((span) => this.named(span)), this.range);
     this.name();
     this.drawing.paint();
@@ -324,9 +334,10 @@ class View {
   overlaps() {
     const { detail } = this.data;
     if (!detail) return false;
-    const { top, left, size } = this.window;
+    const { top, left } = this.window;
     const [rows, columns] = detail.shape;
-    return top < detail.top + rows && detail.top < top + size && left < detail.left + columns && detail.left < left + size;
+    const above = top < detail.top + rows && detail.top < top + this.rows;
+    return above && left < detail.left + columns && detail.left < left + this.columns;
   }
 
   // What is pointed at and what is locked, as far as the view has been drawn.
@@ -341,10 +352,11 @@ class View {
   }
 
   summary() {
-    const tokens = (set) => [...set].map((at) => token(this.data, at)).join(", ");
+    const { tokens, keyTokens } = this.data;
+    const named = (set, all) => [...set].map((at) => token(all, at)).join(", ");
     const parts = [];
-    if (this.locked.rows.size) parts.push(`queries ${tokens(this.locked.rows)}`);
-    if (this.locked.columns.size) parts.push(`keys ${tokens(this.locked.columns)}`);
+    if (this.locked.rows.size) parts.push(`queries ${named(this.locked.rows, tokens)}`);
+    if (this.locked.columns.size) parts.push(`keys ${named(this.locked.columns, keyTokens)}`);
     return parts.length ? `locked: ${parts.join("; ")} (escape unlocks)` : this.leads ? `${HINT} ${this.arrows.hint}.` : "";
   }
 
@@ -394,26 +406,49 @@ class View {
     return this.root.matches(":focus-within");
   }
 
+  get longest() {
+    return Math.max(this.data.queries, this.data.keys);
+  }
+
+  // Tokens that the window shows of an axis of so many: as large a share of queries and of keys, so that a rectangle fills the map.
+  along(count, { size } = this.window) {
+    return Math.max(Math.min(LEAST, count), (size * count) / this.longest);
+  }
+
+  get rows() {
+    return this.along(this.data.queries);
+  }
+
+  get columns() {
+    return this.along(this.data.keys);
+  }
+
+  // A window moved to where there are queries and keys.
+  within({ top, left, size }) {
+    const moved = (from, count) => Math.min(Math.max(0, from), count - this.along(count, { size }));
+    return { top: moved(top, this.data.queries), left: moved(left, this.data.keys), size };
+  }
+
   // Zooms about a token, else about the middle; returns whether there was anything left to zoom.
   zoom(factor, about = null) {
     const { top, left, size } = this.window;
-    const whole = Math.max(this.data.queries, this.data.keys);
-    const row = about?.row ?? top + size / 2;
-    const column = about?.column ?? left + size / 2;
+    const { longest: whole, rows, columns } = this;
+    const row = about?.row ?? top + rows / 2;
+    const column = about?.column ?? left + columns / 2;
     const next = Math.min(whole, Math.max(Math.min(LEAST, whole), size * factor));
-    this.look(row - ((row - top) * next) / size, column - ((column - left) * next) / size, next);
+    const share = (count, before) => this.along(count, { size: next }) / before;
+    const { queries, keys } = this.data;
+    this.look(row - (row - top) * share(queries, rows), column - (column - left) * share(keys, columns), next);
     return next !== size;
   }
 
   whole() {
-    this.look(0, 0, Math.max(this.data.queries, this.data.keys));
+    this.look(0, 0, this.longest);
   }
 
   look(top, left, size) {
-    const whole = Math.max(this.data.queries, this.data.keys);
-    const within = (from) => Math.min(Math.max(0, from), whole - size);
     const views = linked(this);
-    for (const view of views) view.window = { top: within(top), left: within(left), size };
+    for (const view of views) view.window = view.within({ top, left, size });
     this.settle();
     for (const view of views) {
       if (view.ramps) view.drawing.draw();
@@ -439,35 +474,35 @@ class View {
   get part() {
     const { detail, queries, keys } = this.data;
     if (!detail) return "";
-    const { top, left, size } = this.window;
-    const within = (from, start, count, whole) => from >= start && Math.min(from + size, whole) <= start + count;
+    const { top, left } = this.window;
+    const within = (from, long, start, count, whole) => from >= start && Math.min(from + long, whole) <= start + count;
     const [rows, columns] = detail.shape;
-    return within(top, detail.top, rows, queries) && within(left, detail.left, columns, keys) ? "detail." : "";
+    const above = within(top, this.rows, detail.top, rows, queries);
+    return above && within(left, this.columns, detail.left, columns, keys) ? "detail." : "";
   }
 
   // Whether the buffer has the strongest keys of the window's queries.
   hasLines() {
     const { lines, queries } = this.data;
-    const { top, size } = this.window;
-    return lines != null && Math.floor(top) >= lines.top && Math.min(top + size, queries) <= lines.top + lines.queries;
+    const { top } = this.window;
+    return lines != null && Math.floor(top) >= lines.top && Math.min(top + this.rows, queries) <= lines.top + lines.queries;
   }
 
   // The window in whole tokens, with as much around it as is exact at a time.
   asked() {
     const { top, left, size } = this.window;
     const count = Math.min(EXACT, 2 * Math.ceil(size) + 2);
-    const from = (start) => Math.max(0, Math.floor(start - (count - size) / 2));
-    return { top: from(top), left: from(left), size: count, lines: this.mode === "lines" };
+    const from = (start, long) => Math.max(0, Math.floor(start - (count - long) / 2));
+    return { top: from(top, this.rows), left: from(left, this.columns), size: count, lines: this.mode === "lines" };
   }
 
   // How the view is looked at, as an address keeps it.
   state() {
-    const { queries, keys } = this.data;
     const { rows, columns } = this.locked;
     const state = { mode: this.mode, ...this.options };
     if (this.parts !== null) state.parts = this.parts;
     const short = Object.entries(this.window).map(([name, tokens]) => [name, Math.round(10 * tokens) / 10]);
-    if (this.window.size < Math.max(queries, keys)) state.window = Object.fromEntries(short);
+    if (this.window.size < this.longest) state.window = Object.fromEntries(short);
     if (rows.size || columns.size) state.locked = { rows: [...rows], columns: [...columns] };
     if (this.heads) state.heads = this.heads;
     return state;
@@ -486,10 +521,10 @@ class View {
   // The cell beside the one that is read, within the window; first the window's last query and first key.
   step(down, right) {
     const { queries, keys } = this.data;
-    const { top, left, size } = this.window;
+    const { top, left } = this.window;
     const bin = this.part || this.mode === "lines" ? 1 : this.data.bin;
     const next = (at, by, from, count) =>
-      Math.max(Math.ceil(from), Math.min(at + by * bin, Math.min(count, Math.floor(from + size)) - 1));
+      Math.max(Math.ceil(from), Math.min(at + by * bin, Math.min(count, Math.floor(from + this.along(count))) - 1));
     const from = this.pointer ?? { row: queries, column: Math.ceil(left) };
     const row = next(from.row ?? queries, this.pointer ? down : 0, top, queries);
     const column = next(from.column ?? Math.ceil(left), this.pointer ? right : 0, left, keys);

@@ -24,7 +24,7 @@ class HeadLines {
       this.over,
       view,
       (event) => this.tokens(event),
-      () => view.window.size / this.high,
+      () => [view.rows / this.high, view.columns / this.high],
     );
   }
 
@@ -112,7 +112,7 @@ class HeadLines {
     else if (pointer?.column != null) columns.add(pointer.column);
     if (!rows.size && !columns.size) {
       if (this.fits) return null;
-      rows.add(Math.min(data.queries, Math.floor(window.top + window.size)) - 1);
+      rows.add(Math.min(data.queries, Math.floor(window.top + this.view.rows)) - 1);
     }
     return { rows, columns };
   }
@@ -125,15 +125,19 @@ class HeadLines {
     return context;
   }
 
-  // Pixels down of the middle of a token.
-  y(at, from) {
-    return (at - from + 0.5) * this.step;
+  // Pixels down of the middle of a query, and of a key: both columns are as high.
+  yOfQuery(at) {
+    return ((at - this.view.window.top + 0.5) * this.high) / this.view.rows;
+  }
+
+  yOfKey(at) {
+    return ((at - this.view.window.left + 0.5) * this.high) / this.view.columns;
   }
 
   // Draws the lines of some queries and keys, by default of all; the tokens at their ends.
   lines(context, chosen) {
     const ends = { rows: new Set(chosen?.rows), columns: new Set(chosen?.columns) };
-    const { data, window, options, limit } = this.view;
+    const { options, limit } = this.view;
     const { place } = SCALES[options.scale];
     const right = this.wide - this.column;
     const middle = (this.column + right) / 2;
@@ -144,8 +148,8 @@ class HeadLines {
       if (!(at > FAINTEST)) continue;
       ends.rows.add(link.row);
       ends.columns.add(link.column);
-      const from = this.y(link.row, window.top);
-      const to = Math.min(this.high, Math.max(0, this.y(link.column, window.left))); // outside the window: at its end
+      const from = this.yOfQuery(link.row);
+      const to = Math.min(this.high, Math.max(0, this.yOfKey(link.column))); // outside the window: at its end
       context.strokeStyle = this.colour(link.head);
       context.globalAlpha = 0.04 + 0.96 * at * at;
       context.lineWidth = 0.5 + 2 * at;
@@ -167,7 +171,7 @@ class HeadLines {
     const { top, queries, count } = data.lines;
     const { "lines.key": keys, "lines.weight": weights, "lines.mass": mass } = data.tensors;
     const first = Math.max(top, Math.floor(window.top));
-    const stop = Math.min(top + queries, Math.ceil(window.top + window.size));
+    const stop = Math.min(top + queries, Math.ceil(window.top + this.view.rows));
     for (const head of this.shown)
       for (let row = first; row < stop; row++) {
         const query = head * queries + row - top;
@@ -180,22 +184,23 @@ class HeadLines {
 
   // Whether the window has the key.
   holds({ column }) {
-    const { left, size } = this.view.window;
-    return column + 0.5 >= left && column + 0.5 <= left + size;
+    const { left } = this.view.window;
+    return column + 0.5 >= left && column + 0.5 <= left + this.view.columns;
   }
 
   // Spans and locks beside the tokens.
   marks(context) {
-    const { data, window, dark } = this.view;
-    const bar = (start, stop, from, x, colour) => {
-      context.fillStyle = colour;
-      context.fillRect(x, (start - from) * this.step, 4, Math.max(1, (stop - start) * this.step - 1));
-    };
-    for (const { colour, ranges } of data.spans)
-      for (const [start, stop] of ranges) {
-        bar(start, stop, window.top, this.column + 1, onPage(colour, dark));
-        bar(start, stop, window.left, this.wide - this.column - 5, onPage(colour, dark));
+    const { data, window, dark, rows, columns } = this.view;
+    const bars = (spans, from, count, x) => {
+      const step = this.high / count;
+      for (const { colour, ranges } of spans) {
+        context.fillStyle = onPage(colour, dark);
+        for (const [start, stop] of ranges)
+          context.fillRect(x, (start - from) * step, 4, Math.max(1, (stop - start) * step - 1));
       }
+    };
+    bars(data.spans, window.top, rows, this.column + 1);
+    bars(data.keySpans, window.left, columns, this.wide - this.column - 5);
     context.fillStyle = "rgba(128, 128, 128, 0.5)";
     context.fillRect(this.column + 5, 0, 1, this.high);
     context.fillRect(this.wide - this.column - 6, 0, 1, this.high);
@@ -208,21 +213,22 @@ class HeadLines {
     context.font = `${size}px system-ui, sans-serif`;
     context.textBaseline = "middle";
     context.globalAlpha = ends ? 1 : 0.7;
-    const column = (some, from, count, align, x, held) => {
+    const column = (some, from, tokens, place, align, x, held) => {
       const all = Array.from({ length: Math.ceil(window.size) + 1 }, (_, i) => Math.floor(from) + i);
       let last = -Infinity;
       context.textAlign = align;
       for (const at of some ? [...some].sort((a, b) => a - b) : all) {
-        const y = this.y(at, from);
-        if (at >= count || Math.abs(y - this.high / 2) > (this.high - size) / 2 + 1 || y - last < Math.max(gap, size * 0.9))
+        const y = place(at);
+        if (at >= tokens.length || Math.abs(y - this.high / 2) > (this.high - size) / 2 + 1 || y - last < Math.max(gap, size * 0.9))
           continue;
         last = y;
         context.fillStyle = held.has(at) ? "#009e73" : ink;
-        context.fillText(this.fit(context, data.tokens[at] ?? ""), x, y);
+        context.fillText(this.fit(context, tokens[at]), x, y);
       }
     };
-    column(ends?.rows, window.top, data.queries, "right", this.column - 3, locked.rows);
-    column(ends?.columns, window.left, data.keys, "left", this.wide - this.column + 3, locked.columns);
+    const { tokens, keyTokens } = data;
+    column(ends?.rows, window.top, tokens, (at) => this.yOfQuery(at), "right", this.column - 3, locked.rows);
+    column(ends?.columns, window.left, keyTokens, (at) => this.yOfKey(at), "left", this.wide - this.column + 3, locked.columns);
     context.globalAlpha = 1;
   }
 
@@ -244,7 +250,7 @@ class HeadLines {
       "Of a query that is pointed at or locked, lines to keys outside the window end at its edge; of others they are not drawn.";
     const many =
       "More tokens than fit: these are the last query's lines; point at a token, or lock it with a click, to see others.";
-    const whole = this.view.window.size >= data.keys;
+    const whole = this.view.columns >= data.keys;
     return [what, whole ? "" : outside, this.fits ? "" : many].filter(Boolean).join(" ");
   }
 
@@ -258,24 +264,24 @@ class HeadLines {
     const value = ({ weight, share }) => `${number(weight)}${shares ? ` · ${percent(share)}` : ""}`;
     const lines = this.shown.map((head) => {
       const own = links.filter((link) => link.head === head).sort((a, b) => Math.abs(b.weight) - Math.abs(a.weight));
-      const ends = own.slice(0, most).map((link) => `${token(data, row != null ? link.column : link.row)} ${value(link)}`);
+      const ends = own.slice(0, most).map((link) => `${row != null ? token(data.keyTokens, link.column) : token(data.tokens, link.row)} ${value(link)}`);
       return `${headName(data.layer, head)}:   ${ends.join("   ") || "none"}`;
     });
     const kind = shares ? "weights · shares of the row's Σ|x|" : "weights";
     const place =
       row != null
-        ? `query ${token(data, row)}, its strongest keys`
-        : `key ${token(data, column)}, queries of whose strongest it is`;
+        ? `query ${token(data.tokens, row)}, its strongest keys`
+        : `key ${token(data.keyTokens, column)}, queries of whose strongest it is`;
     return [`${place}, ${kind} of ${data.lines?.map ?? "D"}:`, ...lines].join("\n");
   }
 
   // Left of the middle queries, right of it keys.
   tokens(event) {
     const box = this.over.getBoundingClientRect();
-    const { data, window } = this.view;
-    const down = ((event.clientY - box.top) / box.height) * window.size;
+    const { data, window, rows, columns } = this.view;
+    const down = (event.clientY - box.top) / box.height;
     const left = event.clientX - box.left < box.width / 2;
-    const at = Math.floor(down + (left ? window.top : window.left));
+    const at = Math.floor(left ? window.top + down * rows : window.left + down * columns);
     if (at < 0 || at >= (left ? data.queries : data.keys)) return null;
     return left ? { row: at, column: null } : { row: null, column: at };
   }

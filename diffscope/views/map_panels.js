@@ -71,7 +71,7 @@ class MapPanels {
       over,
       this.view,
       (event) => this.tokens(event, over),
-      () => this.view.window.size / over.clientWidth,
+      () => [this.view.rows / over.clientHeight, this.view.columns / over.clientWidth],
     );
     const edges = { entropy, received, rows, columns, beside, beneath };
     return { name, short, title, scale, box, map, over, ...edges, bar, image: null, detail: null };
@@ -155,8 +155,9 @@ class MapPanels {
 
   draw() {
     const { data, dark } = this.view;
-    const { top, left, size } = this.view.window;
-    const bins = [left, top, size, size].map((tokens) => tokens / data.bin);
+    const { rows: shown, columns: across } = this.view;
+    const { top, left } = this.view.window;
+    const bins = [left, top, across, shown].map((tokens) => tokens / data.bin);
     for (const { name, scale, map, image, detail, entropy, received } of this.panels) {
       const context = map.getContext("2d");
       context.fillStyle = dark ? data.look.unseenDark : data.look.unseen;
@@ -165,10 +166,10 @@ class MapPanels {
       context.drawImage(image, ...bins, 0, 0, map.width, map.height);
       if (detail) {
         const [rows, columns] = data.detail.shape;
-        const pixels = map.width / size;
-        const from = [(data.detail.left - left) * pixels, (data.detail.top - top) * pixels];
-        context.fillRect(...from, columns * pixels, rows * pixels); // keys that are not seen are clear, and the bins below not theirs
-        context.drawImage(detail, ...from, columns * pixels, rows * pixels);
+        const [wide, high] = [map.width / across, map.height / shown]; // pixels of a cell
+        const place = [(data.detail.left - left) * wide, (data.detail.top - top) * high, columns * wide, rows * high];
+        context.fillRect(...place); // keys that are not seen are clear, and the bins below not theirs
+        context.drawImage(detail, ...place);
       }
       this.edge(received, data.tensors["received_" + name], left, false, scale);
       this.edge(entropy, data.tensors["entropy_" + name], top, true, scale);
@@ -179,7 +180,8 @@ class MapPanels {
 
   // Tokens along an edge of the large map: those that have to be named, moved apart as far as needed, and of the others as many as fit.
   writeNames(canvas, count, from, down) {
-    const { data, window: { size }, ink, dark } = this.view;
+    const { data, ink, dark } = this.view;
+    const size = this.view.along(count);
     const ratio = globalThis.devicePixelRatio || 1;
     const { side } = this.main;
     const pixels = side / size;
@@ -202,9 +204,9 @@ class MapPanels {
     if (down) context.translate(NAMES.left, 0);
     else context.rotate(-Math.PI / 2); // along both edges a name ends at 0, and its token lies at (0, place)
     for (const [at, place] of places) {
-      const colour = this.colourOf(at);
+      const colour = this.colourOf(at, down);
       context.fillStyle = context.strokeStyle = colour ? onPage(colour, dark) : ink;
-      context.fillText(named(data.tokens[at]), -LEADER, place);
+      context.fillText(named((down ? data.tokens : data.keyTokens)[at]), -LEADER, place);
       context.beginPath();
       context.moveTo(1 - LEADER, place);
       context.lineTo(0, exact(at));
@@ -218,15 +220,17 @@ class MapPanels {
     const { data, locked, pointer } = this.view;
     const read = down ? pointer?.row : pointer?.column;
     const asked = down && data.query != null ? [data.query] : [];
-    const begun = data.spans.flatMap(({ ranges }) => ranges.map(([start]) => start));
-    const answer = data.spans.filter(({ name }) => name === "answer").flatMap(({ ranges }) => ranges.flatMap(tokensOf));
+    const spans = down ? data.spans : data.keySpans;
+    const begun = spans.flatMap(({ ranges }) => ranges.map(([start]) => start));
+    const answer = spans.filter(({ name }) => name === "answer").flatMap(({ ranges }) => ranges.flatMap(tokensOf));
     return [...new Set([...(read == null ? [] : [read]), ...locked[down ? "rows" : "columns"], ...asked, ...answer.slice(0, FEW), ...begun])];
   }
 
   // The colour of the span in which a token is, if it is in any.
-  colourOf(at) {
+  colourOf(at, down) {
     const holds = ({ ranges }) => ranges.some(([start, stop]) => start <= at && at < stop);
-    return this.view.data.spans.findLast(holds)?.colour;
+    const { spans, keySpans } = this.view.data;
+    return (down ? spans : keySpans).findLast(holds)?.colour;
   }
 
   // Values of tokens along an edge, each pixel the largest of those that fall on it.
@@ -234,8 +238,8 @@ class MapPanels {
     const context = canvas.getContext("2d");
     context.clearRect(0, 0, canvas.width, canvas.height);
     if (!values) return;
-    const { data, window, options } = this.view;
-    const { size } = window;
+    const { data, options } = this.view;
+    const size = down ? this.view.rows : this.view.columns;
     const [long, deep] = down ? [canvas.height, canvas.width] : [canvas.width, canvas.height];
     const first = options.sink || down ? 0 : 1;
     const stop = Math.min(values.length, from + size);
@@ -258,14 +262,14 @@ class MapPanels {
   // Spans along a map and an arrow at the query that is read, outside it, so that they cover none of its cells.
   markSpans({ beside, beneath }) {
     const { data, window, dark } = this.view;
-    for (const [canvas, from, down] of [
-      [beside, window.top, true],
-      [beneath, window.left, false],
+    for (const [canvas, from, down, spans, count] of [
+      [beside, window.top, true, data.spans, this.view.rows],
+      [beneath, window.left, false, data.keySpans, this.view.columns],
     ]) {
       const context = canvas.getContext("2d");
-      const scale = (down ? canvas.height : canvas.width) / window.size;
+      const scale = (down ? canvas.height : canvas.width) / count;
       context.clearRect(0, 0, canvas.width, canvas.height);
-      for (const { colour, ranges } of data.spans) {
+      for (const { colour, ranges } of spans) {
         context.fillStyle = onPage(colour, dark);
         for (const [start, stop] of ranges) {
           const [at, long] = [(start - from) * scale, Math.max(2, (stop - start) * scale)];
@@ -287,9 +291,9 @@ class MapPanels {
     const bin = pointer?.row != null && pointer.column != null ? placeOf(data, pointer).bin : 1;
     for (const { over } of this.panels) {
       const context = over.getContext("2d");
-      const scale = over.width / window.size;
       context.clearRect(0, 0, over.width, over.height);
       const band = (start, count, across, colour) => {
+        const scale = across ? over.height / this.view.rows : over.width / this.view.columns;
         const from = (start - (across ? window.top : window.left)) * scale;
         const line = Math.round(globalThis.devicePixelRatio || 1);
         context.fillStyle = colour;
@@ -310,28 +314,27 @@ class MapPanels {
 
   // The whole map in a corner of the large one, where few weights are, with a frame around the window.
   inset() {
-    const { data, dark, ink, window: { top, left, size } } = this.view;
-    const whole = Math.max(data.queries, data.keys);
+    const { data, dark, ink, longest, rows, columns, window: { top, left, size } } = this.view;
     const { over, image, side } = this.main;
-    if (size >= whole || side < 3 * INSET || !image) return;
+    if (size >= longest || side < 3 * INSET || !image) return;
     const ratio = over.width / side;
     const [long, x, y] = [INSET * ratio, over.width - (INSET + 6) * ratio, 6 * ratio];
     const context = over.getContext("2d");
     context.fillStyle = dark ? data.look.unseenDark : data.look.unseen;
     context.fillRect(x, y, long, long);
-    context.drawImage(image, 0, 0, whole / data.bin, whole / data.bin, x, y, long, long);
+    context.drawImage(image, 0, 0, data.keys / data.bin, data.queries / data.bin, x, y, long, long);
     context.strokeStyle = ink;
     context.lineWidth = ratio;
     context.strokeRect(x, y, long, long);
     context.lineWidth = 2 * ratio;
-    const at = (tokens) => (tokens / whole) * long;
-    context.strokeRect(x + at(left), y + at(top), Math.max(4, at(size)), Math.max(4, at(size)));
+    const [across, down] = [long / data.keys, long / data.queries];
+    context.strokeRect(x + left * across, y + top * down, Math.max(4, columns * across), Math.max(4, rows * down));
   }
 
   // What is under the pointer: both tokens, and the value of every map.
   read({ row, column }) {
     const { data, options } = this.view;
-    if (row == null || column == null) return row == null ? `key ${token(data, column)}` : `query ${token(data, row)}`;
+    if (row == null || column == null) return row == null ? `key ${token(data.keyTokens, column)}` : `query ${token(data.tokens, row)}`;
     const { part, cell, bin } = placeOf(data, { row, column });
     const { shares } = SCALES[options.scale];
     const value = ({ name, short }) => {
@@ -348,7 +351,7 @@ class MapPanels {
         .map(({ name, short }) => `${short} ${number(data.tensors[`${kind}_${name}`][at])}`)
         .join("   ");
     return [
-      `query ${token(data, row)} → key ${token(data, column)}: ${unseen ? "" : `${kind}${bins}:   `}${values}`,
+      `query ${token(data.tokens, row)} → key ${token(data.keyTokens, column)}: ${unseen ? "" : `${kind}${bins}:   `}${values}`,
       `key receives from all queries:   ${edge("received", column)}`,
       `entropy of the row, nats:   ${edge("entropy", row)}`,
     ].join("\n");
@@ -356,9 +359,9 @@ class MapPanels {
 
   tokens(event, canvas) {
     const box = canvas.getBoundingClientRect();
-    const { top, left, size } = this.view.window;
-    const row = Math.floor(top + ((event.clientY - box.top) / box.height) * size);
-    const column = Math.floor(left + ((event.clientX - box.left) / box.width) * size);
+    const { rows, columns, window: { top, left } } = this.view;
+    const row = Math.floor(top + ((event.clientY - box.top) / box.height) * rows);
+    const column = Math.floor(left + ((event.clientX - box.left) / box.width) * columns);
     const inside = row >= 0 && column >= 0 && row < this.view.data.queries && column < this.view.data.keys;
     return inside ? { row, column } : null;
   }

@@ -72,13 +72,14 @@ function pair(label, options, change) {
 }
 
 // Pointing, dragging, clicking and the wheel on a canvas; `tokens(event)` is {row, column} under the pointer, null where there is none,
-// and `step()` how many tokens a pixel is.
+// and `step()` how many tokens a pixel is, down and across.
 function listen(canvas, view, tokens, step) {
   let grabbed = null;
   canvas.addEventListener("pointermove", (event) => {
     if (!grabbed) return view.pointAt(tokens(event), event);
     const { top, left, size } = grabbed.window;
-    view.look(top - (event.clientY - grabbed.y) * step(), left - (event.clientX - grabbed.x) * step(), size);
+    const [down, across] = step();
+    view.look(top - (event.clientY - grabbed.y) * down, left - (event.clientX - grabbed.x) * across, size);
   });
   canvas.addEventListener("pointerleave", () => view.pointAt(null));
   canvas.addEventListener("pointerdown", (event) => {

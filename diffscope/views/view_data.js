@@ -2,12 +2,13 @@
 
 // What a buffer says and its tensors, maps with NaN where no query sees the key.
 function parse(bytes) {
-  const data = { ...opened(bytes), shares: {}, limits: {} };
+  const read = opened(bytes);
+  const data = { keyTokens: read.tokens, keySpans: read.spans, ...read, shares: {}, limits: {} }; // in cross-attention keys have their own
   for (const part of data.detail ? ["", "detail."] : [""])
     for (const { name } of data.panels)
       for (const map of [part + name, part + "share_" + name])
         if (data.tensors[map]) data.tensors[map] = spread(data.tensors[map], data.tensors[part + "visible"], shapeOf(data, part));
-  data.text = data.tokens.join("\u0000");
+  data.text = [...data.tokens, "", ...data.keyTokens].join("\u0000");
   return data;
 }
 
@@ -94,4 +95,4 @@ function named(text = "") {
 }
 
 // A token in quotation marks, with its position; set apart, so that what is written from right to left does not turn its surroundings.
-const token = (data, at) => `\u2068${JSON.stringify(data.tokens[at] ?? "")}\u2069 (${at})`;
+const token = (tokens, at) => `\u2068${JSON.stringify(tokens[at] ?? "")}\u2069 (${at})`;

@@ -69,13 +69,13 @@ class AttentionWidget(anywidget.AnyWidget):
         if self.head > most:
             self.head = most  # which is drawn, then
             return
-        tokens = len(self._capture.prompts[self._prompt].ids)
+        attention = self._capture[self._prompt].layers[self._capture.layer_numbers.index(self.layer)]
         self.data = attention_view.buffer(
             self._capture,
             self.layer,
             self.head,
             prompt=self._prompt,
-            window=attention_view.window_of(self._place, tokens),
+            window=attention_view.window_of(self._place, attention.n_queries, attention.n_keys),
             lines=True if self._place.get("lines") else None,
         )
 

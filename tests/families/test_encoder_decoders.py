@@ -183,7 +183,24 @@ def test_figures_draw_rectangles_with_the_tokens_of_both_sides(capture):
     np.testing.assert_allclose(pooled.received_A1[0], capture.map("A1", 3, 1).sum("query"), atol=1e-5)
 
 
-@pytest.mark.parametrize("look", [figures.amplifier, diffscope.readings.by_layer, lambda cap: diffscope.views.view(cap)])
+def test_the_print_of_a_rectangle_has_no_grey_and_its_spans_beside_the_names_of_tokens(capture):
+    legends = {}
+    for layer in (2, 3):
+        drawn = figures.maps(capture, layer=layer).matplotlib()
+        legends[layer] = [text.get_text() for text in drawn.legends[0].get_texts()]
+        drawn.canvas.draw()
+        axes = drawn.axes[0]
+        *_, left = (line.get_window_extent().x0 for line in axes.lines)
+        assert all(name.get_window_extent().x1 < left for name in axes.get_yticklabels())
+    assert "not visible to the query" in legends[2] and legends[3] == ["answer", "asked"]
+
+
+def test_compared_rectangles_keep_the_spans_of_their_keys(scope, capture):
+    both = figures.maps(diffscope.compare(capture, capture), layer=3).data
+    assert both.attrs["key_spans"] == figures.maps(capture, layer=3).data.attrs["key_spans"]
+
+
+@pytest.mark.parametrize("look", [figures.amplifier, diffscope.readings.by_layer])
 def test_what_is_of_one_side_says_so(look, capture):
     with pytest.raises(DiffscopeError, match=r"of tokens that look at one another, .*of_kind\(\"self\"\)"):
         look(capture)

@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from diffscope import edits
 from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
 from diffscope.views.view_state import checked_state
-from tests import tiny
+from tests import encoder_decoders, tiny
 from tests.buffers import unpacked, words_of
 from tests.tiny import random_capture
 
@@ -47,11 +48,42 @@ def test_the_buffer_holds_the_maps_with_their_edges(capture):
     assert ranges["answer"] == [[3, 6]] and ranges["needles"] == [[1, 3], [9, 12]]
 
 
+@pytest.fixture(scope="module")
+def rectangles():
+    prompt = encoder_decoders.prompt("bart")
+    scope = diffscope.load(encoder_decoders.model("bart"))
+    return scope.capture(prompt, spans={"asked": [4]}, key_spans={"answer": [2, 3]})
+
+
 def test_standard_attention_has_one_panel():
     standard = diffscope.load(tiny.own("standard")).capture(tiny.ids(20))
     data = attention_view.buffer(standard, 0, 1)
     assert [panel["title"] for panel in words_of(data)["panels"]] == ["A"] and "A2" not in load(data)
     assert words_of(data)["lines"]["map"] == "A"
+
+
+def test_a_rectangle_has_tokens_and_spans_of_both_sides(rectangles):
+    data = attention_view.buffer(rectangles, 3, 1, query=4)
+    about = words_of(data)
+    np.testing.assert_allclose(unpacked(data, "A1"), rectangles.map("A1", 3, 1), rtol=1e-3)  # all of it is seen
+    assert (about["queries"], about["keys"], about["query"]) == (5, 9, 4)
+    assert (about["tokens"], about["keyTokens"]) == (rectangles.tokens, rectangles.key_tokens)
+    ranges = {side: {span["name"]: span["ranges"] for span in about[side]} for side in ("spans", "keySpans")}
+    assert ranges == {"spans": {"sink": [[0, 1]], "asked": [[4, 5]]}, "keySpans": {"sink": [[0, 1]], "answer": [[2, 4]]}}
+    encoder = words_of(attention_view.buffer(rectangles, 0, 1, query=4))
+    assert encoder["tokens"] == rectangles.key_tokens and encoder["query"] is None and "keyTokens" not in encoder
+
+
+def test_captures_of_other_keys_are_other_prompts_of_a_page(rectangles):
+    of_keys = rectangles.key_prompts[0]
+    other = replace(rectangles, key_prompts=[replace(of_keys, ids=of_keys.ids[::-1])])
+    assert attention_view.prompt_name(other, 0) != attention_view.prompt_name(rectangles, 0)
+
+
+def test_windows_go_by_the_tokens_of_each_side():
+    place = {"top": 30, "left": 3, "size": 20}
+    assert attention_view.window_of(place, 40, 10) == (slice(30, 40), slice(3, 10))
+    assert attention_view.window_of(place, 40, 3) is None and attention_view.window_of(place, 30, 10) is None
 
 
 def test_a_long_prompt_is_in_bins_and_its_window_exact():
@@ -372,6 +404,38 @@ def test_spans_are_marked_beside_the_maps_and_cover_no_cell(page, capture, tmp_p
     opacity = "(node, key) => node.getContext('2d').getImageData((key + 0.5) / 60 * node.width, node.height / 2, 1, 1).data[3]"
     marks = view.locator("canvas[data-spans=D]").last
     assert [marks.evaluate(opacity, key) for key in (2, 3, 5, 6, 8, 9)] == [255, 255, 255, 0, 0, 255]
+    assert page.problems == []
+
+
+@pytest.mark.browser
+def test_a_rectangle_fills_the_map_and_is_read_by_the_tokens_of_each_side(page, rectangles, tmp_path):
+    (tmp_path / "page.html").write_text(attention_view.page(rectangles, 3, 1), encoding="utf-8")
+    page.goto((tmp_path / "page.html").as_uri())
+    view = page.locator("main")
+    box = view.locator("canvas[data-map=A1]").bounding_box()
+
+    def named(tokens, at):
+        return f"\u2068{json.dumps(tokens[at])}\u2069 ({at})"
+
+    for row, column in ((0, 8), (4, 6), (2, 0)):
+        page.mouse.move(box["x"] + (column + 0.5) / 9 * box["width"], box["y"] + (row + 0.5) / 5 * box["height"])
+        query, key = named(rectangles.tokens, row), named(rectangles.key_tokens, column)
+        assert read(view).startswith(f"query {query} → key {key}: weights:")
+        exact = float(rectangles.map("A1", 3, 1)[row, column])
+        assert float(re.search(r"weights:   A (\S+)", read(view))[1]) == pytest.approx(exact, rel=0.01)
+    opacity = "(node, [x, y]) => node.getContext('2d').getImageData(x * node.width, y * node.height, 1, 1).data[3]"
+    beside, beneath = view.locator("canvas[data-spans=A1]").all()
+    assert [beside.evaluate(opacity, [0, (at + 0.5) / 5]) for at in (0, 1, 3, 4)] == [255, 0, 0, 255]
+    assert [beneath.evaluate(opacity, [(at + 0.5) / 9, 0]) for at in (0, 1, 2, 3, 4, 8)] == [255, 0, 255, 255, 0, 0]
+    root = page.locator("[role=application]")
+    root.press("ArrowUp")  # the layer above, of other tokens
+    page.mouse.move(*[box["x"] + 0.9 * box["width"], box["y"] + 0.9 * box["height"]])
+    assert "L2H1" in view.inner_text() and read(view).startswith(f"query {named(rectangles.tokens, 4)}")
+    root.press("ArrowDown")
+    view.get_by_role("button", name="Lines").click()
+    lines = view.locator("canvas[data-lines]").bounding_box()
+    page.mouse.move(lines["x"] + lines["width"] - 10, lines["y"] + 8.5 / 9 * lines["height"])
+    assert read(view).startswith(f"key {named(rectangles.key_tokens, 8)}, queries")
     assert page.problems == []
 
 
