@@ -151,9 +151,9 @@ def along_training(_captures: dict, key: tuple, query: int):
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
-def saved(path: str, written: float):
-    """A capture from a file; of a batch its first prompt."""
-    return open_capture(resolve(path))[0]
+def saved(path: str, written: float, kind: str = ""):
+    """A capture from a file, or its layers of one kind; of a batch its first prompt."""
+    return saved(path, written).of_kind(kind) if kind else open_capture(resolve(path))[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)
@@ -169,7 +169,9 @@ def thumbnails(_cap, key: tuple, name: str):
 
 
 def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
-    """Return what is said of a head at a query, in parts."""
+    """Return what is said of a head at a query, in parts; nothing of cross-attention."""
+    if cap.key_prompts is not None:
+        return ()
     return readings.of_head(cap, layer, head, query).parts
 
 

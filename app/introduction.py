@@ -50,6 +50,8 @@ def about_model(name: str, cap) -> str:
 
 def about_prompt(subject, cap) -> str:
     """Return what a prompt asks for and what the model says next, as Markdown."""
+    if cap.key_prompts is not None:
+        return f"The {cap.n_tokens} tokens of its prompt look at {len(cap.key_tokens)} of another side."
     length = f"{cap.n_tokens} tokens"
     if "answer" not in cap.spans:
         asked = f"This prompt has {length} and no marked answer."

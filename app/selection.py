@@ -27,7 +27,7 @@ def default_head(cap, key: tuple) -> tuple[int, int]:
 
 def mass_on_answer(cap, key: tuple, query: int):
     """Return what the row of D of each head has on the answer, by normalisation; None if no answer is marked."""
-    if "answer" not in cap.spans:
+    if "answer" not in cap.key_spans:
         return None
     return measured(cap, key, "span_mass", (query,))["span_mass"].sel(map="D", span="answer").isel(query=-1)
 

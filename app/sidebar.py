@@ -28,6 +28,8 @@ CHAT = "a chat"
 LAST_STEP = "end of training"
 EXAMPLES = "How long an example is, how many numbers it states (needles), and how far into it the answer stands."
 UNMARKED = "not marked"
+LAYERS = {"self": "self-attention", "cross": "cross-attention", "encoder": "the encoder"}  # by kind
+SIDES = "In cross-attention the prompt's tokens look at tokens of another side; in the encoder these look at one another."
 SEVERAL, PLACES = 2, 12  # places of an answer: from how many on one is chosen, and how many are offered
 AROUND = 16  # characters
 TOO_LONG = "This text is too long for the page's address, which does not bring it back."
@@ -54,6 +56,8 @@ class Subject:
         The answer's text, where it was given as text.
     distractors : tuple of str
         Other answers that the prompt is known to state.
+    kind : str
+        Of which layers it is, where a saved capture has cross-attention; else empty.
     """
 
     model: str
@@ -62,11 +66,12 @@ class Subject:
     spans: dict = field(default_factory=dict)
     answer: str = ""
     distractors: tuple[str, ...] = ()
+    kind: str = ""
 
     @property
     def key(self) -> tuple:
         """What distinguishes it from any other, for caches; a file that was written again is another one."""
-        return (self.model, modified_at(self.model), json.dumps(self.prompt), repr(self.spans))
+        return (self.model, modified_at(self.model), json.dumps([self.prompt, self.kind]), repr(self.spans))
 
     def scope(self):
         """The model, opened."""
@@ -77,7 +82,7 @@ class Subject:
     def capture(self):
         """What every layer attends with; where a span cannot be marked it says so, and looks without spans."""
         if self.saved:
-            return saved(self.model, modified_at(self.model))
+            return saved(self.model, modified_at(self.model), self.kind)
         try:
             return capture(self.model, modified_at(self.model), self.prompt, self.spans)
         except SpanError as error:
@@ -93,7 +98,8 @@ class Subject:
     def code(self) -> str:
         """Python that gives the same capture."""
         if self.saved:
-            return f"import diffscope\n\ncap = diffscope.open({self.model!r})[0]\n"
+            kind = f".of_kind({self.kind!r})" if self.kind else ""
+            return f"import diffscope\n\ncap = diffscope.open({self.model!r})[0]{kind}\n"
         return (
             "import diffscope\n\n"
             f"scope = {as_loaded(self.model)}{'  # the folder with the files' if is_upload(self.model) else ''}\n"
@@ -126,7 +132,7 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
     if name is None:
         return None
     if name.endswith((".dscope", ".safetensors")):
-        return Subject(name, saved=True)
+        return Subject(name, saved=True, kind=choose_kind(name))
     prompt, spans, answer, distractors = choose_prompt()
     if not prompt:
         st.info("Write a prompt to look at.")
@@ -134,6 +140,18 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
     subject = Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
     state["_subject"] = subject
     return subject
+
+
+def choose_kind(name: str) -> str:
+    """Choose the layers of a saved capture with cross-attention; the kind is empty where there is nothing to choose or to open."""
+    try:
+        cap = saved(name, modified_at(name))
+    except DiffscopeError:
+        return ""  # whoever looks at it says so
+    kinds = list(dict.fromkeys(cap.kinds))
+    if cap.key_prompts is None:
+        return ""
+    return st.sidebar.selectbox("Layers", kinds, **bound("kind", options=kinds), format_func=LAYERS.__getitem__, help=SIDES)
 
 
 def choose_model(key: str = "model", label: str = "Model", saved_too: bool = True, at_step: bool = True) -> str | None:

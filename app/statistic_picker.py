@@ -145,7 +145,8 @@ def _label(cap, statistic: str, dim: str) -> str:
 
 def _key_sets(cap) -> list[str]:
     """Return the spans whose keys may count, the answer first."""
-    return sorted(cap.key_sets, key=lambda name: (name != "answer", name))
+    (of_keys,) = cap.key_prompts or cap.prompts
+    return sorted(of_keys.span_positions(), key=lambda name: (name != "answer", name))
 
 
 def _wished(cap) -> str:

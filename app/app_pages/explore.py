@@ -37,6 +37,9 @@ def show_capture(subject, cap) -> None:
     init_selection(cap, subject.key)
     show_introduction(subject, cap)
     part = st.segmented_control("Part", [*PARTS], **bound("part", options=[*PARTS]), required=True, label_visibility="collapsed")
+    if cap.key_prompts is not None and part != "Maps":
+        st.info(f"{part} are of tokens that look at one another: choose other layers, at the side, or the maps.")
+        return
     PARTS[part](subject, cap)
 
 
@@ -113,6 +116,11 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
     """Show what one token attends to: as the prompt on colours, and as bars."""
     token = escape_markdown(shorten(visible(readable(cap.prompts[0])[query])))
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
+    if cap.key_prompts is not None:  # what it attends to are no queries, whose rows could be read
+        st.caption(f"What token {query} “{token}” attends to{colours} Click a cell to read its query's row.")
+        keys = (0, min(BARS, len(cap.key_tokens)))
+        blocks.show_later(partial(blocks.show_row, cap, layer, head, query, keys), "later-row")
+        return
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
     keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
     marked = {span.partition(":")[0] for span in state.get("spans") or []}

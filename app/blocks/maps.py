@@ -67,11 +67,12 @@ def show_view(
         st.session_state[first] = state  # later ones come from the view itself; with them all its data would be sent again
     with show_errors():
         place = held().get("window") or {}
+        attention = cap.layers[cap.layer_numbers.index(layer)]
         data = attention_view.buffer(
             cap,
             layer,
             head,
-            window=attention_view.window_of(place, cap.n_tokens),
+            window=attention_view.window_of(place, attention.n_queries, attention.n_keys),
             lines=True if place.get("lines") else None,
             maps=_maps(cap, layer, head, key),
             group=group,
