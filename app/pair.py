@@ -134,7 +134,7 @@ def _another_model(subject: Subject, cap):
     if name is None:
         return None
     if name.endswith((".dscope", ".safetensors")):
-        second = Subject(name, saved=True)
+        second = Subject(name, saved=True, kind=subject.kind)
     elif subject.saved:
         prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)

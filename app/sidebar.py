@@ -143,7 +143,7 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
 
 
 def choose_kind(name: str) -> str:
-    """Choose the layers of a saved capture with cross-attention; the kind is empty where there is nothing to choose or to open."""
+    """Choose the kind of layers of a saved capture with cross-attention; of others, and of what does not open, it is empty."""
     try:
         cap = saved(name, modified_at(name))
     except DiffscopeError:

@@ -11,6 +11,7 @@ from messages import show_errors
 
 from blocks.show import show_chart
 from diffscope import figures
+from diffscope.figures.inputs import layer_at
 from diffscope.numbers import head_name
 from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
@@ -67,7 +68,7 @@ def show_view(
         st.session_state[first] = state  # later ones come from the view itself; with them all its data would be sent again
     with show_errors():
         place = held().get("window") or {}
-        attention = cap.layers[cap.layer_numbers.index(layer)]
+        attention = layer_at(cap, layer, head)
         data = attention_view.buffer(
             cap,
             layer,

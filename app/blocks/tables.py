@@ -11,6 +11,9 @@ from diffscope.figures.escaping import for_html, visible
 
 def show_next(cap):
     """The model's most probable next tokens."""
+    if not cap.next:
+        st.caption("Nothing is predicted here: these layers are not of a decoder of text.")
+        return
     rows = [{"next token": visible(str(token)), "probability": float(p)} for token, p in cap.next]
     st.dataframe(
         pd.DataFrame(rows, columns=["next token", "probability"]),

@@ -348,6 +348,39 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
     assert "small-diff" in heading(test)
 
 
+@pytest.fixture
+def rectangles(tmp_path):
+    """A saved capture of an encoder-decoder: nine tokens of the encoder, five of the decoder."""
+    import diffscope
+    from tests import encoder_decoders
+
+    scope = diffscope.load(encoder_decoders.model("bart"))
+    cap = scope.capture(encoder_decoders.prompt("bart"), spans={"asked": [4]}, key_spans={"answer": [2, 3]})
+    cap.save(tmp_path / "both.dscope")
+    return cap, str(tmp_path / "both.dscope")
+
+
+def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
+    cap, path = rectangles
+    test = fine(app(model=OTHER, path=path))
+    assert test.selectbox(key="kind").options == ["the encoder", "self-attention", "cross-attention"]
+    assert maps(test)["tokens"] == cap.key_tokens and not test.warning
+    test = fine(test.selectbox(key="kind").select("cross").run())
+    mass = (
+        cap.of_kind("cross").measure(["span_mass"], queries=[-1])["span_mass"].sel(span="answer", map="D", normalisation="share")
+    )
+    best = mass.isel(query=0, drop=True)
+    place = best.isel(best.argmax(...))
+    assert heading(test).endswith(f"L{int(place['layer'])}H{int(place['head'])}") and not test.warning
+    assert (maps(test)["tokens"], maps(test)["keyTokens"]) == (cap.tokens, cap.key_tokens)
+    np.testing.assert_allclose(heads(test), best.values, rtol=1e-5)
+    assert any("5 tokens of its prompt look at 9" in text.value for text in test.markdown)
+    for part in ("Numbers", "Logits"):
+        refused = fine(app(model=OTHER, path=path, kind="cross", part=part))
+        assert [info.value.partition(":")[0] for info in refused.info] == [f"{part} are of tokens that look at one another"]
+    assert not fine(app(model=OTHER, path=path, kind="self")).warning
+
+
 def heads(test):
     """The values of the grid of heads, as they are sent to the browser."""
     return load(buffer(test, "diffscope_heads"))["values"].tolist()
