@@ -217,7 +217,8 @@ class Capture:
             known = ", ".join(dict.fromkeys(self.kinds))
             raise DiffscopeError(
                 f"{what} is of tokens that look at one another, and this capture has layers of the kinds {known}; give the "
-                'layers of capture.of_kind("self"), or take capture.measure, views, figures.maps, row and heads, which take all'
+                'layers of capture.of_kind("self") (in a shell --of-kind self), or take capture.measure, views, '
+                "figures.maps, row and heads, which take all"
             )
 
     def sides(self, layer: LayerAttention) -> tuple[list[Encoded], list[Encoded]]:

@@ -7,7 +7,7 @@ import typer
 
 import diffscope
 from diffscope.cli.figure_options import CHOICES, OF_VALUES, FigureCommand, about, labels, options_of, words
-from diffscope.cli.options import Device, Dtype, Json, Model, Prompt, PromptFile, Span, check_out
+from diffscope.cli.options import Device, Dtype, Json, Model, OfKind, Prompt, PromptFile, Span, check_out
 from diffscope.cli.output import note, say, show_json, working
 from diffscope.errors import DiffscopeError
 
@@ -50,6 +50,7 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
+    of_kind: OfKind = None,
     answer: Answer = None,
     distractor: Distractor = None,
     prompts: Prompts = "",
@@ -78,7 +79,20 @@ def command(
 
     of_values = {word: choices.pop(word, None) for word in ("statistic", "where")} if kind in OF_VALUES else {}
     source = Source(
-        saved, model, baseline, prompt, prompt_file, span, answer, distractor, prompts, length, device, dtype, **of_values
+        saved,
+        model,
+        baseline,
+        prompt,
+        prompt_file,
+        span,
+        answer,
+        distractor,
+        prompts,
+        length,
+        device,
+        dtype,
+        of_kind,
+        **of_values,
     )
     drawn = subject(source, kind)
     with working("drawing"):

@@ -29,6 +29,7 @@ class Source:
     length: list[int] | None
     device: str | None
     dtype: str | None
+    of_kind: str | None = None
     statistic: str | None = None
     where: dict[str, str] | None = None
 
@@ -67,9 +68,11 @@ def capture(source: Source, kind: str):
     """Return one capture, saved or taken now; of two models their comparison."""
     if source.baseline is None:
         given = (source.saved, source.model, source.prompt, source.prompt_file, source.span, source.device, source.dtype)
-        return read_capture(*given)
+        return read_capture(*given, source.of_kind)
     if source.saved is not None:
         raise DiffscopeError(f"{source.saved} is of one model; leave --baseline out, or the file")
+    if source.of_kind is not None:
+        raise DiffscopeError("two models are compared with all their layers; leave --of-kind out, or --baseline")
     prompt, spans = source.given()
     scopes = source.scopes()
     with working("capturing"):
@@ -272,7 +275,7 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "sweep": (of_file, FILE),
     "training": (checkpoints, ONE_PROMPT),
 }
-OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline")
+OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline of_kind")
 
 
 def subject(source: Source, kind: str):

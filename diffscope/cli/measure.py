@@ -15,6 +15,7 @@ from diffscope.cli.options import (
     Json,
     Layer,
     Model,
+    OfKind,
     Prompt,
     PromptFile,
     SavedCapture,
@@ -72,6 +73,7 @@ def command(
     statistics: Statistics = "entropy,gini",
     layer: Layer = None,
     head: Head = None,
+    of_kind: OfKind = None,
     query: Query = None,
     queries: Queries = None,
     backend: Backend = None,
@@ -92,8 +94,8 @@ def command(
     names = read_statistics(statistics)
     asked = _names(names)
     rows = _queries(query, queries)
-    if saved is not None:
-        capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype)
+    if saved is not None or of_kind is not None:
+        capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype, of_kind)
         source = _of_capture(capture, layer, head, backend)
     else:
         scope = read_scope(model, device, dtype)
@@ -131,6 +133,7 @@ class _Source(NamedTuple):
     measure: Callable
     tokens: int
     spans: dict
+    keys: dict | list[dict] | None = None  # of cross-attention, how many tokens it looks at and their spans; of a batch of each
 
 
 def _of_capture(capture, layer, head, backend):
@@ -138,7 +141,9 @@ def _of_capture(capture, layer, head, backend):
 
     check_index("layer", layer, capture.layer_numbers)
     check_index("head", head, range(capture.n_heads))
-    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.key_sets)
+    sides = capture.key_prompts and [{"tokens": len(side.ids), "spans": side.span_positions()} for side in capture.key_prompts]
+    keys = sides if capture.batch else sides and sides[0]
+    return _Source(partial(capture.measure, backend=backend), capture.n_tokens, capture.key_sets, keys)
 
 
 def _of_model(scope, content, spans, layer, head, backend):
@@ -225,6 +230,7 @@ def _summary(measured, source, out):
         "family": attrs["family"],
         "tokens": source.tokens,
         "spans": source.spans,
+        **({"keys": source.keys} if source.keys else {}),
         "averaged_over": {"query": measured.sizes.get("query"), **sampled},
         "statistics": {name: _as_dict(*average_of(values, ["query"])) for name, values in measured.items()},
         **({"stopped": attrs["stopped"]} if "stopped" in attrs else {}),
@@ -239,7 +245,9 @@ def _show_tables(measured, source, over_heads, signs):
 
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
-    say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{sampled}")
+    counts = [side["tokens"] for side in source.keys] if isinstance(source.keys, list) else source.keys and source.keys["tokens"]
+    keys = f", {counts} tokens of another side" if counts else ""
+    say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{keys}{sampled}")
     for name, values in measured.items():
         say()
         if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:

@@ -40,8 +40,14 @@ SavedCapture = Annotated[
 ]
 
 
-def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
-    """Open the saved capture, or load the model and capture the prompt."""
+OfKind = Annotated[
+    Literal["self", "cross", "encoder"] | None,
+    typer.Option(help="Layers of one kind, of a capture with cross-attention."),
+]
+
+
+def read_capture(saved, model, prompt, prompt_file, span, device, dtype, of_kind=None):
+    """Open the saved capture, or load the model and capture the prompt; return its layers of one kind, by default of all."""
     if saved is not None:
         if any((model, prompt, prompt_file, span, device, dtype)):
             raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
@@ -58,7 +64,7 @@ def read_capture(saved, model, prompt, prompt_file, span, device, dtype):
         with working("capturing"):
             capture = scope.capture(content, spans=spans)
     print_warnings(capture.facts)
-    return capture
+    return capture if of_kind is None else capture.of_kind(of_kind)
 
 
 def read_scope(model, device, dtype):

@@ -1,5 +1,6 @@
 """Encoder-decoders: layers of three kinds, keys with tokens and spans of their own, maps that are rectangles."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +199,24 @@ def test_the_print_of_a_rectangle_has_no_grey_and_its_spans_beside_the_names_of_
 def test_compared_rectangles_keep_the_spans_of_their_keys(scope, capture):
     both = figures.maps(diffscope.compare(capture, capture), layer=3).data
     assert both.attrs["key_spans"] == figures.maps(capture, layer=3).data.attrs["key_spans"]
+
+
+def test_the_command_line_reads_layers_of_one_kind(run, capture, tmp_path):
+    path = tmp_path / "both.dscope"
+    capture.save(path)
+    status, out, _ = run("measure", path, "--of-kind", "cross", "--statistics", "span_mass", "--queries", "asked", "--json")
+    told = json.loads(out)
+    assert status == 0 and told["tokens"] == 5 and told["keys"]["tokens"] == 9 and told["keys"]["spans"]["answer"] == [2, 3]
+    assert told["statistics"]["span_mass"]["coords"]["layer"] == [3, 5]
+    assert "5 tokens, 9 tokens of another side" in run("measure", path, "--of-kind", "cross")[1]
+    drawn = tmp_path / "layers.pdf"
+    for kind, status in (("self", 0), ("cross", 2)):
+        told = run("figure", path, "--kind", "statistic_by_layer", "--of-kind", kind, "--out", drawn)
+        assert told[0] == status and drawn.exists()
+    assert told[2].startswith("error: this figure is of tokens that look at one another") and "--of-kind self" in told[2]
+    assert run("figure", path, "--layer", 3, "--head", 1, "--out", tmp_path / "maps.png")[0] == 0
+    words = run("figure", "--model", "a", "--baseline", "b", "--of-kind", "self", "--out", drawn)[2]
+    assert "leave --of-kind out" in words and "Traceback" not in words
 
 
 @pytest.mark.parametrize("look", [figures.amplifier, diffscope.readings.by_layer])
