@@ -229,8 +229,13 @@ def thumbnails(capture: Capture, name: str = "D", size: int = 64) -> xr.DataArra
     Raises
     ------
     DiffscopeError
-        A layer has no such map, or the capture is of a batch.
+        A layer has no such map, the layers are of several kinds, or the capture is of a batch.
     """
+    if len(kinds := dict.fromkeys(capture.kinds)) > 1:
+        raise DiffscopeError(
+            f"the layers are of the kinds {', '.join(kinds)}, whose maps have other sides; give those of one, such as "
+            f'capture.of_kind("{capture.kinds[-1]}")'
+        )
     layers = [pooled_maps(capture, number, None, [name], size=size)[name] for number in capture.layer_numbers]
     together = xr.concat(layers, xr.DataArray(capture.layer_numbers, dims="layer", name="layer"), join="outer")
     together.attrs = {key: layers[0].attrs[key] for key in ("long_name", "model", "bin")}

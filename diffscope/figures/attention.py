@@ -109,7 +109,7 @@ def maps(
             raise DiffscopeError(
                 "a grid is chosen by layers= and heads=, and has one scale; leave layer, head, scale and limit out"
             )
-        captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap).items()}
+        captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap, one_side=False).items()}
         data = _images.grid_data(captures, layers, heads, _one_name(names), queries, keys, size or _images.SIZE)
         about = f"{_images.title_of(data)}: one map of many heads: a row a layer, a column a head"
         return Drawing(_images.CHART, data, {"contrast": contrast}, about)

@@ -46,9 +46,19 @@ def grid_data(
 
     Parameters are as of ``diffscope.figures.maps``; of standard attention it is the one map that there is.
     """
-    lengths = {cap.n_tokens for cap in captures.values()}
-    if len(lengths) > 1:
+    chosen = [
+        cap.layers[cap.layer_numbers.index(n)] for cap in captures.values() for n in _chosen("layer", layers, cap.layer_numbers)
+    ]
+    if len(kinds := dict.fromkeys(attention.kind for attention in chosen)) > 1:
+        raise DiffscopeError(
+            f"these layers are of the kinds {', '.join(kinds)}, and a grid is of one: choose them by layers=, or take "
+            f"capture.of_kind({chosen[0].kind!r})"
+        )
+    shapes = {(attention.n_queries, attention.n_keys) for attention in chosen}
+    if len(shapes) > 1:
+        lengths = {count for shape in shapes for count in shape}
         raise DiffscopeError(f"these captures are of prompts of {_listed(lengths)} tokens; a grid is of one prompt")
+    ((n_queries, n_keys),) = shapes
     of_models = [_of_model(cap, layers, heads, name, queries, keys, size) for cap in captures.values()]
     models = xr.DataArray(list(captures), dims="model", name="model")
     maps = xr.concat(of_models, models, join="outer", combine_attrs="drop")
@@ -60,10 +70,12 @@ def grid_data(
     about = {
         "mixed": int(any(one_map) and not all(one_map)),
         "edits": edits,
-        "n_tokens": lengths.pop(),
+        "n_tokens": n_queries,
         "bin": of_models[0].attrs["bin"],
         "model": " and ".join(map(short_name, captures)),
     }
+    if "cross" in kinds:
+        about["n_keys"] = n_keys
     return maps.rename("map").to_dataset().assign_attrs(map=drawn, models=list(captures), **about)
 
 
@@ -71,7 +83,8 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
     """Return the map (layer, head, query, key) of the chosen heads of one model."""
     numbers = _chosen("layer", layers, cap.layer_numbers)
     places = _chosen("head", heads, range(cap.n_heads))
-    rows, columns = window(queries, cap.n_tokens, "queries"), window(keys, cap.n_tokens, "keys")
+    first = cap.layers[cap.layer_numbers.index(numbers[0])]
+    rows, columns = window(queries, first.n_queries, "queries"), window(keys, first.n_keys, "keys")
     longest = max(rows.stop - rows.start, columns.stop - columns.start)
     if longest > size and (queries is not None or keys is not None):
         raise DiffscopeError(f"a window of more than {size} positions a side cannot be drawn in a grid: choose a smaller one")
@@ -174,7 +187,8 @@ def _grid_heading(dataset: xr.Dataset) -> list[str]:
     """Return what is seen of heads, in parts."""
     attrs = dataset.attrs
     models = [short_name(attrs["models"][0])] if len(attrs["models"]) == 1 else []
-    return [title_of(dataset), *models, f"{attrs['n_tokens']} tokens"]
+    size = f"{attrs['n_tokens']} queries × {attrs['n_keys']} keys" if "n_keys" in attrs else f"{attrs['n_tokens']} tokens"
+    return [title_of(dataset), *models, size]
 
 
 def _checkpoint_heading(dataset: xr.Dataset) -> list[str]:

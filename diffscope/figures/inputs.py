@@ -21,8 +21,8 @@ Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
 UNDEFINED = " (undefined)"  # behind the name of a series
 
 
-def captures_of(subject: Any) -> dict[str, Capture]:
-    """Return captures by name, of anything that a figure of captures takes.
+def captures_of(subject: Any, *, one_side: bool = True) -> dict[str, Capture]:
+    """Return captures by name, of anything that a figure of captures takes; those of `one_side` have no cross-attention.
 
     Raises
     ------
@@ -33,7 +33,8 @@ def captures_of(subject: Any) -> dict[str, Capture]:
     for name, cap in named.items():
         if not isinstance(cap, Capture):
             raise DiffscopeError(f"this figure is of captures, and {name} is a {type(cap).__name__}; make one with scope.capture")
-        cap.check_one_side("this figure")
+        if one_side:
+            cap.check_one_side("this figure")
     if not named:
         raise DiffscopeError("there is no capture to draw; give one, or several by name")
     return named

@@ -44,6 +44,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     DiffscopeError
         There is no such layer, head or query.
     """
+    capture.check_one_side("the text")
     attention = layer_at(capture, layer, head)
     query = query % capture.n_tokens
     place = {"layer": layer, "head": head, "queries": [query]}

@@ -22,6 +22,7 @@ from diffscope import (
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.interface import by_distance
 from diffscope.families.standard import Standard
+from diffscope.views import tokens as token_strip
 from tests import encoder_decoders, tiny
 
 KINDS = ["encoder", "encoder", "self", "cross", "self", "cross"]
@@ -194,6 +195,19 @@ def test_the_print_of_a_rectangle_has_no_grey_and_its_spans_beside_the_names_of_
         *_, left = (line.get_window_extent().x0 for line in axes.lines)
         assert all(name.get_window_extent().x1 < left for name in axes.get_yticklabels())
     assert "not visible to the query" in legends[2] and legends[3] == ["answer", "asked"]
+
+
+def test_a_grid_is_of_layers_of_one_kind(capture):
+    grid = figures.maps(capture, layers=[3, 5])
+    assert dict(grid.data.sizes) == {"model": 1, "layer": 2, "head": 4, "query": 5, "key": 9}
+    np.testing.assert_array_equal(grid.data["map"].sel(layer=5, head=2)[0], capture.map("A1", 5, 2))
+    assert "5 queries × 9 keys" in grid.plotly().layout.title.text
+    for ask in (lambda: figures.maps(capture, layers="all"), capture.thumbnails):
+        with pytest.raises(DiffscopeError, match=r"kinds encoder, self, cross.*capture\.of_kind"):
+            ask()
+    assert capture.of_kind("cross").thumbnails().sizes["key"] == 9
+    with pytest.raises(DiffscopeError, match="the text is of tokens that look at one another"):
+        token_strip.data(capture, 3, 0, 0)
 
 
 def test_compared_rectangles_keep_the_spans_of_their_keys(scope, capture):
