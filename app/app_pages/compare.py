@@ -47,6 +47,10 @@ def show_pair(pair: Pair) -> None:
     """Show the page below the choice of both sides."""
     init_selection(pair.first.cap, pair.first.subject.key)
     init_selection(pair.second.cap, pair.second.subject.key, SECOND)
+    if has_other_keys(pair):
+        st.info("Of cross-attention the maps are shown: what else is compared is of tokens that look at one another.")
+        show_heads(pair)
+        return
     with show_errors():
         show_answers(pair)
     show_heads(pair)
@@ -56,6 +60,11 @@ def show_pair(pair: Pair) -> None:
         show_differences(pair, measure_differences(pair))
     with show_errors():
         show_depths(pair)
+
+
+def has_other_keys(pair: Pair) -> bool:
+    """Return whether a side is of cross-attention, of which there are no readings."""
+    return any(side.cap.key_prompts is not None for side in pair.sides)
 
 
 def show_answers(pair: Pair) -> None:
@@ -119,7 +128,7 @@ def show_heads(pair: Pair) -> None:
         queries = (query, query if pair.linked else pair.second.cap.n_tokens - 1)
         with blocks.columns("first-row", "second-row", least=LEAST) as columns:
             for key, side, place, at, column in zip(VIEWS, pair.sides, places, queries, columns):
-                keys = None if side.cap.n_tokens <= BARS else (max(0, at - BARS + 1), at + 1)
+                keys = None if len(side.cap.key_tokens) <= BARS else (max(0, at - BARS + 1), at + 1)
                 with column:
                     blocks.show_row(side.cap, *place, at, keys, key=f"{key}-row", height=ROW)
         with blocks.columns("first-map", "second-map", least=LEAST) as columns:
@@ -127,8 +136,9 @@ def show_heads(pair: Pair) -> None:
                 with column:
                     show_side(side, key, prefix, place)
         offer_maps(pair, *places)
-        with show_errors():
-            show_bars(pair, places)
+        if not has_other_keys(pair):
+            with show_errors():
+                show_bars(pair, places)
 
 
 def choose_place(side: Side, prefix: str, column, same: Place | None) -> Place:

@@ -214,6 +214,16 @@ def test_checkpoints_of_a_training(compare, folders, tmp_path):
     assert test.toggle(key="compare-same").value
 
 
+def test_of_cross_attention_the_maps_are_compared(compare, tmp_path):
+    from tests import encoder_decoders
+
+    saved = str(tmp_path / "both.dscope")
+    diffscope.load(encoder_decoders.model("bart")).capture(encoder_decoders.prompt("bart")).save(saved)
+    test = compare(model=OTHER, path=saved, kind="cross", compare_model=OTHER, compare_model_path=saved)
+    assert [(view["queries"], view["keys"]) for view in views(test)] == [(5, 9)] * 2
+    assert [line.partition(":")[0] for line in said(test)] == ["Of cross-attention the maps are shown"]
+
+
 def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_path):
     saved = str(tmp_path / "kept.dscope")
     capture(folders["small-diff"]).save(saved)
