@@ -190,7 +190,7 @@ class MapPanels {
     const inside = (at) => at >= from - 0.5 && at < Math.min(count, from + size);
     const due = this.due(down).filter(inside).slice(0, Math.floor(side / LINE));
     const places = apart(due.sort((a, b) => a - b), exact, side);
-    const first = Math.max(0, Math.floor(from));
+    const first = Math.max(0, Math.ceil(from - 0.5));
     for (let at = first; inside(at); at++) {
       const place = within(exact(at));
       if (!places.has(at) && [...places.values()].every((other) => Math.abs(other - place) >= LINE)) places.set(at, place);

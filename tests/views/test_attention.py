@@ -464,6 +464,20 @@ def test_every_token_of_an_answer_has_its_name_and_line_and_so_has_the_one_point
 
 
 @pytest.mark.browser
+def test_tokens_have_names_wherever_a_window_begins(page, capture, tmp_path):
+    page.add_init_script(
+        "globalThis.written = []; const write = CanvasRenderingContext2D.prototype.fillText;"
+        "CanvasRenderingContext2D.prototype.fillText = function (...text) { written.push(text[0]); write.apply(this, text); };"
+    )
+    state = {"window": {"top": 20.7, "left": 40.7, "size": 10}}
+    shown(page, tmp_path, attention_view.buffer(capture, 1, 2, state=state))
+    page.wait_for_function("written.length >= 20")
+    written = set(page.evaluate("written"))
+    assert {capture.tokens[at] for at in (*range(21, 31), *range(41, 51))} <= written
+    assert page.problems == []
+
+
+@pytest.mark.browser
 def test_values_beyond_the_end_have_the_colour_of_the_end(page, capture, tmp_path):
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
     maps = capture.maps(1, [2]).isel(head=0)
