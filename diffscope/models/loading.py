@@ -39,6 +39,7 @@ from diffscope.storage.checksum import check_sums
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TENSORS = (OSError, SafetensorError, RuntimeError)  # raised by damaged weights
+OTHERWISE = "open another kind of model, such as an encoder-decoder, by a class of its own, and give it: diffscope.load(model)"
 
 
 def check_weights(folder: Path) -> None:
@@ -168,7 +169,7 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         check_size(name, in_all(stored_tensors(weights)[0]), on_paper(name, config))
     with (
         translated(UnsupportedModel, f"{name} cannot be built from its config.json"),
-        translated(UnsupportedModel, f"{name} cannot be opened as a language model", errors=(ValueError, ImportError)),
+        translated(UnsupportedModel, f"{name} cannot be opened as a language model", OTHERWISE, errors=(ValueError, ImportError)),
         translated(CorruptFile, f"the weights of {name} cannot be loaded", "copy them again", errors=TENSORS),
     ):
         model, report = AutoModelForCausalLM.from_pretrained(
