@@ -18,6 +18,7 @@ from diffscope.families.foreign import REGISTER
 from diffscope.families.kyegomez import Kyegomez
 from diffscope.families.motif import GroupedMotif, Motif
 from diffscope.families.motif_latent import MotifLatent
+from diffscope.families.nanogpt import NanoGpt
 from diffscope.families.nanowell import Nanowell
 from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.projected import Projected
@@ -40,6 +41,7 @@ FAMILIES: list[Family] = [
     DiffClip(),
     UnilmV1(),
     UnilmV2(),
+    NanoGpt(),
     Nanowell(),
     Kyegomez(),
     Yoco(),

@@ -1,0 +1,75 @@
+"""DIFF V2 in descendants of nanoGPT: both packings, both signs of RoPE, norms and soft cap; planted mistakes are found."""
+
+import pytest
+import torch
+
+import diffscope
+from diffscope import FidelityError, UnsupportedModel, edits, families
+from tests import tiny
+from tests.families import same
+from tests.layouts import nanogpt
+
+IDS = tiny.ids(33)
+MADE = {
+    "BlaGPT": {},
+    "one key head a head": {"kv_heads": 4},
+    "c_attn": {"fused": True},
+    "RoPE by θ": {"sign": 1},
+    "without norms": {"norms": False},
+    "capped": {"cap": 2.0},
+    "without RoPE": {"rope": False},
+}
+
+
+@pytest.mark.parametrize("dtype, bound", [(torch.float32, 2e-6), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("made", MADE.values(), ids=MADE)
+def test_maps_are_those_of_the_layout(made, dtype, bound):
+    model = nanogpt.tiny(**made).to(dtype)
+    assert [family.name for family in families.FAMILIES if family.modules(model)] == ["nanogpt"]
+    capture = diffscope.load(model).capture(IDS)
+    assert capture.fidelity.decided.all()
+    for layer, block in zip(capture.layers, model.layers):
+        rows, (a1, a2, lam) = layer.rows(), (part[0] for part in block.attn.seen)
+        assert (a1 - a2).abs().max() > 0.1 and lam.std() > 0.1
+        for read, made_by_it in ((rows.a1, a1), (rows.a2, a2), (rows.d, a1 - lam * a2)):
+            assert (read - made_by_it).abs().max() < bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("planted, finding", [("halves", "h and h . H"), ("scale", "scores are 1.68"), ("lambda", "")])
+def test_a_planted_mistake_is_found(planted, finding, dtype):
+    with pytest.raises(FidelityError, match=f"'nanogpt'.*{finding}"):
+        diffscope.load(nanogpt.tiny(planted=planted).to(dtype)).capture(IDS)
+
+
+def test_a_prompt_of_one_token_and_a_padded_batch():
+    scope = diffscope.load(nanogpt.tiny())
+    assert scope.capture(IDS[:1]).n_tokens == 1
+    assert scope.capture([IDS[:19], IDS]).fidelity.decided.all()
+
+
+def test_it_passes_the_check():
+    assert diffscope.check(nanogpt.tiny()).passed
+
+
+@pytest.mark.parametrize("name, value", [("use_softpick", True), ("rel_pos_emb", torch.zeros(3, 8)), ("v_res_holder", {})])
+def test_what_gives_other_maps_is_refused(name, value):
+    model = nanogpt.tiny()
+    setattr(model.layers[0].attn, name, value)
+    with pytest.raises(UnsupportedModel, match=f"{name}.*family nanogpt does not read"):
+        diffscope.load(model).capture(IDS)
+
+
+def test_an_edit_is_that_of_the_layout():
+    model, other, ids = nanogpt.tiny(), nanogpt.tiny(), torch.tensor([IDS])
+    for block in other.layers:
+        block.attn.lambda_proj.weight.data.zero_()  # whose sigmoid is 0.5
+    with torch.no_grad():
+        plain, expected = model(ids), other(ids)
+        with diffscope.load(model).edit(edits.set_lambda(0.5)):
+            assert torch.allclose(model(ids), expected, atol=1e-3)
+    assert (plain - expected).abs().max() > 0.1
+
+
+def test_what_is_kept_outlives_the_weights():
+    same.what_is_kept_outlives_the_weights(nanogpt.tiny(), IDS)
