@@ -16,6 +16,12 @@ from diffscope.families.foreign import REGISTER, ForeignModule, number, setting
 from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, is_eager, rotate_half
 
 
+STALE = (
+    "by its makers' own documents the public reference code of Motif-3 is stale (its RoPE resets YaRN, a coefficient of mHC is "
+    "wrong): a proof says that these maps are this code's, not that they are those of the model as it was trained"
+)
+
+
 class MotifLatent(Family):
     """Motif-3: queries and keys from a latent, RoPE on the last part of their width, λ per token and head."""
 
@@ -44,6 +50,9 @@ class MotifLatent(Family):
 
     def recognises(self, module: ForeignModule) -> bool:
         return super().recognises(module) and all(isinstance(getattr(module, name), nn.Module) for name in self.has)
+
+    def warnings(self, layer: LayerAttention) -> list[str]:
+        return [STALE]
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         layer = self.read(attention_pass)

@@ -15,7 +15,10 @@ from tests import tiny
 from tests.families import same
 from tests.layouts import gdla, grouped, motif, phi4flash
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*without attention:diffscope.DiffscopeWarning")  # of Phi-4's Mamba layers
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*without attention:diffscope.DiffscopeWarning"),  # of Phi-4's Mamba layers
+    pytest.mark.filterwarnings("ignore:.*Motif-3 is stale:diffscope.DiffscopeWarning"),
+]
 
 LAYOUTS = {"motif": motif, "motif-grouped": grouped, "motif-latent": gdla, "phi4flash": phi4flash}
 LAYERS = {name: [0, 1] for name in LAYOUTS} | {"phi4flash": [1, 3, 5, 7]}
@@ -201,6 +204,14 @@ def test_tokens_taken_for_heads_are_named():
     with pytest.raises(UnsupportedModel, match="as many of them as there are query maps \\(10\\)"):
         scope.capture(IDS[:10])
     assert scope.capture(IDS[:11]).fidelity.decided.all()
+
+
+def test_motif_3_warns_once_that_its_reference_is_stale():
+    with pytest.warns(diffscope.DiffscopeWarning, match="public reference code of Motif-3 is stale") as warned:
+        capture = diffscope.load(gdla.tiny()).capture(IDS)
+    assert len(warned) == 1 and "\n" not in str(warned[0].message) and "stale" in capture.facts["warnings"]
+    report = diffscope.check(gdla.tiny())
+    assert report.passed and ["stale" in each.says for each in report.findings if each.verdict == "warn"] == [True]
 
 
 @pytest.mark.parametrize("name", ["motif-latent", "phi4flash"])
