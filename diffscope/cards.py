@@ -29,6 +29,7 @@ FAMILIES = {
     "axolotl": "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix",
     "dex": "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A",
     "stable-audio": "Stable Audio 3 (diffusers): head h pairs maps h and h + H, λ = 1, no norm, cross-attention to the text",
+    "stable-audio-tools": "Stable Audio 3 in stable-audio-tools: to_qkv holds q1, k1, v, q2, k2; λ = 1, no norm, cross-attention",
     "standard": "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A",
 }
 

@@ -23,7 +23,7 @@ from diffscope.families.nanowell import Nanowell
 from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.projected import Projected
 from diffscope.families.reading import heads_of
-from diffscope.families.stable_audio import StableAudio
+from diffscope.families.stable_audio import StableAudio, StableAudioTools
 from diffscope.families.standard import Standard, interface_attention
 from diffscope.families.timm import Timm
 from diffscope.families.unilm import UnilmV1, UnilmV2
@@ -48,6 +48,7 @@ FAMILIES: list[Family] = [
     Axolotl(),
     Dex(),
     StableAudio(),
+    StableAudioTools(),
     Standard(),
 ]
 

@@ -15,7 +15,6 @@ from diffscope.families.base import SIGMOID, Convention, Family
 from diffscope.families.foreign import REGISTER, ForeignModule, number, setting
 from diffscope.families.reading import angles_of, from_cache, given_mask, heads_of, is_eager, rotate_half
 
-
 STALE = (
     "by its makers' own documents the public reference code of Motif-3 is stale (its RoPE resets YaRN, a coefficient of mHC is "
     "wrong): a proof says that these maps are this code's, not that they are those of the model as it was trained"
