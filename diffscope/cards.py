@@ -22,6 +22,7 @@ FAMILIES = {
     "diffclip": "DiffCLIP's vision and text transformers: head h pairs maps 2h and 2h + 1, one λ a layer around a constant",
     "unilm": "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer",
     "unilm-v2": "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head",
+    "megatron": "DIFF V1 in Megatron's attention: linear_qkv packed by key group, a head's halves are its maps, one λ a layer",
     "nanogpt": "DIFF V2 in nanoGPT descendants (BlaGPT): fused kv_proj or c_attn, maps 2h and 2h + 1, λ per token and head",
     "nanowell": "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE",
     "kyegomez": "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block",

@@ -16,6 +16,7 @@ from diffscope.families.diffclip import DiffClip
 from diffscope.families.diffllama import DiffLlama
 from diffscope.families.foreign import REGISTER
 from diffscope.families.kyegomez import Kyegomez
+from diffscope.families.megatron import Megatron
 from diffscope.families.motif import GroupedMotif, Motif
 from diffscope.families.motif_latent import MotifLatent
 from diffscope.families.nanogpt import NanoGpt
@@ -41,6 +42,7 @@ FAMILIES: list[Family] = [
     DiffClip(),
     UnilmV1(),
     UnilmV2(),
+    Megatron(),
     NanoGpt(),
     Nanowell(),
     Kyegomez(),

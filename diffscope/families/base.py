@@ -82,6 +82,9 @@ class Family(ABC):
         are left out. Without any, queries, keys and values are seen at the Hugging Face attention interface.
     output : str
         Path of the submodule whose input is the attention output that captures are proved against.
+    tokens_first : bool
+        Whether the modules take and give tensors of (token, batch, width). `read` gets their input as (batch, token, width), and
+        the outputs of watched submodules as they are.
     """
 
     name: str
@@ -91,6 +94,7 @@ class Family(ABC):
     has: tuple[str, ...] = ()
     watch: ClassVar[Mapping[str, str]] = {}
     output: str = "o_proj"
+    tokens_first: bool = False
 
     @property
     def description(self) -> str:

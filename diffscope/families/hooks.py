@@ -22,8 +22,8 @@ from diffscope.families.offloaded import weights_loaded
 from diffscope.families.threads import Hook, within_checkpoint
 
 
-def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
-    """Return what a module was called with, by the names of its forward."""
+def _named(module: nn.Module, args: tuple, kwargs: dict, tokens_first: bool) -> dict:
+    """Return what a module was called with, by the names of its forward; its input as (batch, token, hidden)."""
     try:
         # Of the class: others who look on may have put something of their own before the module's forward.
         bound = signature_of(type(module).forward).bind(module, *args, **kwargs)
@@ -33,6 +33,9 @@ def _named(module: nn.Module, args: tuple, kwargs: dict) -> dict:
     for name, value in list(bound.arguments.items())[1:]:
         kind = bound.signature.parameters[name].kind
         named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+    if tokens_first:
+        first = next(iter(named))
+        named[first] = named[first].transpose(0, 1)
     return named
 
 
@@ -127,7 +130,7 @@ class _Watch:
                 index,
                 number + repeat * self.layers,
                 (),
-                _named(module, args, kwargs),
+                _named(module, args, kwargs, self.family.tokens_first),
                 repeat=repeat,
                 call=self.call,
                 family=self.family.name,
@@ -202,7 +205,8 @@ class _Watch:
             )
         if hasattr(attention_pass, "observed"):
             raise UnsupportedModel(f"{kind} calls its output projection more than once, so it is not known what enters it")
-        attention_pass.observed = args[0][..., :width]
+        entering = args[0].transpose(0, 1) if self.family.tokens_first else args[0]
+        attention_pass.observed = entering[..., :width]
         with weights_loaded(owner):
             self.after_forward[owner] = on_pass(attention_pass) if on_pass else None
             output = replace_output(attention_pass) if replace_output else None
@@ -214,8 +218,8 @@ class _Watch:
                 "may be closed; turn it off, or run the model under torch.no_grad()"
             )
         if width is not None:  # the rest is not attention and stays
-            output = torch.cat([output, args[0][..., width:]], dim=-1)
-        return (output, *args[1:])
+            output = torch.cat([output, entering[..., width:]], dim=-1)
+        return (output.transpose(0, 1) if self.family.tokens_first else output, *args[1:])
 
     def _run_in_place(self, attention_pass: AttentionPass, module: nn.Module, args: tuple, kwargs: dict) -> AttentionPass:
         """Run another module in place of that of a pass, and return its own pass up to the output projection."""
