@@ -4,34 +4,90 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from diffscope.storage.checksum import check_sums
 
 BUNDLED = Path(__file__).parent / "models" / "bundled"
 CARD_FILE = "card.json"
 
-#: the models that each family of :mod:`diffscope.families` reads; here, so that they are listed without importing torch
+
+class FamilyCard(NamedTuple):
+    """One family of attention: where its class is in :mod:`diffscope.families`, and the models that it reads, in a line."""
+
+    where: str
+    reads: str
+
+
+#: The families, listed without importing torch. The most particular comes first: the first that recognises a model reads it.
 FAMILIES = {
-    "diffscope": "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls",
-    "diffllama": "DIFF V1 in transformers: head h pairs maps h and h + H, one λ a layer, norm without weight",
-    "motif": "Motif-2.6B (remote code): head h pairs maps 2h and 2h + 1, λ_init counts layers from −1",
-    "motif-grouped": "Motif-2-12.7B (remote code), grouped differential attention: one A2 with keys of its own serves several A1",
-    "motif-latent": "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output",
-    "phi4flash": "Phi-4-mini-flash (remote code): head h pairs maps 2h and 2h + 1, no RoPE, late layers share one layer's keys",
-    "timm": "DiffAttention and DiffParallelScalingBlock of timm's vision transformers",
-    "diffclip": "DiffCLIP's vision and text transformers: head h pairs maps 2h and 2h + 1, one λ a layer around a constant",
-    "unilm": "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer",
-    "unilm-v2": "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head",
-    "megatron": "DIFF V1 in Megatron's attention: linear_qkv packed by key group, a head's halves are its maps, one λ a layer",
-    "nanogpt": "DIFF V2 in nanoGPT descendants (BlaGPT): fused kv_proj or c_attn, maps 2h and 2h + 1, λ per token and head",
-    "nanowell": "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE",
-    "kyegomez": "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block",
-    "yoco": "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2",
-    "axolotl": "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix",
-    "dex": "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A",
-    "stable-audio": "Stable Audio 3 (diffusers): head h pairs maps h and h + H, λ = 1, no norm, cross-attention to the text",
-    "stable-audio-tools": "Stable Audio 3 in stable-audio-tools: to_qkv holds q1, k1, v, q2, k2; λ = 1, no norm, cross-attention",
-    "standard": "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A",
+    "diffscope": FamilyCard(
+        "bundled.Bundled",
+        "diffscope's own models: DIFF V1, DIFF V2 (λ per token and head), their standard baseline and their controls",
+    ),
+    "diffllama": FamilyCard(
+        "diffllama.DiffLlama", "DIFF V1 in transformers: head h pairs maps h and h + H, one λ a layer, norm without weight"
+    ),
+    "motif": FamilyCard("motif.Motif", "Motif-2.6B (remote code): head h pairs maps 2h and 2h + 1, λ_init counts layers from −1"),
+    "motif-grouped": FamilyCard(
+        "motif.GroupedMotif",
+        "Motif-2-12.7B (remote code), grouped differential attention: one A2 with keys of its own serves several A1",
+    ),
+    "motif-latent": FamilyCard(
+        "motif_latent.MotifLatent",
+        "Motif-3 (remote code), latent attention: one A2 serves several A1, λ per token and head, gated output",
+    ),
+    "phi4flash": FamilyCard(
+        "phi4flash.Phi4Flash",
+        "Phi-4-mini-flash (remote code): head h pairs maps 2h and 2h + 1, no RoPE, late layers share one layer's keys",
+    ),
+    "timm": FamilyCard("timm.Timm", "DiffAttention and DiffParallelScalingBlock of timm's vision transformers"),
+    "diffclip": FamilyCard(
+        "diffclip.DiffClip",
+        "DiffCLIP's vision and text transformers: head h pairs maps 2h and 2h + 1, one λ a layer around a constant",
+    ),
+    "unilm": FamilyCard(
+        "unilm.UnilmV1", "DIFF V1 as its authors published it, naive or flash: head h pairs maps 2h and 2h + 1, one λ a layer"
+    ),
+    "unilm-v2": FamilyCard(
+        "unilm.UnilmV2",
+        "DIFF V2 as its authors published it: head h pairs maps 2h and 2h + 1 on shared K and V, λ per token and head",
+    ),
+    "megatron": FamilyCard(
+        "megatron.Megatron",
+        "DIFF V1 in Megatron's attention: linear_qkv packed by key group, a head's halves are its maps, one λ a layer",
+    ),
+    "nanogpt": FamilyCard(
+        "nanogpt.NanoGpt",
+        "DIFF V2 in nanoGPT descendants (BlaGPT): fused kv_proj or c_attn, maps 2h and 2h + 1, λ per token and head",
+    ),
+    "nanowell": FamilyCard(
+        "nanowell.Nanowell",
+        "DIFF V1 in nanowell's PyTorch port and its copies: head h pairs maps 2h and 2h + 1, one λ a head, no RoPE",
+    ),
+    "kyegomez": FamilyCard(
+        "kyegomez.Kyegomez",
+        "kyegomez' DifferentialTransformer: a module a head, λ given by the model, attention run twice a block",
+    ),
+    "yoco": FamilyCard(
+        "yoco.Yoco",
+        "YOCO with DIFF V3 or V2: head h pairs maps 2h and 2h + 1 on shared K and V, gates per token for both maps or A2",
+    ),
+    "axolotl": FamilyCard(
+        "axolotl.Axolotl", "axolotl's differential Llama: head h pairs maps h and h + H, one λ a layer times diff_attn_mix"
+    ),
+    "dex": FamilyCard("dex.Dex", "standard attention with DEX: heads' outputs corrected by λ·O·W_D, which is no map; D = A"),
+    "stable-audio": FamilyCard(
+        "stable_audio.StableAudio",
+        "Stable Audio 3 (diffusers): head h pairs maps h and h + H, λ = 1, no norm, cross-attention to the text",
+    ),
+    "stable-audio-tools": FamilyCard(
+        "stable_audio.StableAudioTools",
+        "Stable Audio 3 in stable-audio-tools: to_qkv holds q1, k1, v, q2, k2; λ = 1, no norm, cross-attention",
+    ),
+    "standard": FamilyCard(
+        "standard.Standard", "any Hugging Face decoder that goes through the attention interface (Llama, Qwen, GPT-2, ...): D = A"
+    ),
 }
 
 

@@ -11,13 +11,14 @@ def command(as_json: Json = False):
     from diffscope.cards import FAMILIES, bundled
 
     models = bundled()
+    families = {name: card.reads for name, card in FAMILIES.items()}
     if as_json:
-        show_json({"models": models, "families": FAMILIES})
+        show_json({"models": models, "families": families})
         return
     headers = ["model", "attention", "layers", "heads", "parameters", "trained length", "retrieval", "checkpoints"]
     show_table(headers, (_row(model) for model in models))
     say()
-    show_table(["family", "reads"], FAMILIES.items())
+    show_table(["family", "reads"], families.items())
 
 
 def _row(model):

@@ -2,57 +2,30 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from torch import nn
 
 from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.cards import FAMILIES as CARDS
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass, Call, compact, mask_of
-from diffscope.families.axolotl import Axolotl
 from diffscope.families.base import Convention, Family
-from diffscope.families.bundled import Bundled
 from diffscope.families.dex import Dex
-from diffscope.families.diffclip import DiffClip
-from diffscope.families.diffllama import DiffLlama
 from diffscope.families.foreign import REGISTER
-from diffscope.families.kyegomez import Kyegomez
-from diffscope.families.megatron import Megatron
-from diffscope.families.motif import GroupedMotif, Motif
-from diffscope.families.motif_latent import MotifLatent
-from diffscope.families.nanogpt import NanoGpt
-from diffscope.families.nanowell import Nanowell
-from diffscope.families.phi4flash import Phi4Flash
 from diffscope.families.projected import Projected
 from diffscope.families.reading import heads_of
-from diffscope.families.stable_audio import StableAudio, StableAudioTools
 from diffscope.families.standard import Standard, interface_attention
-from diffscope.families.timm import Timm
-from diffscope.families.unilm import UnilmV1, UnilmV2
-from diffscope.families.yoco import Yoco
 
-# The most particular family comes first, because the first one that recognises a model's attention modules reads it.
-FAMILIES: list[Family] = [
-    Bundled(),
-    DiffLlama(),
-    Motif(),
-    GroupedMotif(),
-    MotifLatent(),
-    Phi4Flash(),
-    Timm(),
-    DiffClip(),
-    UnilmV1(),
-    UnilmV2(),
-    Megatron(),
-    NanoGpt(),
-    Nanowell(),
-    Kyegomez(),
-    Yoco(),
-    Axolotl(),
-    Dex(),
-    StableAudio(),
-    StableAudioTools(),
-    Standard(),
-]
+
+def _made(where: str) -> Family:
+    """Return an instance of a family, from the file and class that its card names."""
+    file, _, name = where.partition(".")
+    return getattr(import_module(f"diffscope.families.{file}"), name)()
+
+
+FAMILIES: list[Family] = [_made(card.where) for card in CARDS.values()]
 
 
 def register(family: Family) -> Family:

@@ -99,7 +99,8 @@ class Family(ABC):
     @property
     def description(self) -> str:
         """Return the models that it reads, in a line; empty for a family that does not say so."""
-        return FAMILIES.get(self.name, "")
+        card = FAMILIES.get(self.name)
+        return "" if card is None else card.reads
 
     @property
     def interface(self) -> bool:
