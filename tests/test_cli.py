@@ -735,3 +735,21 @@ def test_spans_of_spans_on_the_command_line(run, tiny_diff_folder):
     spans = json.loads(out)["spans"]
     assert spans["ahead"] == list(range(1, spans["answer"][0]))
     assert spans["rest"] == list(range(spans["answer"][-1] + 1, len(json.loads(out)["tokens"])))
+
+
+DAMAGED = """
+import sys
+from types import SimpleNamespace
+from diffscope.cli import serve
+
+def damaged():
+    raise OSError("the first model is damaged")
+
+serve.import_module = lambda name: SimpleNamespace(prepare_first_view=damaged, main=lambda prog_name: print(prog_name, "is run"))
+serve.main()
+"""
+
+
+def test_the_dashboard_starts_although_its_first_model_cannot_be_read():
+    run = subprocess.run([sys.executable, "-c", DAMAGED], capture_output=True, text=True)
+    assert (run.returncode, run.stdout.strip()) == (0, "streamlit is run"), run.stderr

@@ -5,6 +5,7 @@ import gc
 import logging
 import socket
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -39,7 +40,8 @@ def main() -> None:
     """Compute the first view, so that nobody waits for libraries and the model; then run Streamlit on what was typed."""
     sys.path.insert(0, str(find_app().parent))
     logging.disable(logging.WARNING)  # Streamlit warns that no page asks
-    import_module("prepare").prepare_first_view()
+    with suppress(Exception):  # whatever it is, the page meets it too, and says so
+        import_module("prepare").prepare_first_view()
     logging.disable(logging.NOTSET)
     # Streamlit collects garbage after every click: what libraries brought takes longer to look through than the page itself.
     gc.collect()
