@@ -42,12 +42,12 @@ def cells(scope: Scope, ids: list[int], count: int, seed: int) -> Iterator[tuple
 
 def of_model(scope: Scope, ids: list[int], count: int, seed: int) -> list[list[float]]:
     """Return of each cell how far the sum is from the score, that by the largest score of the row, and Σ|parts|."""
-    found = []
+    errors = []
     for cell, wanted, largest in cells(scope, ids, count, seed):
         parts = score_attribution(scope, ids, **cell)["score"]
         error = abs(float(parts.sum()) - wanted)
-        found.append([error, error / largest, float(abs(parts).sum())])
-    return found
+        errors.append([error, error / largest, float(abs(parts).sum())])
+    return errors
 
 
 def bundled(name: str) -> tuple[Scope, list[int]]:
@@ -66,15 +66,15 @@ def main() -> None:
     """Attribute the cells of random and bundled models."""
     options = results.parser(__doc__).parse_args()
     count, models = (2, 1) if options.quick else (CELLS, MODELS)
-    made: dict[str, Callable[[], tuple[Scope, list[int]]]] = {
+    subjects: dict[str, Callable[[], tuple[Scope, list[int]]]] = {
         f"random DiffLlama {n}": lambda n=n: random(n) for n in range(models)
     }
-    made |= {name: lambda name=name: bundled(name) for name in BUNDLED[: 1 if options.quick else None]}
-    numbers = {name: of_model(*make(), count, seed) for seed, (name, make) in enumerate(made.items())}
+    subjects |= {name: lambda name=name: bundled(name) for name in BUNDLED[: 1 if options.quick else None]}
+    numbers = {name: of_model(*make(), count, seed) for seed, (name, make) in enumerate(subjects.items())}
     rows = []
-    for name, found in numbers.items():
-        error, relative, parts = np.array(found).T
-        rows.append([name, len(found), f"{error.max():.1e}", f"{relative.max():.1e}", f"{parts.max():.1f}"])
+    for name, errors in numbers.items():
+        error, relative, parts = np.array(errors).T
+        rows.append([name, len(errors), f"{error.max():.1e}", f"{relative.max():.1e}", f"{parts.max():.1f}"])
     header = ("model", "cells", "largest error of the sum", "by the largest score of its row", "largest Σ|parts|")
     text = (
         "Random cells of random layers, heads and maps: the score, the score less the mean of its row, or less the first key's. "

@@ -135,7 +135,6 @@ class View {
     if (!before || before.prompt !== prompt || before.text !== data.text) this.begin(before ? null : this.data.state);
     this.root.setAttribute("aria-label", `${title}: ${panels.map((panel) => panel.title).join(", ")}`);
     Object.values(this.drawings).forEach((drawing) => drawing.rebuild());
-    this.sentence.classList.remove("stale");
     this.sentence.replaceChildren(...data.sentence.flatMap(explained));
     if (this.alone) this.writePrompt();
     this.show();
@@ -175,6 +174,8 @@ class View {
     if (prompt !== this.data.prompt) return;
     this.data = { ...this.data, spans, keySpans: spans };
     this.sentence.classList.add("stale");
+    clearTimeout(this.fading);
+    this.fading = setTimeout(() => this.fade(false), PATIENCE); // a host that has measured the same spans before sends nothing
     this.paint();
   }
 
@@ -182,6 +183,7 @@ class View {
   fade(faded) {
     clearTimeout(this.fading);
     this.root.classList.toggle("stale", faded);
+    if (!faded) this.sentence.classList.remove("stale");
     if (faded) this.fading = setTimeout(() => this.fade(false), PATIENCE);
   }
 

@@ -164,6 +164,7 @@ class Strip {
 
   over(event) {
     const at = this.at(event);
+    if (!event.buttons) this.held = undefined; // the button was let go outside
     this.tell(at);
     if (at !== null) this.cells[at].title = this.about(at);
     if (this.held !== undefined && at !== null && at !== this.held && this.markable) this.select(this.held, at);
