@@ -31,7 +31,8 @@ def open(path: str | os.PathLike) -> Capture | xr.Dataset | Study:
     ----------
     path : path-like
         A saved capture; statistics (.zarr, .nc, .parquet, .csv); a study, which is a ``study.json`` or the folder with it; a
-        trained cohort, which is a ``cohort.nc`` or the folder with it; the folder of a :func:`diffscope.monitor`.
+        trained cohort, which is a ``cohort.nc`` or the folder with it; the folder of a
+        :func:`diffscope.monitor`, or the ``output_dir`` of a Trainer with one.
 
     Returns
     -------
@@ -83,7 +84,7 @@ def _open_folder(folder: Path) -> xr.Dataset | Study:
         from diffscope.hypotheses.stored import open_cohort
 
         return open_cohort(folder)
-    if (folder / MONITORED).is_file():
+    if (folder / MONITORED).is_file() or (folder / "monitor" / MONITORED).is_file():  # as a Trainer keeps it
         from diffscope.monitoring import open_record
 
         return open_record(folder)

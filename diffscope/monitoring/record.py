@@ -191,7 +191,7 @@ def open_record(path: str | os.PathLike) -> xr.Dataset:
     Parameters
     ----------
     path : path-like
-        The folder.
+        The folder, or the ``output_dir`` of a Trainer that it is in.
 
     Returns
     -------
