@@ -55,7 +55,7 @@ def _number(value: float, decimals: int) -> str:
     """Write a number with so many decimals, or with three digits if it is larger."""
     if not np.isfinite(value):
         return ""
-    return (f"{value:.{decimals}f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
+    return (f"{value:z.{decimals}f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
 
 
 def _decimals(values: np.ndarray) -> int:

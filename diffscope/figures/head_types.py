@@ -76,6 +76,8 @@ def head_types(
     }
     values = together({name: each.drop_vars("map") for name, each in panels.items()}, "panel")
     values = values.assign_attrs(long_name="attention on the keys of the type", units="1")
+    if head_type is None:
+        values = values.assign_coords(type=[str(name).replace("_", " ") for name in values["type"].values])
     drawing = cells.drawing(values, x="head", y="layer" if head_type else "type", panels="panel")
     what = "the keys of each type" if head_type is None else f"the keys of {head_type} heads"
     caption = f"What each map gives to {what} on {text}; uniform attention gives {_spread(chosen, 'uniform')}"

@@ -318,6 +318,7 @@ def test_cells_show_every_value_on_one_scale():
     assert len(second.x) == 2
     assert {(trace.zmin, trace.zmax) for trace in drawn.data} == {(-4.0, 4.0)}
     assert figures.cells(values / 1000, panels="side").plotly().data[0].text[0][0] == "−0.0030"  # and not −0.00
+    assert figures.cells(values.where(values != values[0, 0, 0], -0.001), panels="side").plotly().data[0].text[0][0] == "0.00"
     assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
     assert drawn.layout.annotations[0].text == "&lt;one&gt;"
     printed = figures.cells(values, panels="side").matplotlib()
