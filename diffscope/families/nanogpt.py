@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -45,38 +46,39 @@ class NanoGpt(Family):
         return next(self.readings(attention_pass))
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
-        layer = self._unturned(attention_pass)
         angles = attention_pass.outputs.get("rotary")
-        if angles is None:
-            yield layer
-            return
-        cos, sin = _rows_of(attention_pass, angles)
-        for sign in (-1, 1):
-            yield replace(layer, q=_turned(layer.q, cos, sign * sin), k=_turned(layer.k, cos, sign * sin))
+        for layer in self._unturned(attention_pass):
+            if angles is None:
+                yield layer
+                continue
+            cos, sin = _rows_of(attention_pass, angles)
+            for sign in (-1, 1):
+                yield replace(layer, q=_turned(layer.q, cos, sign * sin), k=_turned(layer.k, cos, sign * sin))
 
     def suspects(self, attention_pass: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:
         if "rotary" in attention_pass.outputs:
-            yield "RoPE is missing", self._unturned(attention_pass)
+            yield "RoPE is missing", next(self._unturned(attention_pass))
 
-    def _unturned(self, attention_pass: AttentionPass) -> LayerAttention:
-        """Return the layer without RoPE."""
+    def _unturned(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
+        """Yield the layer without RoPE, as often as :func:`_projected` does."""
         module, outputs = attention_pass.module, attention_pass.outputs
         _refuse_changes(attention_pass)
         d = module.c_proj.in_features // module.n_head
-        q, k, v = _projected(attention_pass, d)
         cap = float(getattr(module, "soft_cap", 0.0)) or None
+        by_hand = cap is not None or not getattr(module, "flash", True)  # else by torch's fused attention
         lam, lam_fp32 = sigmoid_of(module.lambda_proj, attention_pass.hidden, outputs["lambda_proj"])
-        return attention_pass.layer(
-            q,
-            k,
-            v,
-            pair_on_shared_keys(q, k),
-            mask=_mask(attention_pass),
-            lam=lam,
-            lam_fp32=lam_fp32,
-            soft_cap=cap,
-            rounds_scores=cap is not None or not getattr(module, "flash", True),
-        )
+        for q, k, v in _projected(attention_pass, d):
+            yield attention_pass.layer(
+                q,
+                k,
+                v,
+                pair_on_shared_keys(q, k),
+                mask=_mask(attention_pass, by_hand),
+                lam=lam,
+                lam_fp32=lam_fp32,
+                soft_cap=cap,
+                rounds_scores=by_hand,
+            )
 
 
 def _refuse_changes(attention_pass: AttentionPass) -> None:
@@ -89,24 +91,40 @@ def _refuse_changes(attention_pass: AttentionPass) -> None:
         raise UnsupportedModel(f"{attention_pass.kind} was given queries of its own (q), which family nanogpt does not read")
 
 
-def _projected(attention_pass: AttentionPass, d: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q (batch, map, token, d), and k and v (batch, key head, token, d), after their norms."""
+def _projected(attention_pass: AttentionPass, d: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield q (batch, map, token, d), and k and v (batch, key head, token, d), after their norms.
+
+    Several times if there are as many tokens as heads, so that the shape of what a norm gave does not tell which are which.
+    """
     outputs = attention_pass.outputs
     if "c_attn" in outputs:
         wide = 2 * attention_pass.module.n_head * d
         q, kv = outputs["c_attn"].split([wide, outputs["c_attn"].shape[-1] - wide], dim=-1)
     else:
         q, kv = outputs["q_proj"], outputs["kv_proj"]
-    parts = dict(zip("qkv", (q, *kv.chunk(2, dim=-1))))
-    normed = (outputs.get(f"{name}_norm") for name in parts)
-    heads = (x if after is None else _tokens_first(after, x) for x, after in zip(parts.values(), normed))
-    q, k, v = (heads_of(x, d).contiguous() for x in heads)
-    return q, k, v
+    parts = zip("qkv", (q, *kv.chunk(2, dim=-1)))
+    yield from product(*(_after_norm(attention_pass, f"{name}_norm", heads_of(x, d)) for name, x in parts))
 
 
-def _tokens_first(normed: Tensor, projected: Tensor) -> Tensor:
-    """Return what a norm of heads gave, (batch, token, head, d) or (batch, head, token, d), as (batch, token, head·d)."""
-    return (normed if normed.shape[1] == projected.shape[1] else normed.transpose(1, 2)).flatten(2)
+def _after_norm(attention_pass: AttentionPass, name: str, heads: Tensor) -> list[Tensor]:
+    """Return heads (batch, head, token, d) as a norm left them, if there is one, in each order of its axes that fits.
+
+    It gave (batch, token, head, d), or (batch, head, token, d), perhaps of heads that had been repeated for their maps, as
+    BlaGPT repeats those of v.
+    """
+    if name not in attention_pass.outputs:
+        return [heads.contiguous()]
+    normed = attention_pass.outputs[name]
+    if normed.dim() == 3:
+        return [heads_of(normed, heads.shape[-1]).contiguous()]
+    count, tokens = heads.shape[1:3]
+    found = [x for x in (normed.transpose(1, 2), normed) if x.shape[2] == tokens and x.shape[1] % count == 0]
+    if not found:
+        raise UnsupportedModel(
+            f"{attention_pass.kind} has a {name} that gives {tuple(normed.shape)} for {count} heads and {tokens} tokens; "
+            f"{REGISTER}"
+        )
+    return [x[:, :: x.shape[1] // count].contiguous() for x in found]
 
 
 def _rows_of(attention_pass: AttentionPass, angles: object) -> tuple[Tensor, Tensor]:
@@ -127,11 +145,17 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def _mask(attention_pass: AttentionPass) -> Mask:
-    """Return the mask: causal, unless the module was given one, bool or of numbers, (..., query, key)."""
-    mask = attention_pass.arguments.get("mask")
-    if mask is None:
+def _mask(attention_pass: AttentionPass, by_hand: bool) -> Mask:
+    """Return the mask: causal, unless the module was given one (..., query, key), now or in an earlier call: BlaGPT keeps it.
+
+    Attention that is written by hand hides keys where the mask is 0. Torch's fused attention takes it as a bool, or adds it.
+    """
+    given = attention_pass.arguments.get("mask")
+    mask = getattr(attention_pass.module, "mask", None) if given is None else given
+    if not isinstance(mask, Tensor):
         return Mask("causal")
     while mask.dim() < 4:
         mask = mask[None]
-    return compact(mask, attention_pass.lengths)
+    tokens = attention_pass.hidden.shape[1]
+    mask = mask[..., :tokens, :tokens]
+    return compact(mask != 0 if by_hand or not mask.is_floating_point() else mask, attention_pass.lengths)

@@ -18,6 +18,9 @@ MADE = {
     "without norms": {"norms": False},
     "capped": {"cap": 2.0},
     "without RoPE": {"rope": False},
+    "values normed": {"v_norm": True},
+    "heads first": {"heads_first": True},
+    "all heads normed at once": {"norms": "whole"},
 }
 
 
@@ -28,11 +31,59 @@ def test_maps_are_those_of_the_layout(made, dtype, bound):
     assert [family.name for family in families.FAMILIES if family.modules(model)] == ["nanogpt"]
     capture = diffscope.load(model).capture(IDS)
     assert capture.fidelity.decided.all()
+    for block in model.layers:
+        a1, a2, lam = (part[0] for part in block.attn.seen)
+        assert (a1 - a2).abs().max() > 0.1 and lam.std() > 0.1
+    assert difference(capture, model) < bound
+
+
+def difference(capture, model):
+    """The largest difference of A1, A2 and D from those that the modules kept."""
+    pairs = []
     for layer, block in zip(capture.layers, model.layers):
         rows, (a1, a2, lam) = layer.rows(), (part[0] for part in block.attn.seen)
-        assert (a1 - a2).abs().max() > 0.1 and lam.std() > 0.1
-        for read, made_by_it in ((rows.a1, a1), (rows.a2, a2), (rows.d, a1 - lam * a2)):
-            assert (read - made_by_it).abs().max() < bound
+        pairs += [(rows.a1, a1), (rows.a2, a2), (rows.d, a1 - lam * a2)]
+    return max(float((read - made_by_it).abs().max()) for read, made_by_it in pairs)
+
+
+@pytest.mark.parametrize("heads_first", [False, True])
+@pytest.mark.parametrize("tokens", [2, 4, 8])
+def test_heads_are_told_from_tokens_where_there_are_as_many(tokens, heads_first):
+    """Two heads of keys, eight maps of queries, which is also how often values are repeated."""
+    model = nanogpt.tiny(heads_first=heads_first, v_norm=True)
+    assert difference(diffscope.load(model).capture(IDS[:tokens]), model) < 2e-6
+
+
+def masked(mask, **made):
+    """A model whose modules are given a mask at the first call alone, and keep it."""
+    model, given = nanogpt.tiny(**made), []
+
+    def give(module, args):
+        first = module not in given
+        given.append(module)
+        return (*args, None, mask) if first else args
+
+    for block in model.layers:
+        block.attn.register_forward_pre_hook(give)
+    return model
+
+
+SOME = torch.rand(33, 33, generator=torch.Generator().manual_seed(0)).gt(0.5).tril() | torch.eye(33, dtype=torch.bool)
+BAND = torch.ones(33, 33, dtype=torch.bool).tril().triu(-4)
+
+
+@pytest.mark.parametrize("mask, kind", [(SOME, "given"), (BAND, "window"), (SOME[None, None].long(), "given")])
+def test_a_mask_is_read_and_one_that_the_module_keeps_too(mask, kind):
+    model = masked(mask)
+    scope = diffscope.load(model)
+    for _ in range(2):
+        capture = scope.capture(IDS)
+        assert {layer.mask.kind for layer in capture.layers} == {kind} and difference(capture, model) < 2e-6
+
+
+def test_where_attention_is_written_by_hand_a_mask_hides_what_is_0():
+    model = masked(SOME.float(), cap=2.0)
+    assert difference(diffscope.load(model).capture(IDS), model) < 2e-6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
