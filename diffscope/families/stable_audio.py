@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
-from diffscope.families.attention_pass import AttentionPass, mask_of_keys
+from diffscope.families.attention_pass import AttentionPass, compact, mask_of_keys
 from diffscope.families.base import HALVES, Convention, Family
 from diffscope.families.foreign import ForeignModule
 from diffscope.families.reading import heads_of
@@ -133,8 +133,19 @@ class StableAudioTools(StableAudio):
         return rotate_partly(x, given[0][-x.shape[2] :].float() * (longest / x.shape[2]))
 
     def _mask(self, attention_pass: AttentionPass) -> Mask:
-        causal = attention_pass.arguments.get("causal")
-        return Mask("causal") if (attention_pass.module.causal if causal is None else causal) else Mask("full")
+        given, window = (attention_pass.arguments.get(name) for name in ("causal", "flash_attn_sliding_window"))
+        causal = attention_pass.module.causal if given is None else given
+        if (causal or window is not None) and (attention_pass.key_lengths is not None or (causal and window is not None)):
+            raise UnsupportedModel(
+                f"layer {attention_pass.number}: {attention_pass.kind} is causal or has a window (flash_attn_sliding_window) in "
+                f"cross-attention, or both at once in self-attention, which family {self.name} does not read"
+            )
+        if window is None:
+            return Mask("causal") if causal else Mask("full")
+        places = torch.arange(attention_pass.hidden.shape[1], device=attention_pass.hidden.device)
+        behind, ahead = (len(places) if tokens < 0 else tokens for tokens in window)
+        distance = places - places[:, None]  # (query, key)
+        return compact(((distance >= -behind) & (distance <= ahead))[None, None], attention_pass.lengths)
 
 
 def rotate_partly(x: Tensor, angles: Tensor) -> Tensor:

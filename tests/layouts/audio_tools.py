@@ -9,7 +9,10 @@ WIDTH, D = 16, 4
 
 
 class Attention(nn.Module):
-    """`keys` is the order of cross-attention's keys and values; `planted` is a mistake in words."""
+    """`keys` is the order of cross-attention's keys and values; `planted` is a mistake in words.
+
+    RoPE of the shorter side is stretched to the longer one, unless keys have angles of their own.
+    """
 
     def __init__(self, dim_context=None, differential=True, qk_norm="ln", keys=("k1", "k2", "v"), planted=None):
         super().__init__()
@@ -44,39 +47,70 @@ class Attention(nn.Module):
         left, right = wide.tensor_split(2, -1)
         return torch.cat([(wide * angles.cos() + torch.cat([-right, left], -1) * angles.sin()).to(x.dtype), rest], -1)
 
-    def forward(self, x, context=None, rotary_pos_emb=None, causal=None, padding_mask=None):
+    def seen_by(self, queries, keys, causal, window):
+        """Which keys queries see, (query, key); −1 is a window without an end."""
+        seen = torch.ones(queries, keys, dtype=torch.bool)
+        behind, ahead = window or (-1, 0 if causal else -1)
+        seen = seen.triu(-behind) if behind >= 0 else seen
+        return seen.tril(ahead) if ahead >= 0 else seen
+
+    def forward(
+        self,
+        x,
+        context=None,
+        rotary_pos_emb=None,
+        rotary_pos_emb_k=None,
+        causal=None,
+        flash_attn_sliding_window=None,
+        padding_mask=None,
+    ):
         parts = self.parts(x, context)
         v = parts.pop("v")
         ready = {name: self.normed(part, name[0]) for name, part in parts.items()}
         if rotary_pos_emb is not None:
-            ready = {name: self.turned(part, rotary_pos_emb[0]) for name, part in ready.items()}
+            longest = max(part.shape[-2] for part in ready.values())
+            for name, part in ready.items():
+                angles = rotary_pos_emb[0] * (longest / part.shape[-2])
+                if rotary_pos_emb_k is not None:
+                    angles = (rotary_pos_emb_k if name[0] == "k" else rotary_pos_emb)[0]
+                ready[name] = self.turned(part, angles[-part.shape[-2] :])
         if self.planted == "k2 of other heads":
             ready["k2"] = ready["k2"].roll(1, 1)
         repeats = self.num_heads // self.kv_heads
         v, self.seen = v.repeat_interleave(repeats, 1), []
         for number in "12" if self.differential else "1":
             scores = ready[f"q{number}"] @ ready[f"k{number}"].repeat_interleave(repeats, 1).mT / D**0.5
-            self.seen.append(scores.softmax(-1))
+            seen = self.seen_by(*scores.shape[-2:], self.causal if causal is None else causal, flash_attn_sliding_window)
+            self.seen.append(scores.masked_fill(~seen, -torch.inf).softmax(-1))
         weight = 0.95 if self.planted == "lambda" else 1
         out = (self.seen[0] - weight * self.seen[1] if self.differential else self.seen[0]) @ v
         return self.to_out(out.transpose(1, 2).flatten(2))
 
 
 class Model(nn.Module):
-    """Blocks of self- and cross-attention from latents (batch, channel, place) to a text."""
+    """Blocks of self- and cross-attention from latents (batch, channel, place) to a text.
 
-    def __init__(self, layers=2, context=8, **more):
+    `across` is whose angles turn the keys of cross-attention: those of queries, "stretched", or their "own".
+    """
+
+    def __init__(self, layers=2, context=8, across=None, **more):
         super().__init__()
+        self.across = across
         self.own = nn.ModuleList(Attention(**more) for _ in range(layers))
         self.cross = nn.ModuleList(Attention(context, **more) for _ in range(layers))
         self.register_buffer("frequencies", torch.tensor([1.0]), persistent=False)
 
     def forward(self, hidden_states, timestep, encoder_hidden_states, return_dict=True):
-        x = hidden_states.transpose(1, 2)
-        angles = torch.arange(x.shape[1])[:, None] * torch.cat([self.frequencies, self.frequencies])  # (place, 2)
+        x, text = hidden_states.transpose(1, 2), encoder_hidden_states
+        places, tokens = (
+            (torch.arange(count)[:, None] * torch.cat([self.frequencies, self.frequencies]), 1.0)
+            for count in (x.shape[1], text.shape[1])
+        )  # angles (place, 2), and a scale
+        turns = {None: {}, "stretched": {"rotary_pos_emb": max(places, tokens, key=lambda angles: len(angles[0]))}}
+        turns["own"] = {"rotary_pos_emb": places, "rotary_pos_emb_k": tokens}
         for own, cross in zip(self.own, self.cross):
-            x = x + own(x, rotary_pos_emb=(angles, 1.0))
-            x = x + cross(x, context=encoder_hidden_states)
+            x = x + own(x, rotary_pos_emb=places)
+            x = x + cross(x, context=text, **turns[self.across])
         return (x.transpose(1, 2),)
 
 
@@ -85,7 +119,7 @@ def tiny(seed=0, **more):
     return sizes.awake(Model(**more), seed)
 
 
-def inputs(context=8, dtype=torch.float32):
+def inputs(context=8, dtype=torch.float32, places=7, tokens=5):
     draw = torch.Generator().manual_seed(0)
-    latents, text = torch.randn(1, WIDTH, 7, generator=draw), torch.randn(1, 5, context, generator=draw)
+    latents, text = torch.randn(1, WIDTH, places, generator=draw), torch.randn(1, tokens, context, generator=draw)
     return {"hidden_states": latents.to(dtype), "timestep": torch.ones(1), "encoder_hidden_states": text.to(dtype)}
