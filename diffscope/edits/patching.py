@@ -242,12 +242,16 @@ def _check_branches(layer: LayerAttention, other: LayerAttention, heads: tuple[i
         raise UnsupportedModel(
             f"A{branch} output: layer {layer.layer} changes D after the subtraction, so it is no sum of branches"
         )
-    replaced = [change for change in layer.changes if type(change).output is not Change.output]
-    if any(set(heads) & set(getattr(change, "heads", heads)) for change in replaced):
-        raise DiffscopeError(
-            f"A{branch} output: an edit has replaced the output of such a head in layer {layer.layer} already; patch one branch "
-            'of a head at a time, or "output"'
-        )
+    for changed, where, instead in (
+        (layer, "", 'patch one branch of a head at a time, or "output"'),
+        (other, " of the source", 'patch "output", or capture the source without that edit'),
+    ):
+        replaced = [change for change in changed.changes if type(change).output is not Change.output]
+        if any(set(heads) & set(getattr(change, "heads", heads)) for change in replaced):
+            raise DiffscopeError(
+                f"A{branch} output: an edit has replaced the output of such a head in layer {layer.layer}{where} already; "
+                f"{instead}"
+            )
 
 
 def branch_output(layer: LayerAttention, branch: int, queries: Tensor | None = None) -> Tensor:

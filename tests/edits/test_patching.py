@@ -105,6 +105,15 @@ def test_branches_that_are_no_parts_of_an_output_any_more_are_not_patched():
         logits(scope)
     with scope.edit(first, edits.patch("A2 output", source, layers=0, heads=0)):  # of another head
         logits(scope)
+    with scope.edit(edits.ablate_heads(layers=0, heads=1)):
+        ablated = scope.capture(OTHER)
+    with (
+        scope.edit(edits.patch("A1 output", ablated, layers=0, heads=[1, 2])),
+        pytest.raises(DiffscopeError, match="in layer 0 of the source already; .* capture the source without that edit"),
+    ):
+        logits(scope)
+    with scope.edit(edits.patch("A1 output", ablated, layers=0, heads=2), edits.patch("output", ablated, layers=0, heads=1)):
+        logits(scope)
 
 
 def test_tokens_beyond_the_source_keep_their_own_rows_and_a_patched_capture_can_be_kept(tmp_path):
