@@ -369,7 +369,7 @@ class Monitor:
                         rule.check(kept, table)
                     self._template = table[[name for name, values in table.items() if values.ndim]]
                     unmeasured = bool(table["seconds"].isnull())
-                    self._not_finite = unmeasured or bool(not_finite(kept, table))
+                    self._not_finite = unmeasured or bool(not_finite(kept, self._template))
 
     def _drawn(self, step: int) -> Capture | None:
         """Draw the maps that were asked for, and return what they are of; None at most steps."""

@@ -115,6 +115,20 @@ def test_a_model_that_computes_no_numbers_is_told_once_and_kept(model, tmp_path)
     assert kept["entropy"].sel(step=1).isnull().all() and kept["entropy"].sel(step=0).notnull().any()
 
 
+def test_a_loss_that_was_infinite_is_no_reason_to_say_nothing_of_the_model(model, tmp_path):
+    def go_on(step, loss):
+        monitor = Monitor(model, [tiny.ids(20)], ["lambda"], every=1, budget=None, path=tmp_path / "kept")
+        return monitor.step(step, loss=loss)["diffscope/alerts"]
+
+    assert go_on(0, math.inf) == 0
+    with torch.no_grad():
+        model.model.layers[-1].self_attn.lambda_q1.fill_(math.nan)
+    with pytest.warns(DiffscopeWarning, match="step 1 could not be measured"):
+        assert go_on(1, math.nan) == 1
+    with pytest.warns(DiffscopeWarning, match="step 2 could not be measured"):
+        assert go_on(2, math.nan) == 0  # of the model it was told
+
+
 def test_a_training_that_is_resumed_is_not_told_what_was_told(model, tmp_path):
     def go_on(*steps):
         monitor = Monitor(model, [tiny.ids(20)], every=1, budget=None, path=tmp_path / "kept", strict=True)
