@@ -151,8 +151,8 @@ def _proportions(vectors: Tensor) -> Tensor:
     return lengths / lengths.mean(-1, keepdim=True)
 
 
-def _keep(outputs: dict[nn.Module, Tensor], module: nn.Module, _: Any, output: Tensor) -> None:
-    outputs[module] = output
+def _keep(outputs: dict[nn.Module, Tensor], module: nn.Module, _: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+    outputs[module] = output[0] if isinstance(output, tuple) else output  # Megatron's linear layers give their bias, too
 
 
 def _before_step(gradients: weakref.ref[BranchGradients], optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -33,6 +33,7 @@ from diffscope.monitoring.record import ALERTS, LOGGED, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
 from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
+from diffscope.numbers import listed
 from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
@@ -349,12 +350,14 @@ class Monitor:
         """Return the ratio of the branches' gradients by layer and head, and say once why some are not known."""
         assert self._gradients is not None
         ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes["head"])
-        if self._step is not None and bool(ratio.isnull().all()):
-            self.warn(
-                "no gradient of the branches is known: no optimizer of torch.optim has stepped with them, or they are frozen"
-            )
-        for layer, reason in self._gradients.reasons.items():
-            self.warn(f"the gradients of the branches of layer {layer} are not known: {reason}", f"gradients: {reason}")
+        reasons = dict(self._gradients.reasons)
+        if self._step is not None:
+            for layer in ratio["layer"].values[ratio.isnull().all("head").values].tolist():
+                reasons.setdefault(layer, "no optimizer of torch.optim has stepped with them, or they are frozen")
+        for reason in dict.fromkeys(reasons.values()):
+            layers = [str(layer) for layer in sorted(reasons) if reasons[layer] == reason]
+            where = f"layer{'' if len(layers) == 1 else 's'} {listed(layers)}"
+            self.warn(f"the gradients of the branches of {where} are not known: {reason}", f"gradients: {reason}")
         return ratio
 
     def _recall(self, step: int) -> None:

@@ -11,7 +11,7 @@ import diffscope
 from diffscope import DiffscopeError, DiffscopeWarning
 from diffscope.monitoring import Monitor
 from tests import tiny
-from tests.layouts import ports, unilm
+from tests.layouts import megatron, ports, unilm
 
 PROMPT = tiny.ids(20)
 BATCHES = [tiny.ids(12, seed=1), tiny.ids(12, seed=2)]
@@ -68,7 +68,7 @@ def test_the_ratio_is_that_of_the_gradients_of_each_heads_rows(make, maps, keys,
     assert np.isnan(kept.sel(step=0)).all()
 
 
-@pytest.mark.parametrize("make", [unilm.tiny, ports.nanowell, lambda: tiny.diffllama(8, 4)])
+@pytest.mark.parametrize("make", [unilm.tiny, ports.nanowell, megatron.tiny, lambda: tiny.diffllama(8, 4)])
 def test_the_rows_of_every_head_are_found_in_other_families(make):
     assert not watched(make())._gradients.reasons
 
@@ -89,8 +89,18 @@ def test_weights_that_nothing_trains_have_none_and_that_is_said():
     monitor = watched(model)
     monitor.step(0)
     a_step(model, torch.optim.SGD([model.lm_head.weight], lr=0.1))
-    with pytest.warns(DiffscopeWarning, match="no gradient of the branches is known"):
+    with pytest.warns(DiffscopeWarning, match="of the branches of layers 0 and 1 are not known: no optimizer of torch.optim"):
         assert not [name for name in monitor.step(1) if "gradient" in name]
+
+
+def test_layers_that_nothing_trains_are_named():
+    model = tiny.own().train()
+    model.model.layers[0].requires_grad_(False)
+    monitor = watched(model)
+    monitor.step(0)
+    a_step(model, torch.optim.SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1))
+    with pytest.warns(DiffscopeWarning, match="of the branches of layer 0 are not known: .* or they are frozen"):
+        assert {name.split("/")[2] for name in monitor.step(1) if "gradient" in name} == {"layer_1"}
 
 
 def test_one_branch_has_nothing_to_compare():
