@@ -1,6 +1,7 @@
 """``diffscope monitor``: what a monitor has measured of a training, in a table that follows it."""
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ import typer
 
 from diffscope.cli.options import Json
 from diffscope.cli.output import say, show_json, show_table, show_value
+from diffscope.numbers import ABSENT
 
 EXAMPLE = ("diffscope monitor runs/mine/monitor",)
 
@@ -89,7 +91,7 @@ def _head_line(kept):
 
 
 def _table(kept):
-    """Return headers and rows: a layer each, each statistic at the last step with its change since the first."""
+    """Return headers and rows: a layer each, each statistic at the last step with its change since the first that has it."""
     from diffscope.monitoring.courses import courses
 
     series = {name: _by_layer(values) for name, values in courses(kept).items() if "layer" in values.dims}
@@ -98,8 +100,12 @@ def _table(kept):
     for layer in kept["layer"].values:
         row = [f"layer {layer}"]
         for values in series.values():
-            first, last = (float(values.sel(layer=layer).isel(step=at)) for at in (0, -1))
-            row.append(f"{last:.3f} ({last - first:+.3f})")
+            of_layer = values.sel(layer=layer)
+            last = float(of_layer.isel(step=-1))
+            if math.isnan(last):
+                row.append(ABSENT)
+            else:
+                row.append(f"{last:.3f} ({last - float(of_layer.dropna('step').isel(step=0)):+.3f})")
         rows.append(row)
     return ["", *series], rows
 

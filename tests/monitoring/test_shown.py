@@ -35,6 +35,20 @@ def test_the_terminal_shows_each_layer_with_its_change_and_the_alerts(run, folde
     assert "step 2, loss 2" in out and "3 earlier alerts" in out and "step 0: gini (D) of L1H3" in out
 
 
+def test_what_the_first_step_lacks_changes_since_the_one_that_has_it(run, tmp_path):
+    model = tiny.own(hidden_size=32, intermediate_size=32).train()
+    monitor = Monitor(model, [tiny.ids(20)], ["lambda"], every=1, budget=None, path=tmp_path / "kept", gradients=True)
+    optimizer, ids = torch.optim.SGD(model.parameters(), lr=0.1), torch.tensor([tiny.ids(12)])
+    monitor.step(0)
+    for step in (1, 2):
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        optimizer.step()
+        monitor.step(step)
+    ratio = diffscope.open(tmp_path / "kept")["gradient_ratio"].sel(layer=1).mean("head").values
+    _, out, _ = run("monitor", str(tmp_path / "kept"))
+    assert np.isnan(ratio[0]) and f"{ratio[2]:.3f} ({ratio[2] - ratio[1]:+.3f})" in out and "nan" not in out
+
+
 def test_json_has_every_step(run, folder):
     code, out, _ = run("monitor", str(folder), "--json")
     found = json.loads(out)
