@@ -145,10 +145,13 @@ def show_record(record: Record, name: str) -> None:
 
 
 def sentence(kept: xr.Dataset) -> str:
-    """Return in words which step was measured last, and what the loss was."""
+    """Return in words which step was measured last, and what the loss was, there or at an earlier step."""
     step = int(kept["step"][-1])
     loss = kept["loss"].dropna("step") if "loss" in kept else []
-    words = f", loss {float(loss[-1]):.4g}" if len(loss) else ""
+    words = ""
+    if len(loss):
+        earlier = int(loss["step"][-1])
+        words = f", loss {float(loss[-1]):.4g}" + (f" at step {earlier:,}" if earlier != step else "")
     seconds = float(kept["seconds"].median())
     return f"{kept.attrs['model']} at step {step:,}{words}. Steps measured: {kept.sizes['step']:,}, in {seconds:.2g} s each."
 

@@ -22,9 +22,9 @@ def training(tmp_path):
     )
     monitor.alert("entropy", above=0.0, map="A1")
 
-    def go_on(*steps):
+    def go_on(*steps, told=True):
         for step in steps:
-            monitor.step(step, loss=4.0 - step)
+            monitor.step(step, **({"loss": 4.0 - step} if told else {}))
             monitor.rules[-1]._out = frozenset()  # it is told again
             with torch.no_grad():
                 model.model.layers[0].self_attn.lambda_q1 += 0.1
@@ -54,6 +54,9 @@ def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, training, 
     assert page.select_slider(key="step").options == ["0", "2 (the last so far)"]
     assert page.select_slider(key="step").value == "end of training"  # which it follows
     assert charts(page)["loss"]["data"][0]["x"] == [0, 1, 2]
+    training(3, told=False)
+    fine(page.run())
+    assert "at step 3, loss 2 at step 2." in shown(page.markdown)
     page.session_state["training-more"] = True  # what a click on the row does
     assert len(charts(fine(page.run()))["logit_outliers"]["data"]) == 2  # a line for each layer
 
