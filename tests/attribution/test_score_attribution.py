@@ -99,6 +99,81 @@ def test_one_part_is_what_a_computation_by_hand_gives():
     assert float(table["score"].sel(query_part="embedding", key_part="L0 MLP")) == pytest.approx(wanted, rel=1e-6)
 
 
+def parts_by_hand(model, layer, query):
+    """What each part of a DiffLlama writes before a layer, (token, hidden) by name, and q of it there and k of every key, by map.
+
+    From what hooks see of the modules; maps, values, norms and RoPE are written out.
+    """
+    config, blocks = model.config, model.model.layers
+    heads, d, tokens = config.num_attention_heads // 2, blocks[0].self_attn.head_dim, len(IDS)
+    seen = {}
+    hooks = []
+    for number, block in enumerate(blocks):
+        keep = lambda name, number: lambda module, args, output: seen.update({(name, number): (args, output)})  # noqa: E731
+        hooks += [block.input_layernorm.register_forward_hook(keep("norm", number))]
+        hooks += [block.mlp.register_forward_hook(keep("mlp", number))]
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+    for hook in hooks:
+        hook.remove()
+    cos, sin = (x[0] for x in model.model.rotary_emb(seen["norm", 0][1], torch.arange(tokens)[None]))
+
+    def turned(x, at=slice(None)):
+        return x * cos[at] + torch.cat([-x[..., d // 2 :], x[..., : d // 2]], -1) * sin[at]
+
+    parts = {"embedding": seen["norm", 0][0][0][0]}
+    for number, block in enumerate(blocks[:layer]):
+        own, x = block.self_attn, seen["norm", number][1][0]
+        q, k, v = (projection(x).unflatten(-1, (-1, d)) for projection in (own.q_proj, own.k_proj, own.v_proj))
+        lam = (own.lambda_q1 @ own.lambda_k1).exp() - (own.lambda_q2 @ own.lambda_k2).exp() + own.lambda_init
+        for head in range(heads):
+            mixed = []
+            for map in (head, head + heads):
+                group = map // own.num_key_value_groups
+                scores = turned(q[:, map]) @ turned(k[:, group]).T * d**-0.5
+                weights = scores.masked_fill(torch.ones(tokens, tokens).triu(1) > 0, -torch.inf).softmax(-1)
+                at = group % (v.shape[1] // 2)
+                mixed.append(weights @ torch.cat([v[:, at], v[:, at + v.shape[1] // 2]], -1))
+            branches = mixed[0], -lam * mixed[1]
+            factor = (sum(branches).square().mean(-1, keepdim=True) + config.rms_norm_eps).rsqrt() * (1 - own.lambda_init)
+            columns = own.o_proj.weight[:, 2 * d * head : 2 * d * (head + 1)]
+            for name, branch in zip(("A1", "A2"), branches):
+                parts[f"L{number}H{head} {name}"] = branch * factor @ columns.T
+        parts[f"L{number} biases"] = own.o_proj.bias.expand(tokens, -1)
+        parts[f"L{number} MLP"] = seen["mlp", number][1][0]
+    norm, own = blocks[layer].input_layernorm, blocks[layer].self_attn
+    (stream,), _ = seen["norm", layer]
+    factor = (stream[0].square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt() * norm.weight
+
+    def projected(head, branch):
+        map = head + heads * (branch - 1)
+        rows = [slice(d * at, d * (at + 1)) for at in (map, map // own.num_key_value_groups)]
+        q = [turned(part[query] * factor[query] @ own.q_proj.weight[rows[0]].T, query) for part in parts.values()]
+        k = [turned(part * factor @ own.k_proj.weight[rows[1]].T) for part in parts.values()]
+        q, k = [*q, turned(own.q_proj.bias[rows[0]], query)], [*k, turned(own.k_proj.bias[rows[1]].expand(tokens, -1))]
+        return torch.stack(q), torch.stack(k)  # (part, d), (part, key, d)
+
+    return [*parts, "biases"], projected
+
+
+@pytest.mark.parametrize("layer", [0, 2])
+@torch.no_grad()
+def test_every_part_of_a_diffllama_is_what_a_computation_by_hand_gives(layer):
+    """Its sums say nothing of whether a part is another's: grouped keys, both maps, biases, in float64."""
+    model = exact(tiny.diffllama(8, 4, num_hidden_layers=3, attention_bias=True))
+    names, projected = parts_by_hand(model, layer, 11)
+    scope, head = diffscope.load(model), 2
+    for branch, against in ((1, None), (2, None), (2, "row")):
+        q, k = projected(head, branch)
+        compared = k[:, 5] - (k[:, :12].mean(1) if against else 0)
+        wanted = (q @ compared.T * model.model.layers[layer].self_attn.scaling).numpy()
+        table = score_attribution(scope, IDS, layer, head, 11, 5, map=f"A{branch}", against=against)
+        assert sorted(names) == sorted(table["query_part"].values)
+        found = table["score"].sel(query_part=names, key_part=names)
+        np.testing.assert_allclose(found, wanted, atol=1e-6 * abs(wanted).max())
+        assert min(abs(wanted).max(0).min(), abs(wanted).max(1).min()) > 1e-3 or layer == 0
+
+
 def test_a_planted_circuit_is_found():
     """A2 of layer 1, head 1 reads a direction that only A1 and A2 of layer 0, head 2 write."""
     model = tiny.diffllama()
