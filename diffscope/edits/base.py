@@ -45,7 +45,7 @@ class Edit:
     needs_positions : bool
         Whether it needs the positions of keys in the text, which padding on the left and the cache of a window hide.
     queries, keys : tuple of int
-        Token positions that it names; in captures and losses one of each at least has to be in a prompt.
+        Token positions that it names. A capture or a loss is refused if no prompt has any of the queries, or of the keys.
     """
 
     label: str
@@ -78,7 +78,7 @@ class Edit:
         return layers is None or layer in layers
 
     def check_places(self, layer: LayerAttention) -> None:
-        """Raise PromptError if whole prompts have none of the queries or keys that the edit names, so that it does nothing."""
+        """Raise PromptError if no prompt has any of the queries, or of the keys, that the edit names: it would do nothing."""
         sides = ("query", self.queries, layer.lengths), ("key", self.keys, layer.key_lengths or layer.lengths)
         for what, named, lengths in sides:
             if self.applies_to(layer.layer) and min(named, default=0) >= max(lengths):

@@ -123,8 +123,9 @@ def patch(
     if keys is not None and what in OUTPUTS:
         raise DiffscopeError(f"the {what} of a head has no keys; patch a map, or leave keys out")
     of_source = _single(source)
-    patched = as_indices(layers)
-    tokens = min((layer.n_queries for number, layer in of_source.items() if number in (patched or of_source)), default=0)
+    patched = as_indices(layers) or of_source
+    counts = {number: layer.n_queries for number, layer in of_source.items()}
+    tokens = min([counts[number] for number in patched if number in counts] or counts.values())
     at = _positions(queries, tokens, "queries")
     on = _positions(keys, tokens, "keys")
     where = "".join(f", {name} {_some(some)}" for name, some in (("queries", at), ("keys", on)) if some is not None)
@@ -180,8 +181,8 @@ def _of_layer(label: str, source: dict[int, LayerAttention], layer: LayerAttenti
         raise DiffscopeError(f"{label}: the source has no layer {layer.layer} of such heads; capture it with the same model")
     if min(layer.lengths) < other.n_queries:
         raise PromptError(
-            f"{label}: the source has {other.n_queries} tokens and the prompt {min(layer.lengths)}; give a source of at most as "
-            "many, best of one length"
+            f"{label}: the source has {other.n_queries} tokens and the prompt {min(layer.lengths)}; give a source with at most "
+            "as many, or better with as many"
         )
     if other.n_keys != other.n_queries:
         raise UnsupportedModel(f"{label}: layer {layer.layer} looks at keys that are not the tokens of the prompt")

@@ -1,5 +1,7 @@
 """Patches from another prompt: nothing where nothing differs, the other answer where all does, and the cells asked for."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -144,7 +146,10 @@ def test_what_does_not_fit_is_refused():
         edits.patch("A1", source, keys=[-1])
     with pytest.raises(DiffscopeError, match="takes a capture, such as scope.capture"):
         edits.patch("A1", "a prompt")
-    longer = "the source has 20 tokens and the prompt 12; give a source of at most as many"
+    of_last = replace(source, layers=source.layers[1:], _proofs=source._proofs[1:])
+    with scope.edit(edits.patch("A1", of_last, keys=3, layers=0)), pytest.raises(DiffscopeError, match="source has no layer 0"):
+        logits(scope)
+    longer = "the source has 20 tokens and the prompt 12; give a source with at most as many"
     with scope.edit(edits.patch("A1", source)), pytest.raises(PromptError, match=longer):
         scope.capture(IDS[:12])
     other = diffscope.load(tiny.own("standard"))
