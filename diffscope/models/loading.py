@@ -39,7 +39,9 @@ from diffscope.storage.checksum import check_sums
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TENSORS = (OSError, SafetensorError, RuntimeError)  # raised by damaged weights
-OTHERWISE = "open another kind of model, such as an encoder-decoder, by a class of its own, and give it: diffscope.load(model)"
+OTHERWISE = (
+    "open a model of another kind, such as an encoder-decoder, with its own class, and give the model: diffscope.load(model)"
+)
 
 
 def check_weights(folder: Path) -> None:

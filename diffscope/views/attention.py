@@ -348,7 +348,10 @@ def spans_of(encoded: Encoded) -> list[dict[str, Any]]:
 
 
 def prompt_name(capture: Capture, prompt: int) -> str:
-    """Return what distinguishes one prompt of one model, which is all that the capture holds, from any other on a page."""
+    """Return a name for the prompt and the model of a capture of one prompt, by which a page tells them from others.
+
+    Captures of one prompt under other edits have the same name, and so have those of other latents.
+    """
     sides = [*capture.prompts, *(capture.key_prompts or ())]
     return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in sides))))
 
