@@ -20,7 +20,8 @@ from diffscope import figures
 from diffscope.capture.capture import Capture, open_capture
 from diffscope.monitoring.courses import courses
 from diffscope.monitoring.measuring import CONTROL
-from diffscope.monitoring.record import ABOUT, MAPS, Record, folder_of, stamp
+from diffscope.monitoring.record import ABOUT, MAPS, Record, folder_of, is_free, stamp
+from diffscope.monitoring.record import FOLDER as IN_OUTPUT
 from diffscope.numbers import capital, duration
 
 FOLDER = "training-folder"  # the key of its field, and what an address names it by
@@ -94,7 +95,8 @@ def show_followed() -> None:
 
 def say_what_is_missing(folder: Path, name: str) -> None:
     """Say that a folder is not there yet, or holds something else."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    awaited = is_free(folder) or ((folder / IN_OUTPUT).is_dir() and is_free(folder / IN_OUTPUT))
+    if not awaited:
         Record(folder)  # which refuses it in a line
     st.info(
         escape_markdown(

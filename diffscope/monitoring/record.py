@@ -65,7 +65,7 @@ class Record:
             self._check()
         elif about is None:
             raise DiffscopeError(f"{self.path} holds no measurements of a training; give the folder that a monitor writes")
-        elif not _is_free(self.path):
+        elif not is_free(self.path):
             raise DiffscopeError(f"{self.path} is there and holds no measurements of a training; give another path")
 
     def _check(self) -> None:
@@ -225,7 +225,7 @@ def stamp(path: Path) -> dict[str, int]:
     return found
 
 
-def _is_free(path: Path) -> bool:
+def is_free(path: Path) -> bool:
     """Return whether a record can begin at a path: nothing is there, or a folder with what a killed beginning has left."""
     return not path.exists() or (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()))
 

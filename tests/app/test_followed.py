@@ -39,6 +39,10 @@ def page(app, tmp_path):
 
 def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, training, tmp_path):
     assert "There is no" in shown(page.info) and "appears when the training measures its first step" in shown(page.info)
+    (tmp_path / "out" / "monitor").mkdir(parents=True)
+    (tmp_path / "out" / "monitor" / ".writing").touch()  # the first step is being measured
+    fine(page.run())
+    assert "There is no" in shown(page.info) and not page.warning
     training(0, 1)
     fine(page.run())
     assert "at step 1, loss 3" in shown(page.markdown) and "Step 1: entropy (A1) of L1H3" in shown(page.warning)
