@@ -31,7 +31,7 @@ state = st.session_state
 VIEWS = ("compare-left", "compare-right")
 LEAST = 480  # pixels of a side
 ROW = 170  # pixels of a row
-BARS = 512  # keys of a row
+BARS = 512  # keys of a causal row
 NORMALISED = {
     "share": "share: |D| / Σ|D|",
     "raw": "raw: D itself",
@@ -48,7 +48,7 @@ def show_pair(pair: Pair) -> None:
     init_selection(pair.first.cap, pair.first.subject.key)
     init_selection(pair.second.cap, pair.second.subject.key, SECOND)
     if has_other_keys(pair):
-        st.info("Of cross-attention the maps are shown: what else is compared is of tokens that look at one another.")
+        st.info("Of cross-attention only the maps are compared. Choose other layers in the sidebar to see the rest of the page.")
         show_heads(pair)
         return
     with show_errors():
@@ -128,9 +128,8 @@ def show_heads(pair: Pair) -> None:
         queries = (query, query if pair.linked else pair.second.cap.n_tokens - 1)
         with blocks.columns("first-row", "second-row", least=LEAST) as columns:
             for key, side, place, at, column in zip(VIEWS, pair.sides, places, queries, columns):
-                keys = None if len(side.cap.key_tokens) <= BARS else (max(0, at - BARS + 1), at + 1)
                 with column:
-                    blocks.show_row(side.cap, *place, at, keys, key=f"{key}-row", height=ROW)
+                    blocks.show_row(side.cap, *place, at, BARS, key=f"{key}-row", height=ROW)
         with blocks.columns("first-map", "second-map", least=LEAST) as columns:
             for key, side, prefix, place, column in zip(VIEWS, pair.sides, prefixes, places, columns):
                 with column:

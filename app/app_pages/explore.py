@@ -25,7 +25,6 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.statistic import in_signs
 from diffscope.views import attention as attention_view
 
-BARS = 4096  # keys of a row that are drawn as bars
 #: on a narrow page the head that is looked at stands above all heads
 MAPS_FIRST = "<style>@media (max-width: 1150px){div:has(> .st-key-part-maps){order:-1}}</style>"
 AHEAD = 4096  # tokens up to which the heads beside the one that is shown are fetched ahead
@@ -118,15 +117,13 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
     colours = ": A₁ adds (blue), λ·A₂ takes away (orange), D is what is left." if cap.differential else "."
     if cap.key_prompts is not None:  # what it attends to are no queries, whose rows could be read
         st.caption(f"What token {query} “{token}” attends to{colours} Click a cell to read its query's row.")
-        keys = (0, min(BARS, len(cap.key_tokens)))
-        blocks.show_later(partial(blocks.show_row, cap, layer, head, query, keys), "later-row")
+        blocks.show_later(partial(blocks.show_row, cap, layer, head, query), "later-row")
         return
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
-    keys = None if cap.n_tokens <= BARS else (max(0, query - BARS + 1), query + 1)
     marked = {span.partition(":")[0] for span in state.get("spans") or []}
     on_mark = None if subject.saved else mark
     blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=on_mark, marked=marked)
-    blocks.show_later(partial(blocks.show_row, cap, layer, head, query, keys), "later-row")
+    blocks.show_later(partial(blocks.show_row, cap, layer, head, query), "later-row")
 
 
 def choose(subject, cap):

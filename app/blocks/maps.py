@@ -12,6 +12,7 @@ from messages import show_errors
 from blocks.show import show_chart
 from diffscope import figures
 from diffscope.figures.inputs import layer_at
+from diffscope.figures.rows import LARGEST
 from diffscope.numbers import head_name
 from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
@@ -137,14 +138,26 @@ def _nothing() -> None:
     """Do nothing: what has changed is read from the session."""
 
 
-def show_row(cap, layer: int, head: int, query: int, keys=None, *, key: str = "row-chart", height: int = 260):
-    """Show one query's row as signed bars over the keys, `height` pixels high."""
+def show_row(cap, layer: int, head: int, query: int, most: int = LARGEST, *, key: str = "row-chart", height: int = 260):
+    """Show one query's row as signed bars over the keys, `height` pixels high; `most` as of :func:`drawn_keys`."""
     with show_errors():
+        keys = drawn_keys(layer_at(cap, layer, head), query, most)
         figure = figures.row(cap, layer=layer, head=head, query=query, keys=keys)
         alt = f"Row of query {query} in {head_name(layer, head)}"
         show_chart(figure.plotly(height=height), alt, key=key)
         return figure
     return None
+
+
+def drawn_keys(attention, query: int, most: int) -> tuple[int, int] | None:
+    """Return which keys of a query's row are drawn; None for all.
+
+    Of a causal row with more than `most` keys these are the last ones that the query sees. In other rows any key may have the
+    weight, and as many are drawn as a figure takes.
+    """
+    if attention.n_keys <= most:
+        return None
+    return (max(0, query - most + 1), query + 1) if attention.mask.kind in ("causal", "window") else (0, LARGEST)
 
 
 @cache

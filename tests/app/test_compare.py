@@ -221,7 +221,7 @@ def test_of_cross_attention_the_maps_are_compared(compare, tmp_path):
     diffscope.load(encoder_decoders.model("bart")).capture(encoder_decoders.prompt("bart")).save(saved)
     test = compare(model=OTHER, path=saved, kind="cross", compare_model=OTHER, compare_model_path=saved)
     assert [(view["queries"], view["keys"]) for view in views(test)] == [(5, 9)] * 2
-    assert [line.partition(":")[0] for line in said(test)] == ["Of cross-attention the maps are shown"]
+    assert [line.partition(".")[0] for line in said(test)] == ["Of cross-attention only the maps are compared"]
 
 
 def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_path):
