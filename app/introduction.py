@@ -74,12 +74,12 @@ def says_next(cap) -> str:
     first = cap.tokens[start]
     name = "the answer" if stop - start == 1 else f"the first of the answer's {stop - start} tokens"
     if _alike(likeliest, first):
-        return f"{says}, {name}."
-    of_it = "" if stop - start == 1 else f", {name}"
+        return f"{says}, which is {name}."
+    of_it = "" if stop - start == 1 else f", which is {name}"
     chance = next((p for token, p in cap.next if _alike(token, first)), None)
     if chance is None:
         return f"{says}; {_quoted(first)}{of_it}{of_it and ','} is not among its {len(cap.next)} likeliest tokens."
-    return f"{says}, before {_quoted(first)} ({percent(chance)}){of_it}."
+    return f"{says} rather than {_quoted(first)} ({percent(chance)}){of_it}."
 
 
 def _alike(token: str, other: str) -> bool:

@@ -37,7 +37,7 @@ def show_capture(subject, cap) -> None:
     show_introduction(subject, cap)
     part = st.segmented_control("Part", [*PARTS], **bound("part", options=[*PARTS]), required=True, label_visibility="collapsed")
     if cap.key_prompts is not None and part != "Maps":
-        st.info(f"{part} are of tokens that look at one another: choose other layers, at the side, or the maps.")
+        st.info(f"The part {part} is not made for cross-attention. Choose the part Maps, or in the sidebar other layers.")
         return
     PARTS[part](subject, cap)
 

@@ -11,6 +11,7 @@ from looks import fine
 from safetensors.numpy import load
 from small_models import APP, PROMPT
 
+from diffscope.attention import Mask
 from diffscope.stats import STATISTICS
 from tests import tiny
 
@@ -74,11 +75,11 @@ def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
 
 
 SAID = {
-    "its first choice": ([(" 7421", 0.97), (" Rome", 0.01)], [2], "The model says “·7421” next (97 %), the answer."),
+    "its first choice": ([(" 7421", 0.97), (" Rome", 0.01)], [2], "The model says “·7421” next (97 %), which is the answer."),
     "another": (
         [(" <b>*Delhi*", 0.032), ("7421", 0.023)],
         [2],
-        r"The model says “·\<b\>\*Delhi\*” next (3 %), before “·7421” (2 %).",
+        r"The model says “·\<b\>\*Delhi\*” next (3 %) rather than “·7421” (2 %).",
     ),
     "neither": (
         [(" Delhi", 0.032), (" Quito", 0.03)],
@@ -88,9 +89,9 @@ SAID = {
     "several tokens": (
         [(" is", 0.5), (" 7421", 0.2)],
         [2, 3],
-        "The model says “·is” next (50 %), before “·7421” (20 %), the first of the answer's 2 tokens.",
+        "The model says “·is” next (50 %) rather than “·7421” (20 %), which is the first of the answer's 2 tokens.",
     ),
-    "stated twice": ([(" 7421", 0.6)], [2, 4], "The model says “·7421” next (60 %), the answer."),
+    "stated twice": ([(" 7421", 0.6)], [2, 4], "The model says “·7421” next (60 %), which is the answer."),
     "no answer": ([(" Delhi", 0.032)], [], "The model says “·Delhi” next (3 %)."),
     "no predictions": ([], [2], ""),
 }
@@ -377,7 +378,8 @@ def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
     assert any("5 tokens of its prompt look at 9" in text.value for text in test.markdown)
     for part in ("Numbers", "Logits"):
         refused = fine(app(model=OTHER, path=path, kind="cross", part=part))
-        assert [info.value.partition(":")[0] for info in refused.info] == [f"{part} are of tokens that look at one another"]
+        (said,) = (info.value for info in refused.info)
+        assert said.startswith(f"The part {part} is not made for cross-attention")
     assert not fine(app(model=OTHER, path=path, kind="self")).warning
 
 
@@ -493,6 +495,15 @@ def test_the_blocks_work_in_another_app(folders, monkeypatch):
     test = AppTest.from_function(page, args=(str(folders["small-diff"]), PROMPT), default_timeout=120).run()
     assert not test.exception
     assert [warning.value for warning in test.warning] == ["there is no layer 77; choose from 0 to 2"]
+
+
+def test_a_long_row_is_cut_only_where_the_query_sees_no_other_key(app):
+    fine(app())
+    from blocks.maps import drawn_keys
+
+    causal, full = (SimpleNamespace(n_keys=1500, mask=Mask(kind)) for kind in ("causal", "full"))
+    assert drawn_keys(causal, 20, 512) == (0, 21) and drawn_keys(causal, 700, 512) == (189, 701)
+    assert drawn_keys(full, 20, 512) == (0, 4096) and drawn_keys(full, 20, 1500) is None
 
 
 def test_heads_are_those_of_the_layer(app, folders, tmp_path):
