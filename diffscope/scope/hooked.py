@@ -109,8 +109,9 @@ class HookedModel:
             if isinstance(each, Embedded) and not embedded:
                 raise PromptError("a prompt of embeddings is taken by capture, measure, loss and compare alone; give token ids")
             if isinstance(each, Arguments) and not embedded:
+                loss = ", loss" if self.runner.predicts else ""
                 raise PromptError(
-                    f"{self.name} is run by capture, measure, loss and compare alone: its prompts are arguments of its forward"
+                    f"{self.name} is run by capture, measure{loss} and compare alone: its prompts are arguments of its forward"
                 )
             one = self.runner.encode(self.tokenizer, each, named or {})
             if longest is not None and len(one.ids) > longest:

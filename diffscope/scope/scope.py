@@ -209,6 +209,8 @@ class Scope(HookedModel):
         UnsupportedModel
             The model predicts no next tokens.
         """
+        if not self.runner.predicts:
+            raise UnsupportedModel(f"{self.name} predicts no next tokens, so there is no loss over a text")
         inputs = self.prepare(prompt, embedded=True)
         if any(isinstance(each, Embedded) and each.ids is None for each in inputs.originals):
             raise PromptError("a loss is of the tokens that come next, which embeddings do not say; give input_ids beside them")

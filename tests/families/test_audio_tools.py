@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import FidelityError, UnsupportedModel, edits, families
+from diffscope import FidelityError, PromptError, UnsupportedModel, edits, families
 from tests.layouts import audio_tools
 
 MADE = {
@@ -84,6 +84,14 @@ def test_an_edit_is_that_of_the_layout():
     model, other = audio_tools.tiny(), audio_tools.tiny(planted="lambda")
     with torch.no_grad(), diffscope.load(model).edit(edits.set_lambda(0.95)):
         assert torch.allclose(model(**audio_tools.inputs())[0], other(**audio_tools.inputs())[0], atol=1e-5)
+
+
+def test_latents_have_no_loss_over_a_text():
+    scope = diffscope.load(audio_tools.tiny())
+    with pytest.raises(UnsupportedModel, match="predicts no next tokens, so there is no loss"):
+        scope.loss(audio_tools.inputs())
+    with pytest.raises(PromptError, match="run by capture, measure and compare alone"):
+        scope.generate(audio_tools.inputs(), 2)
 
 
 def test_a_mask_that_is_not_read_is_refused():
