@@ -99,6 +99,7 @@ def cmrr_by_injection(
     draws = whole_number(draws, 1, 2**16, "draws are a whole number from 1")
     seed = whole_number(seed, 0, 2**32, "the seed is a whole number from 0")
     _check_sigmas(sigmas)
+    cap.check_one_side("noise on spans")
     names = list(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()) if spans is None else spans)
     if absent := [name for name in names if not any(name in prompt.key_sets() for prompt in cap.prompts)]:
         known = ", ".join(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()))

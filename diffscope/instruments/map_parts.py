@@ -72,6 +72,7 @@ def anatomy(
     other prompts explains is taken as distance. A sink whose weight is the same in short and long rows is not the softmax of one
     score a key, and a few per cent of it go to the rest. The same of an untrained model says what architecture alone gives.
     """
+    cap.check_one_side("what maps are made of")
     others = cap if others is None else others
     _check_model(cap, others)
     usable = [_usable(cap, index, others) for index in range(len(cap.prompts))]

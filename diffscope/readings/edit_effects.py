@@ -38,7 +38,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
     edits : sequence of Edit
         Those that `after` was captured under.
     rows : int
-        How many queries are looked at, evenly spread over the prompt with the last among them; all of a shorter prompt.
+        How many queries of a layer are looked at, evenly spread with the last among them; all if there are fewer.
 
     Returns
     -------
@@ -54,12 +54,15 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
     DiffscopeError
         The two are not captures of one prompt by models of the same layers and heads, or an edit names what there is not.
     """
-    if before.ids != after.ids or [layer.n_heads for layer in before.layers] != [layer.n_heads for layer in after.layers]:
+    alike = [_sides_and_heads(cap) for cap in (before, after)]
+    if alike[0] != alike[1]:
         raise DiffscopeError("effects are of one prompt and one model, captured without edits and with them")
-    queries = torch.from_numpy(np.unique(np.linspace(0, before.n_tokens - 1, rows).round().astype(int)))
+    looked_at = 0
     sizes = np.full((len(QUANTITIES), len(CAUSES) + 2, before.n_layers, before.n_heads), np.nan)
     for row, (first, last) in enumerate(zip(before.layers, after.layers)):
         layer = first.prompt(0)
+        queries = torch.from_numpy(np.unique(np.linspace(0, layer.n_queries - 1, rows).round().astype(int)))
+        looked_at = max(looked_at, len(queries))
         sizes[:, :, row, : layer.n_heads] = _of_layer(layer, apply(edits, layer), last.prompt(0), queries)
     coords = {"quantity": list(QUANTITIES), "layer": before.layer_numbers, "head": range(before.n_heads)}
     size = xr.DataArray(sizes[:, -1], coords, ("quantity", *HEADS))
@@ -82,9 +85,14 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
         "downstream": described(beyond.sel(cause="input", drop=True), "changed by its input", "part of the input > rounding"),
         "rounding": described(rounding, "what rounding explains", "tolerance of the captures' fidelity"),
     }
-    facts = {"model": before.model_name, "edits": "; ".join(map(str, edits)), "queries": len(queries)}
+    facts = {"model": before.model_name, "edits": "; ".join(map(str, edits)), "queries": looked_at}
     estimates = xr.Dataset(variables, attrs=facts)
     return Reading(_sentence(estimates), estimates)
+
+
+def _sides_and_heads(cap: Capture) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Return the ids of what a capture is of, on both sides, and how many heads each layer has."""
+    return [tuple(side.ids) for side in (*cap.prompts, *(cap.key_prompts or ()))], [layer.n_heads for layer in cap.layers]
 
 
 def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:

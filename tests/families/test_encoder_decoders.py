@@ -233,10 +233,34 @@ def test_the_command_line_reads_layers_of_one_kind(run, capture, tmp_path):
     assert "leave --of-kind out" in words and "Traceback" not in words
 
 
-@pytest.mark.parametrize("look", [figures.amplifier, diffscope.readings.by_layer])
+@pytest.mark.parametrize(
+    "look",
+    [figures.amplifier, readings.by_layer, instruments.cmrr_by_injection, lambda cap: instruments.anatomy(cap, cap)],
+)
 def test_what_is_of_one_side_says_so(look, capture):
     with pytest.raises(DiffscopeError, match=r"of tokens that look at one another, .*of_kind\(\"self\"\)"):
         look(capture)
+
+
+def test_effects_of_edits_are_looked_for_in_all_queries_of_each_side(scope):
+    """An edit of a token of the encoder beyond the end of the decoder's text."""
+    prompt, made = encoder_decoders.prompt("bart"), [edits.knock_out([0], [8], layers=0)]
+    before = scope.capture(prompt)
+    with scope.edit(*made):
+        after = scope.capture(prompt)
+    found = readings.effects(before, after, made).estimates
+    rows, other = (cap.layers[0].prompt(0).rows().d for cap in (before, after))
+    wanted = torch.linalg.vector_norm(other - rows, dim=(1, 2)) / torch.linalg.vector_norm(rows, dim=(1, 2))
+    np.testing.assert_allclose(found["change"].sel(quantity="D", cause="edit", layer=0), wanted, rtol=1e-5)
+    assert found["directly"].sel(layer=0).any() and found.attrs["queries"] == 9
+    longer = prompt | {
+        name: prompt[other] for name, other in (("input_ids", "decoder_input_ids"), ("decoder_input_ids", "input_ids"))
+    }
+    longer.pop("attention_mask", None)
+    cap = scope.capture(longer)
+    assert "None of 24 heads" in readings.effects(cap, cap, []).sentence
+    with pytest.raises(DiffscopeError, match="effects are of one prompt and one model"):
+        readings.effects(before, cap, [])
 
 
 def test_what_runs_a_decoder_alone_refuses_two_sides_in_a_line(scope):
