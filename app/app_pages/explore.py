@@ -92,7 +92,7 @@ def show_heads_and_maps(subject, cap) -> None:
             blocks.hold_heads(all_heads(cap, subject.key, query))
         elif cap.n_tokens <= AHEAD:
             said = partial(sentence_of, cap, query)
-            blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {subject.key}")
+            blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {hash(subject.key)}")
 
 
 def offer_better(subject, cap, layer: int, head: int, query: int) -> None:

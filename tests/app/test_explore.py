@@ -126,7 +126,8 @@ def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(
     assert start.startswith("At token 3 L0H1 ")
 
 
-def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, monkeypatch):
+def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, folders, monkeypatch, tmp_path):
+    import diffscope
     from diffscope.views import attention
 
     monkeypatch.setattr(attention, "MOST_HEADS", 1)
@@ -138,6 +139,13 @@ def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, monkeypatch):
     own = {"example": OWN, "prompt": PROMPT, "layer": "1", "head": "0", "query": "3"}
     marked, bare = (words(buffer(fine(app(**own, **answer)), "diffscope_held"))["about"] for answer in ({"answer": "7421"}, {}))
     assert marked != bare  # what is held says where the answer is
+    scope, held = diffscope.load(str(folders["small-diff"])), set()
+    for name, factor in (("plain", 1.0), ("changed", 0.0)):
+        with scope.edit(diffscope.edits.scale_lambda(factor)):
+            scope.capture(PROMPT).save(tmp_path / f"{name}.dscope")
+        test = fine(app(model=OTHER, path=str(tmp_path / f"{name}.dscope"), layer="1", head="0", query="3"))
+        held.add(words(buffer(test, "diffscope_held"))["about"])
+    assert len(held) == 2  # and of which capture the heads are
 
 
 def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
