@@ -148,7 +148,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _mask(attention_pass: AttentionPass, by_hand: bool) -> Mask:
     """Return the mask: causal, unless the module was given one (..., query, key), now or in an earlier call: BlaGPT keeps it.
 
-    Attention that is written by hand hides keys where the mask is 0. Torch's fused attention takes it as a bool, or adds it.
+    A mask of bools or whole numbers shows keys, and so does one of 0 and 1 if attention is written by hand; others are added.
     """
     given = attention_pass.arguments.get("mask")
     mask = getattr(attention_pass.module, "mask", None) if given is None else given
@@ -158,4 +158,5 @@ def _mask(attention_pass: AttentionPass, by_hand: bool) -> Mask:
         mask = mask[None]
     tokens = attention_pass.hidden.shape[1]
     mask = mask[..., :tokens, :tokens]
-    return compact(mask != 0 if by_hand or not mask.is_floating_point() else mask, attention_pass.lengths)
+    shows = not mask.is_floating_point() or (by_hand and bool((mask == 1).any()))
+    return compact(mask != 0 if shows else mask, attention_pass.lengths)

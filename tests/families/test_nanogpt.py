@@ -81,8 +81,9 @@ def test_a_mask_is_read_and_one_that_the_module_keeps_too(mask, kind):
         assert {layer.mask.kind for layer in capture.layers} == {kind} and difference(capture, model) < 2e-6
 
 
-def test_where_attention_is_written_by_hand_a_mask_hides_what_is_0():
-    model = masked(SOME.float(), cap=2.0)
+@pytest.mark.parametrize("mask", [SOME.float(), torch.zeros(33, 33).masked_fill(~SOME, -torch.inf)])
+def test_where_attention_is_written_by_hand_a_mask_hides_what_is_0_or_is_added(mask):
+    model = masked(mask, cap=2.0)
     assert difference(diffscope.load(model).capture(IDS), model) < 2e-6
 
 

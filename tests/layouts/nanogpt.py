@@ -79,7 +79,8 @@ class DiffAttention(nn.Module):
         if self.soft_cap:
             scores = self.soft_cap * (scores / self.soft_cap).tanh()
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=x.device).tril() if self.mask is None else self.mask
-        maps = scores.masked_fill(seen == 0, -torch.inf).softmax(-1)
+        added = (seen < 0).any()
+        maps = (scores + seen if added else scores.masked_fill(seen == 0, -torch.inf)).softmax(-1)
         halves = maps.tensor_split(2, 1)
         a1, a2 = halves if self.planted == "halves" else (maps[:, 0::2], maps[:, 1::2])
         lam = self.lambda_proj(x).sigmoid().mT[..., None]
