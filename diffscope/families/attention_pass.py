@@ -281,7 +281,8 @@ def _as_bool(mask: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         return mask
     visible = mask == 0
-    if not (visible | (mask <= torch.finfo(mask.dtype).min / 2)).all():
+    lowest = (torch.finfo if mask.is_floating_point() else torch.iinfo)(mask.dtype).min
+    if not (visible | (mask <= lowest / 2)).all():
         raise UnsupportedModel("the attention mask adds a position bias to the scores, which no supported family does")
     return visible
 

@@ -247,6 +247,8 @@ def test_what_the_published_modules_do_not_have_is_refused_in_words():
     refused(unilm.tiny(), "called with 'cache'", cache=object(), **sizes)
     refused(unilm.tiny(), "a rel_pos that is not", rel_pos=(torch.zeros(5, 8), torch.zeros(5, 8)), **sizes)
     refused(unilm.tiny(), r"attn_mask of shape \(1, 5\)", attn_mask=torch.zeros(1, 5), **sizes)
+    for added in (torch.ones(5, 5), torch.ones(5, 5, dtype=torch.int64)):
+        refused(unilm.tiny(), "adds a position bias to the scores", attn_mask=added, **sizes)
     odd = unilm.tiny(kind="v2", heads=3, kv_heads=2)
     refused(odd, "look at different values", q=96, k=32, v=32, **{"lambda": 3})
 
