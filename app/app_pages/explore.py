@@ -120,7 +120,7 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
         blocks.show_later(partial(blocks.show_row, cap, layer, head, query), "later-row")
         return
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
-    marked = {span.partition(":")[0] for span in state.get("spans") or []}
+    marked = [span.partition(":")[0] for span in state.get("spans") or []]  # one more after each mark, so that it is answered
     on_mark = None if subject.saved else mark
     blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=on_mark, marked=marked)
     blocks.show_later(partial(blocks.show_row, cap, layer, head, query), "later-row")
@@ -164,10 +164,11 @@ def define(statistic) -> None:
     st.caption(escape_markdown(f"{capital(words.description)}."), help=escape_markdown(about))
 
 
-def mark(name: str, first: int, last: int) -> None:
-    """Make tokens that were named in the strip a span of the prompt."""
+def mark(marks: list[tuple[str, int, int]]) -> None:
+    """Make tokens that were named in the strip spans of the prompt."""
     state["_marked"] = True
-    state["spans"] = [*(state.get("spans") or []), f"{name}:{first}-{last}"]
+    named = [f"{name}:{first}-{last}" for name, first, last in marks]
+    state["spans"] = [*dict.fromkeys([*(state.get("spans") or []), *named])]
 
 
 def read_row(cap, query: int) -> None:

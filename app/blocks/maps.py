@@ -170,8 +170,9 @@ def show_text(
 ):
     """Show the prompt with each token on the colour of what a query gives it.
 
-    Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(name, first, last)` when tokens are
-    selected and named; `marked` are the names of spans that were marked so before.
+    Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(marks)` when tokens are selected and
+    named. Each mark is a name, a first and a last position; marks of a moment before are among them, known or not. `marked` are
+    the names of spans that were marked so before.
     """
 
     def state():
@@ -182,9 +183,9 @@ def show_text(
             on_query(int(state()["query"]))
 
     def named():
-        mark = state().get("marked")
-        if on_mark is not None and mark:
-            on_mark(str(mark["name"]), int(mark["first"]), int(mark["last"]))
+        marks = state().get("marked")
+        if on_mark is not None and marks:
+            on_mark([(str(each["name"]), int(each["first"]), int(each["last"])) for each in marks])
 
     with show_errors():
         data = token_strip.data(cap, layer, head, query, markable=on_mark is not None, marked=marked)

@@ -169,11 +169,11 @@ class View {
     return !shown && !buffer;
   }
 
-  // Other spans of the prompt: drawn at once; the sentence, which is of those before, is faded until the host sends its own.
-  respan({ prompt, spans }) {
+  // Other spans of the prompt: drawn at once; the sentence, which is of those before, is faded until the host has measured them.
+  respan({ prompt, spans, measured }) {
     if (prompt !== this.data.prompt) return;
     this.data = { ...this.data, spans, keySpans: spans };
-    this.sentence.classList.add("stale");
+    this.sentence.classList.toggle("stale", !measured);
     clearTimeout(this.fading);
     this.fading = setTimeout(() => this.fade(false), PATIENCE); // a host that has measured the same spans before sends nothing
     this.paint();

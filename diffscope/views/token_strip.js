@@ -1,7 +1,8 @@
 // A prompt as running text, each token on the colour of what one query gives it. Drawn from plain data (token_strip.py).
 //
 // Hosts call mount(element, data, emit); what it returns takes further data (update) and is told to go (leave). A click emits
-// "query" with a position; tokens that are selected with the mouse, or with shift and arrows, and then named, emit "marked".
+// "query" with a position; tokens that are selected with the mouse, or with shift and arrows, and then named, emit "marked" with a
+// list: the last mark, after those that the host has not answered yet, since it may take the last of several events alone.
 
 const KEYS = "arrows, home and end move, enter shows the row of a query";
 const STYLE = `
@@ -22,9 +23,12 @@ class Strip {
     this.host = host;
     this.emit = emit || (() => {});
     this.turned = ({ detail }) => this.fade(detail);
+    this.released = () => (this.held = undefined); // wherever on the page the button is let go
+    this.pending = []; // marks that the host has not answered
     this.build();
     this.update(data);
     window.addEventListener(CHOSEN, this.turned);
+    window.addEventListener("pointerup", this.released);
   }
 
   // Another head is looked at, whose row has not come yet.
@@ -34,6 +38,8 @@ class Strip {
 
   leave() {
     window.removeEventListener(CHOSEN, this.turned);
+    window.removeEventListener("pointerup", this.released);
+    clearTimeout(this.waiting);
     this.host.replaceChildren();
   }
 
@@ -62,11 +68,21 @@ class Strip {
     const same = this.data && this.data.prompt === data.prompt;
     this.data = data;
     this.root.style.opacity = 1;
-    if (!same) this.write();
+    if (same) this.settle();
+    else this.write();
     this.text.setAttribute("aria-description", this.markable ? `${KEYS}, shift and arrows select tokens to be marked` : KEYS);
     this.choose(data.query);
     this.paint();
     this.tell(this.told);
+  }
+
+  // The host has answered: what it does not take is not drawn as a span any more.
+  settle() {
+    const { prompt, spans } = this.data;
+    if (this.pending.length) this.announce({ prompt, spans, measured: true });
+    const taken = ({ name, first, last }) =>
+      spans.some((span) => span.name === name && span.ranges.some(([start, stop]) => start <= first && last < stop));
+    this.pending = this.pending.filter((mark) => !taken(mark));
   }
 
   // Another prompt.
@@ -79,6 +95,7 @@ class Strip {
     this.query = null;
     this.stop = null; // the token that the tab key leads to
     this.told = null; // the token whose share is told
+    this.pending = [];
     const breaks = (token) => (token.includes("\n") ? [element("br")] : []);
     this.text.replaceChildren(...this.cells.flatMap((cell, at) => [cell, ...breaks(tokens[at]), element("wbr")]));
     this.select(null, null);
@@ -164,7 +181,6 @@ class Strip {
 
   over(event) {
     const at = this.at(event);
-    if (!event.buttons) this.held = undefined; // the button was let go outside
     this.tell(at);
     if (at !== null) this.cells[at].title = this.about(at);
     if (this.held !== undefined && at !== null && at !== this.held && this.markable) this.select(this.held, at);
@@ -173,7 +189,6 @@ class Strip {
   end(event) {
     const at = this.at(event);
     const from = this.held;
-    this.held = undefined;
     if (at === null || at !== from) return;
     this.select(null, null);
     this.emit("query", at);
@@ -215,7 +230,10 @@ class Strip {
     button.addEventListener("click", () => {
       this.select(null, null);
       this.mark(name, first, last);
-      this.emit("marked", { name, first, last });
+      this.pending = [...this.pending, { name, first, last }];
+      clearTimeout(this.waiting);
+      this.waiting = setTimeout(() => (this.pending = []), PATIENCE); // one that is refused is not asked for again
+      this.emit("marked", this.pending);
     });
     return button;
   }
@@ -228,6 +246,11 @@ class Strip {
     const detail = { prompt, spans: [...spans.filter((other) => other.name !== name), span] };
     this.data = { ...this.data, spans: detail.spans, marked: [...marked, name] };
     this.paint();
+    this.announce(detail);
+  }
+
+  // Tells the maps of the prompt which spans it has.
+  announce(detail) {
     window.dispatchEvent(new CustomEvent(MARKED, { detail }));
   }
 }

@@ -13,8 +13,8 @@ from diffscope.figures.inputs import layer_at, visible_cells
 from diffscope.views.attention import LOOK, prompt_name, spans_of
 from diffscope.views.component import Component
 
-#: Draws the tokens. Its events are ``"query"``, the position of a token that is clicked, and ``"marked"``, the name, first and
-#: last position of tokens that are marked as a span.
+#: Draws the tokens. Its events are ``"query"``, the position of a token that is clicked, and ``"marked"``, a list of marks that
+#: are not answered yet, each the name, first and last position of tokens that are marked as a span.
 COMPONENT = Component(("token_strip.js",), triggers=("query", "marked"))
 MARKS = ("answer", "needles", "query")  # names that tokens are marked with
 

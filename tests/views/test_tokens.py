@@ -63,7 +63,7 @@ def test_tokens_are_text_and_what_is_clicked_and_marked_is_told(capture, new_pag
     page.mouse.move(last["x"] + 3, last["y"] + 5)
     page.mouse.up()
     page.get_by_label("mark the selected tokens as needles").click()
-    assert page.evaluate("window.events[1]") == ["marked", {"name": "needles", "first": 5, "last": 6}]
+    assert page.evaluate("window.events[1]") == ["marked", [{"name": "needles", "first": 5, "last": 6}]]
     assert [span["name"] for span in page.evaluate("strip.data.spans")].count("needles") == 1
     assert "0px 2.5px" in page.evaluate("getComputedStyle(strip.cells[6]).boxShadow")  # before the host answers
     tokens.nth(7).focus()
@@ -79,6 +79,26 @@ def test_tokens_are_text_and_what_is_clicked_and_marked_is_told(capture, new_pag
     page.evaluate("data => strip.update(data)", token_strip.data(capture, 1, 2, 6))
     assert page.get_by_role("option", selected=True).get_attribute("data-at") == "6"
     assert page.problems == []
+
+
+@pytest.mark.browser
+def test_marks_are_told_until_the_host_has_answered_and_taken_back_if_it_refuses(capture, new_page, tmp_path):
+    data = token_strip.data(capture, 1, 2, 7, markable=True)
+    page = shown(new_page(900, 400), data, tmp_path)
+    page.evaluate("window.addEventListener('diffscope-spans', ({detail}) => (window.spans = detail))")
+
+    def mark(name, at):
+        page.evaluate("at => strip.select(at, at)", at)
+        page.get_by_label(f"mark the selected tokens as {name}").click()
+        return [(each["name"], each["first"]) for each in page.evaluate("window.events.at(-1)[1]")]
+
+    assert mark("needles", 2) == [("needles", 2)]
+    assert mark("query", 3) == [("needles", 2), ("query", 3)]
+    page.evaluate("strip.update({...strip.data})")  # both are taken
+    assert mark("query", 4) == [("query", 4)]
+    page.evaluate("data => strip.update(data)", data)
+    drawn = {span["name"] for span in page.evaluate("window.spans.spans")}
+    assert drawn == {"sink", "answer"} and page.evaluate("window.spans.measured")
 
 
 def contrast(first, second):
