@@ -199,8 +199,16 @@ def ablated(edits: list[Written], cap) -> set[tuple[int, int]]:
 def switch_head(edits: list[Written], cap, layer: int, head: int) -> None:
     """Ablate a head, or let it be again where it is ablated: one edit a layer."""
     off = ablated(edits, cap) ^ {(layer, head)}
-    others = [text for text in texts() if not text.startswith("ablate_heads")]
+    others = [text for text in texts() if text != NONE and not _ablates(text)]
     kind = KINDS["ablate_heads"]
     layers = sorted({layer for layer, _ in off})
     heads = {number: tuple(sorted(head for layer, head in off if layer == number)) for number in layers}
     put([*others, *(Written(kind, (), (number,), heads[number]).text for number in layers)])
+
+
+def _ablates(text: str) -> bool:
+    """Return whether a text of the address is an edit that ablates heads; one that cannot be read is none."""
+    try:
+        return read(text).kind.name == "ablate_heads"
+    except DiffscopeError:
+        return False

@@ -285,27 +285,30 @@ def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
 
 
 def test_heads_are_ablated_one_by_one(page, modules, monkeypatch, folders):
-    """Whatever edits ablate, a click takes one head from it or adds one."""
+    """Whatever edits ablate, a click takes one head from it or adds one, and leaves what cannot be read to its undo."""
     table, stack, _ = modules
-    monkeypatch.setattr(stack, "state", {"edit": ["ablate_heads:layers=0", "zero_a2", "ablate_heads:heads=1"]})
+    unread = "ablate_heads:heads=x"
+    monkeypatch.setattr(stack, "state", {"edit": ["ablate_heads:layers=0", "zero_a2", unread, "ablate_heads:heads=1"]})
     monkeypatch.setattr(stack.st, "query_params", type("Address", (dict,), {"get_all": lambda self, key: self.get(key)})())
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT)
 
     def click(layer, head):
-        stack.switch_head([table.read(text) for text in stack.texts()], cap, layer, head)
+        stack.switch_head([table.read(text) for text in stack.texts() if text != unread], cap, layer, head)
         return stack.state["edit"]
 
     assert click(0, 1) == [
         "zero_a2",
+        unread,
         *(f"ablate_heads(layers=[{layer}], heads=[{head}])" for layer, head in ((0, 0), (1, 1), (2, 1))),
     ]
     assert click(1, 0) == [
         "zero_a2",
+        unread,
         *(f"ablate_heads(layers=[{at}], heads=[{h}])" for at, h in ((0, "0"), (1, "0, 1"), (2, "1"))),
     ]
     for place in ((0, 0), (1, 0), (1, 1)):
         click(*place)
-    assert click(2, 1) == ["zero_a2"]
+    assert click(2, 1) == ["zero_a2", unread]
 
 
 def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
