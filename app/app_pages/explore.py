@@ -7,7 +7,7 @@ from functools import partial
 import blocks
 import streamlit as st
 from amplifier import logits, numbers, scores
-from cache import all_heads, sentence_of, thumbnails
+from cache import all_heads, measured, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection, mass_on_answer, select
@@ -21,7 +21,9 @@ from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, short_name, shorten, visible
 from diffscope.numbers import capital, head_name, percent
 from diffscope.readings.head_sentence import MOST
+from diffscope.readings.signs import of_it
 from diffscope.stats import STATISTICS
+from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.stats.statistic import in_signs
 from diffscope.views import attention as attention_view
 
@@ -107,8 +109,20 @@ def offer_better(subject, cap, layer: int, head: int, query: int) -> None:
         return
     place = int(best["layer"]), int(best["head"])
     does = "finds the answer" if float(best) >= MOST else "gives the answer most"
-    words = f"{head_name(*place)} {does}: {percent(float(best))} of {'|D|' if cap.differential else 'A'}"
+    words = f"{head_name(*place)} {does}: {percent(float(best))} of {weights_on_answer(cap, subject.key, query, *place)}"
     st.button(words, key="better", icon=":material/arrow_forward:", on_click=select, args=place, help="Show this head")
+
+
+def weights_on_answer(cap, key: tuple, query: int, layer: int, head: int) -> str:
+    """Return what a head's share on the answer is of, and how much of it is negative if any is, as its sentence says it."""
+    if cap.layers[cap.layer_numbers.index(layer)].d_is_a1:
+        return "A"
+    mass, negative = (measured(cap, key, name, (query,)) for name in NEEDED)
+    both = mass.assign(negative_share=negative["negative_share"])
+    here = {"layer": layer, "head": head, "map": "D", "span": "answer"}
+    share = both["span_mass"].sel(**here, normalisation="share").isel(query=-1)
+    sign = of_it(float(share), float(negative_mass(both).sel(here).isel(query=-1)))
+    return f"|D|, {sign}" if sign.endswith("negative") else "|D|"
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:

@@ -294,6 +294,15 @@ def test_beside_a_head_that_does_not_find_the_answer_one_that_gives_it_most_is_o
     assert button.label.split()[0] in heading(test)
 
 
+def test_the_offer_of_a_head_says_what_the_head_says_of_itself(app):
+    test = fine(app(example=OWN, prompt=PROMPT, answer="Paris is 7421. The magic", layer="1", head="1"))
+    button = test.button(key="better")
+    amount, _, sign = button.label.partition(": ")[2].partition(" of |D|")
+    assert sign.endswith("% of it negative")
+    fine(button.click().run())
+    assert f"{amount} of |D| is on it{sign}" in "".join(text for text, _ in maps(test)["sentence"])
+
+
 def test_the_button_names_what_the_grid_of_this_run_shows(app):
     def label(test):
         return next(block.proto.popover.label for block in test.get("popover"))
