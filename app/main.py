@@ -26,8 +26,24 @@ st.html(
     "</style>"
 )
 
+NAME = '<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>'
+# Streamlit makes each value that a page writes into its address a step of its own: Back would stay on the page for all of them.
+BACK = """
+<script>
+if (!window.diffscopeBack) {
+  window.diffscopeBack = true;
+  const { pushState, replaceState } = history;
+  const place = (url) => `${url.pathname} ${url.searchParams.get("PANEL")}`;
+  history.pushState = function (state, title, url) {
+    const stays = place(new URL(url, location)) === place(new URL(location));
+    return (stays ? replaceState : pushState).call(this, state, title, url);
+  };
+}
+</script>
+""".replace("PANEL", PANEL)
+
 with st.sidebar:
-    st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
+    st.html(NAME + BACK, unsafe_allow_javascript=True)
 
 #: one page a question: file, title
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}
