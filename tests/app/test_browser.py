@@ -129,6 +129,35 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
     page.wait_for_selector(f"{VIEW} strong:text('L2H0')")
 
 
+def test_back_leads_to_the_page_before_in_one_step(page, address):
+    page.goto(address)
+    page.wait_for_selector(MAPS)
+    settle(page)
+    page.get_by_role("link", name="Compare").first.click()
+    page.wait_for_selector(".st-key-compare-right canvas[data-map]")
+    settle(page)
+    page.go_back()
+    page.wait_for_selector(MAPS)
+    settle(page)
+    assert page.evaluate("location.pathname") == "/" and faults(page) == []
+
+
+UNTOLD = """
+window.Blob = class extends Blob {
+  constructor(parts, options) { super(parts.map((part) => (`${part}`.includes('"drawn"') ? "throw Error()" : part)), options) }
+}
+"""
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_charts_follow_the_maps_whether_or_not_the_browser_tells_that_it_has_drawn_them(page, address, told):
+    if not told:
+        page.add_init_script(UNTOLD)
+    page.goto(address)
+    for chart in ("row-chart", "lambda-chart"):
+        page.wait_for_selector(f".st-key-{chart} .js-plotly-plot")
+
+
 def test_cursors_of_both_sides_of_a_comparison_are_linked(page, address):
     side = ".st-key-compare-{} canvas[data-map]"
     page.goto(address.replace("/?", "/compare?compare-by=with+and+without+an+edit&layer=1&head=0&"))
