@@ -10,7 +10,7 @@ import pandas as pd
 import streamlit as st
 from compare_depths import show_depths
 from messages import escape_markdown, show_errors
-from pair import Pair, Side, about_second, choose_sides, offer_maps
+from pair import MODELS, Pair, Side, about_second, choose_sides, offer_maps
 from selection import choose_head, init_selection, select
 from statistic_picker import WORDS, Chosen, choose_statistic, signs_of
 from url_state import bound, save_view_state, view_state
@@ -101,7 +101,8 @@ def count_finders(pair: Pair, finders: list) -> str:
     counts = {}
     for side, finder in zip(pair.sides, finders):
         share, net = finder.estimates["share"], finder.estimates["net"]
-        count = f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} of {side.name}"
+        of = f"of {side.name}" if pair.kind == MODELS else f"({side.name})"
+        count = f"{int(((share >= MOST) & (net >= 0)).sum())} of {counted(int(share.notnull().sum()), 'head')} {of}"
         weights = "|D| or more, whatever its sign" if side.cap.differential else "A or more"
         counts.setdefault(weights, []).append(count)
     verbs = (" give the answer", "")

@@ -31,6 +31,7 @@ WIDE = 0.6  # and one of a checkpoint
 NAMED = 0.42  # inches from which a picture has "head" above it beside the number
 LETTER = 0.056  # inches of a letter of the line above
 SIDES = {"head": 120, "step": 150}  # pixels a picture is wide at most on the screen
+BAR = 110  # pixels of the bar of colours beside checkpoints, whose pictures are small on a narrow page
 
 
 def grid_data(
@@ -291,6 +292,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
         box = {"x0": picture.left, "x1": picture.left + 1, "y0": picture.top, "y1": picture.top + 1}
         shapes.append({"type": "rect", "layer": "below", "fillcolor": theme.UNSEEN, "line": {"width": 0}} | box)
     traces += [_point(picture, side) for picture in sheet.pictures if picture.step is not None]
+    bar = screen_bar(lenmode="pixels", len=BAR, y=1, yanchor="top") if of_steps else screen_bar()
     scale = [[place, colour] for place, colour in theme.colour_scale(kind, contrast)]
     hidden = {"visible": False, "showgrid": False, "zeroline": False}
     layout = theme.screen_layout(
@@ -299,7 +301,7 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, contrast: str = "li
         plot_bgcolor="rgba(0,0,0,0)",
         dragmode=False if of_steps else "zoom",
         showlegend=False,
-        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": screen_bar()},
+        coloraxis={"cmin": low, "cmax": high, "colorscale": scale, "colorbar": bar},
         xaxis=hidden | {"range": [0 if of_steps else -0.6, sheet.across], "constrain": "domain", "constraintoward": "left"},
         yaxis=hidden | {"range": [sheet.down, -above], "scaleanchor": "x", "constrain": "domain", "constraintoward": "top"},
         title=screen_title(heading(dataset) if title is None else title),

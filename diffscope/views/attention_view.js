@@ -88,7 +88,7 @@ class View {
     this.tools.append(mode.box, scale.box, zooms, ticks);
     this.above = bar;
     this.above.append(this.heading);
-    this.below = element("div", { marginBottom: 0 }, { class: "bar" });
+    this.below = element("div", { margin: "6px 0 0" }, { class: "bar" });
     this.place = element("div", {});
     this.legend = element("div", { marginTop: "4px", opacity: 0.85 }, { class: "bar" });
     this.foot = element("div", {}, { class: "foot" });
