@@ -247,7 +247,8 @@ def _with_edit(subject: Subject, cap):
     if not written:
         st.info("Add an edit in the sidebar.")
         return None
-    return Edited(**vars(subject), written=written), ("as it is", "; ".join(edit.words for edit in written))
+    name = written[0].words if len(written) == 1 else f"with {len(written)} edits"  # which stand at the side
+    return Edited(**vars(subject), written=written), ("as it is", name)
 
 
 def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, str]) -> Pair:

@@ -91,7 +91,7 @@ def says_next(pair: Pair) -> str:
     names = pair.names
     if first == second:
         return f"Both say {first} next ({p} and {q})."
-    return f"{names[0]} says {first} next ({p}), {names[1]} says {second} ({q})."
+    return f"Next is {first} ({names[0]}: {p}), and {second} ({names[1]}: {q})."
 
 
 def count_finders(pair: Pair, finders: list) -> str:
