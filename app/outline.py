@@ -15,6 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from diffscope.attention.memory import free_memory
 from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, translated
+from diffscope.models.denoising import CLASS, is_of_diffusers
 from diffscope.models.folders import locate
 from diffscope.models.loading import check_weights
 from diffscope.models.settings import CODE, PACKED, check_asked, check_counts, check_regular
@@ -29,7 +30,7 @@ class Outline:
     ----------
     name : str
     kind : str
-        ``model_type`` of its config.json; empty of a model of timm.
+        ``model_type`` of its config.json, or its class in diffusers; empty of a model of timm.
     parameters : int
         Numbers in its files.
     nbytes : int
@@ -75,8 +76,8 @@ def outline(name: str) -> Outline:
         fields = read_fields(home / "config.json")
     held = in_all(tensors)
     check_counts(name, fields, held)
-    kind = str(fields.get("model_type") or "")
-    if "architecture" in fields or PACKED in fields:  # timm's, and packed numbers
+    kind = str(fields.get("model_type") or (is_of_diffusers(fields) and fields[CLASS]) or "")
+    if "architecture" in fields or is_of_diffusers(fields) or PACKED in fields:  # timm's, diffusers', and packed numbers
         return Outline(name, kind, held.numbers, nbytes)
     if kind not in CONFIG_MAPPING:
         return Outline(name, kind, held.numbers, nbytes, named_code(fields) or (kind or "no model_type",))

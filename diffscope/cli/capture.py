@@ -5,7 +5,19 @@ from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json, Model, Prompt, PromptFile, Span, check_out, read_capture
+from diffscope.cli.options import (
+    DecoderPrompt,
+    Device,
+    Dtype,
+    Json,
+    KeySpan,
+    Model,
+    Prompt,
+    PromptFile,
+    Span,
+    check_out,
+    read_capture,
+)
 from diffscope.cli.output import note, say, show_json, show_table, working
 
 EXAMPLE = (
@@ -22,6 +34,8 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
+    decoder_prompt: DecoderPrompt = None,
+    key_span: KeySpan = None,
     out: Out = None,
     as_json: Json = False,
     device: Device = None,
@@ -33,7 +47,8 @@ def command(
     check_out(out)
     if out is not None:
         check_capture_suffix(out)
-    capture = read_capture(None, model, prompt, prompt_file, span, device, dtype)
+    given = (model, prompt, prompt_file, span, device, dtype)
+    capture = read_capture(None, *given, decoder_prompt=decoder_prompt, key_span=key_span)
     if out is not None:
         with working(f"saving {out}"):
             capture.save(out)
@@ -46,6 +61,7 @@ def command(
                 "family": capture.family,
                 "tokens": capture.tokens,
                 "spans": capture.key_sets,
+                **({} if capture.key_prompts is None else {"keys": {"tokens": capture.key_tokens, "spans": capture.key_spans}}),
                 "fidelity": {name: fidelity[name].values for name in fidelity.data_vars},
                 "lambda": lam.values,
                 "next": [{"token": token, "probability": probability} for token, probability in capture.next],
@@ -53,13 +69,26 @@ def command(
             }
         )
         return
-    say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {capture.n_tokens} tokens")
+    keys = "" if capture.key_prompts is None else f", {len(capture.key_tokens)} tokens of another side"
+    tokens = f"{capture.n_tokens} tokens{keys}"
+    say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {tokens}")
     say("rebuilt attention output against the model's own, and λ averaged over queries, then heads:")
     in_float32 = [] if fidelity["error_float32"].isnull().all() else [fidelity["error_float32"]]
-    columns = [*(fidelity[name] for name in ("layer", "error", "tolerance")), *in_float32, fidelity["rows"], lam]
-    rows = zip(*(column.values.tolist() for column in columns), strict=True)
+    columns = [*(fidelity[name] for name in ("error", "tolerance")), *in_float32, fidelity["rows"], lam]
+    kinds = [] if capture.key_prompts is None else [capture.kinds]
+    first = [fidelity["layer"].values.tolist(), *kinds]
+    rows = zip(*first, *(column.values.tolist() for column in columns), strict=True)
     told = ("yes" if decided else "no" for decided in fidelity["decided"].values)
-    headers = ["layer", "error", "tolerance", *(["in float32"] if in_float32 else []), "rows", "λ", "other pairings fail"]
+    headers = [
+        "layer",
+        *(["kind"] if kinds else []),
+        "error",
+        "tolerance",
+        *(["in float32"] if in_float32 else []),
+        "rows",
+        "λ",
+        "other pairings fail",
+    ]
     show_table(headers, ([*row, word] for row, word in zip(rows, told)))
     for reason, layers in capture.undecided.items():
         say(f"not decided in layers {', '.join(map(str, layers))}: {reason}")

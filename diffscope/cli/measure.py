@@ -9,10 +9,12 @@ from typing import Annotated, Literal, NamedTuple
 import typer
 
 from diffscope.cli.options import (
+    DecoderPrompt,
     Device,
     Dtype,
     Head,
     Json,
+    KeySpan,
     Layer,
     Model,
     OfKind,
@@ -70,6 +72,8 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
+    decoder_prompt: DecoderPrompt = None,
+    key_span: KeySpan = None,
     statistics: Statistics = "entropy,gini",
     layer: Layer = None,
     head: Head = None,
@@ -94,11 +98,12 @@ def command(
     names = read_statistics(statistics)
     asked = _names(names)
     rows = _queries(query, queries)
-    if saved is not None or of_kind is not None:
-        capture = read_capture(saved, model, prompt, prompt_file, span, device, dtype, of_kind)
+    scope = None if saved is not None else read_scope(model, device, dtype)
+    if scope is None or scope.crosses or any((of_kind, decoder_prompt, key_span)):
+        given = (saved, model, prompt, prompt_file, span, device, dtype, of_kind)
+        capture = read_capture(*given, decoder_prompt=decoder_prompt, key_span=key_span, scope=scope)
         source = _of_capture(capture, layer, head, backend)
     else:
-        scope = read_scope(model, device, dtype)
         source = _of_model(scope, read_prompt(prompt, prompt_file), read_spans(span or []), layer, head, backend)
     signed = [*asked, *{"negative_share"} - set(asked)] if "span_mass" in asked else names
     measured, interrupt = _measure(source, signed, rows)

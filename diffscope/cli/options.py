@@ -24,6 +24,16 @@ Span = Annotated[
         help="A named part of the prompt: its text, or a range of tokens; NAME:=… of other spans: rest:=~answer. Repeatable.",
     ),
 ]
+DecoderPrompt = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TEXT", help="The decoder's text, of a model whose encoder reads the prompt. It follows the start token."
+    ),
+]
+KeySpan = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=TEXT|START:STOP", help="A named part of what cross-attention looks at. Repeatable."),
+]
 Statistics = Annotated[
     str, typer.Option(metavar="A,B", help="Statistics or kinds of them, separated by commas; --list names them.")
 ]
@@ -46,25 +56,43 @@ OfKind = Annotated[
 ]
 
 
-def read_capture(saved, model, prompt, prompt_file, span, device, dtype, of_kind=None):
-    """Open the saved capture, or load the model and capture the prompt; return its layers of one kind, by default of all."""
+def read_capture(
+    saved, model, prompt, prompt_file, span, device, dtype, of_kind=None, *, decoder_prompt=None, key_span=None, scope=None
+):
+    """Open the saved capture, or capture the prompt; return its layers of one kind, by default of all.
+
+    The model is `scope` if it is loaded already.
+    """
     if saved is not None:
-        if any((model, prompt, prompt_file, span, device, dtype)):
-            raise DiffscopeError(f"{saved} is a capture already; leave out --model, --prompt, --span, --device and --dtype")
+        if any((model, prompt, prompt_file, span, device, dtype, decoder_prompt, key_span)):
+            raise DiffscopeError(
+                f"{saved} is a capture already; leave out the options of a new one: models, prompts, spans, --device, --dtype"
+            )
         capture = diffscope.open(saved)
         if not isinstance(capture, diffscope.Capture):
             raise DiffscopeError(
                 f"{saved} is not a capture but a {type(capture).__name__}; in Python: diffscope.open({str(saved)!r})"
             )
     else:
-        scope = read_scope(model, device, dtype)
-        content = read_prompt(prompt, prompt_file)
-        spans = read_spans(span or [])
-        scope.encode(content, spans)  # refuses a batch
+        scope = scope or read_scope(model, device, dtype)
+        content = read_both_sides(scope, read_prompt(prompt, prompt_file), decoder_prompt)
+        spans, key_spans = read_spans(span or []), read_spans(key_span or [], "--key-span")
+        scope.encode(content, spans, embedded=True)  # refuses a batch
         with working("capturing"):
-            capture = scope.capture(content, spans=spans)
+            capture = scope.capture(content, spans=spans, key_spans=key_spans)
     print_warnings(capture.facts)
     return capture if of_kind is None else capture.of_kind(of_kind)
+
+
+def read_both_sides(scope, content, decoder_prompt):
+    """Return the prompt, or the prompt of an encoder with the text of its decoder."""
+    if decoder_prompt is None:
+        return content
+    if not scope.has_encoder:
+        raise PromptError(f"{scope.name} is no encoder with a decoder; leave --decoder-prompt out")
+    if not isinstance(content, str):
+        raise PromptError("--decoder-prompt goes with a text; of other prompts, give decoder_input_ids in the file")
+    return {"input_ids": content, "decoder_input_ids": decoder_prompt}
 
 
 def read_scope(model, device, dtype):
@@ -113,17 +141,17 @@ def read_prompt(prompt, prompt_file):
         raise PromptError(f"{prompt_file} is broken JSON ({error}); mend it, or give text in a file that ends in .txt") from None
 
 
-def read_spans(options):
-    """Return the spans of --span by name: a text, a slice of tokens, or an expression of other spans."""
+def read_spans(options, flag="--span"):
+    """Return spans by name, as --span or another option has them: a text, a slice of tokens, or an expression of other spans."""
     spans = {}
     for option in options:
         name, equals, value = option.partition("=")
         of_spans = name.endswith(":")
         name = name.removesuffix(":")
         if not (name and equals and value):
-            raise SpanError(f"--span {option!r} is not NAME=TEXT, NAME=START:STOP or NAME:=SPANS; for example --span answer=7421")
+            raise SpanError(f"{flag} {option!r} is not NAME=TEXT, NAME=START:STOP or NAME:=SPANS; for example {flag} answer=7421")
         if name in spans:
-            raise SpanError(f"--span {name!r} is given twice; give each span its own name")
+            raise SpanError(f"{flag} {name!r} is given twice; give each span its own name")
         tokens = re.fullmatch(r"(\d+):(\d+)", value)
         if of_spans:
             spans[name] = diffscope.SpanExpr(value)

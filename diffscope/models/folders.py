@@ -8,6 +8,7 @@ from diffscope.cards import BUNDLED, bundled
 from diffscope.errors import ModelNotFound, first_line
 
 TOKENIZER = "tokenizer.json"
+PIPELINE, TRANSFORMER = "model_index.json", "transformer"  # of diffusers: what a pipeline has, and its part that attends
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
@@ -27,7 +28,7 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
         if not step.isdigit() or int(step) not in steps:
             raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, steps)) or 'none'}")
         return _folder(base), steps[int(step)]
-    folder = _folder(name)
+    folder = _transformer_of(_folder(name))
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder} has no config.json; give the folder of a model that save_pretrained wrote")
@@ -36,6 +37,12 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
         known = ", ".join(model["name"] for model in bundled()) or "none"
         raise ModelNotFound(f"no model {name!r}: not bundled ({known}), not a folder, and not a hub id, which is OWNER/NAME")
     return None, None
+
+
+def _transformer_of(folder: Path) -> Path:
+    """Return the folder of the transformer in a pipeline that diffusers saved; any other folder as it is."""
+    part = folder / TRANSFORMER
+    return part if (folder / PIPELINE).is_file() and (part / "config.json").is_file() else folder
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:

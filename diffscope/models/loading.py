@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PretrainedConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
 from diffscope.errors import (
     CorruptFile,
@@ -21,6 +20,7 @@ from diffscope.errors import (
     UnsupportedModel,
     translated,
 )
+from diffscope.models.denoising import is_of_diffusers, load_denoiser
 from diffscope.models.folders import TOKENIZER, locate, tokenizer_folder
 from diffscope.models.quiet import quietly
 from diffscope.models.settings import (
@@ -33,15 +33,23 @@ from diffscope.models.settings import (
     check_growth,
     check_regular,
 )
-from diffscope.models.stored import check_header, check_size, in_all, on_paper, read_fields, stored_tensors, unreadable
+from diffscope.models.stored import (
+    auto_class,
+    check_header,
+    check_size,
+    in_all,
+    is_built_in,
+    on_paper,
+    read_fields,
+    stored_tensors,
+    unreadable,
+)
 from diffscope.models.vision import fetched, is_of_timm, load_timm
 from diffscope.storage.checksum import check_sums
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TENSORS = (OSError, SafetensorError, RuntimeError)  # raised by damaged weights
-OTHERWISE = (
-    "open a model of another kind, such as an encoder-decoder, with its own class, and give the model: diffscope.load(model)"
-)
+OTHERWISE = "open a model of another kind with its own class, and give the model: diffscope.load(model)"
 
 
 def check_weights(folder: Path) -> None:
@@ -150,7 +158,7 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     ------
     ModelNotFound, CorruptFile, UnsupportedModel
     MissingExtra
-        The model is one of timm, which is not installed.
+        The model is one of timm or diffusers, which is not installed.
     """
     home, weights = locate(name)
     options = dict(trust_remote_code=trust_remote_code)
@@ -159,22 +167,33 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
         check_folders(home, weights)
     fields = read_settings(name, home)
     check_settings(name, fields, weights, attn_implementation, trust_remote_code)
-    config = None if is_of_timm(fields) else read_config(name, home, **options)
+    foreign = "timm" if is_of_timm(fields) else "diffusers" if is_of_diffusers(fields) else None
+    config = None if foreign else read_config(name, home, **options)
     if weights is not None and config is not None and not check_generation(weights):  # transformers would look for it on the hub
         options["generation_config"] = GenerationConfig.from_model_config(config)
     if config is None:
         if device_map is not None or attn_implementation is not None:
-            raise UnsupportedModel(f"{name} is a model of timm, which takes no device_map or attn_implementation; use device")
-        model = load_timm(name, weights or fetched(name), dtype)
+            raise UnsupportedModel(
+                f"{name} is a model of {foreign}, which takes no device_map or attn_implementation; use device"
+            )
+        if foreign == "timm":
+            model = load_timm(name, weights or fetched(name), dtype)
+        elif weights is None:
+            raise ModelNotFound(
+                f"{name} is a model of diffusers on the hub; load it with diffusers and give its transformer: "
+                "diffscope.load(pipeline.transformer)"
+            )
+        else:
+            model = load_denoiser(name, weights, fields, dtype)
         return (model if device is None else move(model, device)).eval(), None
-    if weights is not None and type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not {CODE, PACKED} & fields.keys():
+    if weights is not None and is_built_in(config) and not {CODE, PACKED} & fields.keys():
         check_size(name, in_all(stored_tensors(weights)[0]), on_paper(name, config))
     with (
         translated(UnsupportedModel, f"{name} cannot be built from its config.json"),
         translated(UnsupportedModel, f"{name} cannot be opened as a language model", OTHERWISE, errors=(ValueError, ImportError)),
         translated(CorruptFile, f"the weights of {name} cannot be loaded", "copy them again", errors=TENSORS),
     ):
-        model, report = AutoModelForCausalLM.from_pretrained(
+        model, report = auto_class(config).from_pretrained(
             name if weights is None else weights,
             config=config,
             dtype=dtype or "auto",

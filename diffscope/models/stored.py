@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq, PretrainedConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+)
 
 from diffscope.errors import CorruptFile, UnsupportedModel, first_line, translated
 from diffscope.models.settings import INDEX, Weights
@@ -130,6 +135,21 @@ def in_all(tensors: Mapping[str, Stored]) -> Weights:
     return Weights(sum(1 for count in numbers if count), sum(numbers))
 
 
+def auto_class(config: PretrainedConfig) -> Any:
+    """Return the class of transformers that opens a model: of an encoder with a decoder, or else of a language model."""
+    of_two = {
+        AutoModelForSeq2SeqLM: MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
+        AutoModelForSpeechSeq2Seq: MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    }
+    known = of_two if getattr(config, "is_encoder_decoder", False) else {}
+    return next((auto for auto, models in known.items() if type(config) in models), AutoModelForCausalLM)
+
+
+def is_built_in(config: PretrainedConfig) -> bool:
+    """Return whether transformers itself has the model of a configuration."""
+    return auto_class(config) is not AutoModelForCausalLM or type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+
+
 def on_paper(name: str, config: PretrainedConfig) -> nn.Module:
     """Return the model that a configuration describes, on the meta device: without memory for its weights.
 
@@ -139,7 +159,7 @@ def on_paper(name: str, config: PretrainedConfig) -> nn.Module:
         It describes no model.
     """
     with translated(UnsupportedModel, f"{name} cannot be built from its config.json"), torch.device("meta"):
-        return AutoModelForCausalLM.from_config(copy.deepcopy(config))  # it sets the attention implementation in the copy
+        return auto_class(config).from_config(copy.deepcopy(config))  # it sets the attention implementation in the copy
 
 
 def check_size(name: str, stored: Weights, model: nn.Module) -> None:

@@ -77,6 +77,11 @@ class HookedModel:
         return self.runner.two_sided or of_its_own
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether a prompt is a text for an encoder, which the decoder's tokens look at."""
+        return isinstance(self.runner, EncoderDecoder)
+
+    @property
     def edits(self) -> tuple[Edit, ...]:
         """Edits that the model is under, through whichever scope they were opened."""
         return self._state.edits()
@@ -127,9 +132,9 @@ class HookedModel:
         lengths = tuple(len(one.ids) for one in encoded)
         return Inputs(encoded, originals, batch, lengths, isinstance(originals, Pack), keys or None, of_keys)
 
-    def encode(self, prompt: Any, spans: Mapping | None = None) -> Encoded:
-        """Encode one prompt, in any form that ``Scope.capture`` takes, as tokens with its spans; errors are the same."""
-        inputs = self.prepare(prompt, spans)
+    def encode(self, prompt: Any, spans: Mapping | None = None, *, embedded: bool = False) -> Encoded:
+        """Encode one prompt, in any form that :meth:`prepare` takes, as tokens with its spans; errors are the same."""
+        inputs = self.prepare(prompt, spans, embedded=embedded)
         if inputs.batch:
             count = len(inputs.prompts)
             raise PromptError(f"one prompt is needed here, and this is a batch of {count}; give its prompts one by one")

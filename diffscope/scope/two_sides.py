@@ -35,6 +35,12 @@ class EncoderDecoder(LanguageModel):
         ids = not isinstance(prompt, (str, Mapping, Arguments)) and is_ids(prompt)
         batch = isinstance(prompt, (list, tuple)) and not ids
         prompts = list(prompt) if batch else [prompt]
+        if IDS not in self.parameters and any(isinstance(each, str) or is_ids(each) for each in prompts):
+            source = getattr(self.model, "main_input_name", next(iter(self.parameters)))
+            raise PromptError(
+                f"the encoder of {self.name} reads {source} and no text; in Python give {{{source!r}: ..., "
+                f"{DECODER_IDS!r}: 'a text'}}, and cap.save keeps the capture for the shell and the dashboard"
+            )
         given = [{IDS: each} if isinstance(each, str) or ids or (batch and is_ids(each)) else each for each in prompts]
         written = [self._tokenised(each, tokenizer) if isinstance(each, Mapping) else each for each in given]
         parts = [self._whole(part) for part in arguments_of(written, list(self.parameters), self.name)]
@@ -134,7 +140,8 @@ class Denoiser(TokenModel):
     def split(self, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[list[Arguments], bool]:  # type: ignore[override]
         if isinstance(prompt, str):
             raise PromptError(
-                f"{self.name} denoises latents and takes no text; {FORM}, such as diffscope.denoising_steps records"
+                f"{self.name} denoises latents and takes no text; {FORM}, such as diffscope.denoising_steps records in Python, "
+                "and cap.save keeps the capture for the shell and the dashboard"
             )
         parts = arguments_of(prompt, list(self.parameters), self.name)
         for part in parts:

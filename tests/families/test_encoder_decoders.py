@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import diffscope
+from app.outline import outline
 from diffscope import (
     DiffscopeError,
     FidelityError,
@@ -230,7 +231,65 @@ def test_the_command_line_reads_layers_of_one_kind(run, capture, tmp_path):
     assert told[2].startswith("error: this figure is of tokens that look at one another") and "--of-kind self" in told[2]
     assert run("figure", path, "--layer", 3, "--head", 1, "--out", tmp_path / "maps.png")[0] == 0
     words = run("figure", "--model", "a", "--baseline", "b", "--of-kind", "self", "--out", drawn)[2]
-    assert "leave --of-kind out" in words and "Traceback" not in words
+    assert "leave --of-kind, --decoder-prompt and --key-span out" in words and "Traceback" not in words
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "whisper"])
+def test_a_saved_model_opens_with_both_its_sides(name, tmp_path):
+    model = encoder_decoders.model(name)
+    model.save_pretrained(tmp_path)
+    scope, prompt = diffscope.load(tmp_path), encoder_decoders.prompt(name)
+    with torch.no_grad():
+        torch.testing.assert_close(scope.model(**prompt).logits, model(**prompt).logits)
+    assert scope.capture(prompt).kinds == KINDS and scope.has_encoder
+    assert outline(str(tmp_path)).kind == name
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A saved encoder-decoder with its tokenizer."""
+    folder = tmp_path_factory.mktemp("t5")
+    encoder_decoders.model("t5").save_pretrained(folder)
+    tiny.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_the_command_line_takes_a_text_for_each_side(run, folder, tmp_path):
+    kept, given = tmp_path / "both.dscope", ["--model", folder, "--prompt", "Paris 7421. Rome 2174."]
+    both = [*given, "--decoder-prompt", "Rome is", "--key-span", "answer=7421", "--span", "asked=Rome"]
+    status, out, err = run("capture", *both, "--out", kept)
+    assert status == 0 and "tokens of another side" in out and "cross" in out, err
+    cap, scope = diffscope.open(kept), diffscope.load(folder)
+    want = scope.capture({"input_ids": "Paris 7421. Rome 2174.", "decoder_input_ids": "Rome is"}, key_spans={"answer": "7421"})
+    assert (cap.tokens, cap.key_tokens, cap.key_spans) == (want.tokens, want.key_tokens, want.key_spans) and cap.spans["asked"]
+    np.testing.assert_array_equal(cap.map("D", 3, 1), want.map("D", 3, 1))
+    told = json.loads(run("capture", *both, "--json")[1])
+    assert told["tokens"] == want.tokens and told["keys"]["spans"]["answer"] == list(want.key_spans["answer"])
+    assert json.loads(run("capture", *given, "--json")[1])["tokens"] == scope.capture("Paris").tokens  # the start alone
+    measured = json.loads(run("measure", *both, "--statistics", "span_mass", "--json")[1])
+    assert measured["keys"]["tokens"] == len(want.key_tokens)
+    assert run("figure", *both, "--layer", 3, "--head", 1, "--out", tmp_path / "maps.json")[0] == 0
+    data = json.loads((tmp_path / "maps.json").read_text())
+    assert (data["dims"]["query"], data["dims"]["key"]) == (len(want.tokens), len(want.key_tokens))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--model", "mini-diff", "--prompt", "a", "--decoder-prompt", "b"], "is no encoder with a decoder; leave --decoder"),
+        (["--model", "mini-diff", "--prompt", "a", "--key-span", "b=a"], "has no cross-attention, so it has no key_spans"),
+        (["--model", "mini-diff", "--prompt", "a", "--key-span", "b"], "--key-span 'b' is not NAME=TEXT"),
+    ],
+)
+def test_texts_of_a_side_that_is_not_there_are_refused(run, arguments, words):
+    for command in ("capture", "measure"):
+        status, _, err = run(command, *arguments)
+        assert status == 2 and words in err and err.startswith("error: ") and err.count("\n") == 1
+
+
+def test_an_encoder_of_sound_says_what_it_reads():
+    with pytest.raises(PromptError, match="reads input_features and no text; in Python give .*'decoder_input_ids': 'a text'"):
+        diffscope.load(encoder_decoders.model("whisper"), tiny.tokenizer()).capture("a text")
 
 
 @pytest.mark.parametrize(

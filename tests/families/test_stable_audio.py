@@ -1,15 +1,19 @@
 """Stable Audio 3, of diffusers' own classes: maps of self- and cross-attention, steps of a pipeline, edits, planted mistakes."""
 
 import copy
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import diffscope
-from diffscope import DiffscopeError, PromptError, edits, families, figures
+from app.outline import outline
+from diffscope import CorruptFile, DiffscopeError, PromptError, UnsupportedModel, edits, families, figures
 
 pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'")
 from diffusers.models.transformers.transformer_stable_audio3 import (
@@ -280,6 +284,40 @@ def test_guidance_is_a_batch_with_the_negative_prompt_first():
 def test_what_is_no_latents_is_refused_in_a_line(prompt, words):
     with pytest.raises(PromptError, match=words):
         diffscope.load(stable_audio.transformer()).capture(prompt)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A saved pipeline, whose weights are in bfloat16."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    stable_audio.pipeline().to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("part", ["", "transformer"])
+def test_a_saved_pipeline_or_its_transformer_opens(part, folder):
+    model, prompt = stable_audio.transformer().to(torch.bfloat16), stable_audio.inputs()
+    scope = diffscope.load(folder / part)
+    assert scope.runner.dtype == torch.bfloat16 and outline(str(folder / part)).kind == "StableAudio3DiTModel"
+    np.testing.assert_array_equal(
+        scope.capture(prompt).map("D", CROSS, 0), diffscope.load(model).capture(prompt).map("D", CROSS, 0)
+    )
+    assert diffscope.load(folder / part, dtype="float32").runner.dtype == torch.float32
+
+
+def test_damaged_folders_of_diffusers_are_refused_in_a_line(folder, tmp_path):
+    copied = shutil.copytree(folder / "transformer", tmp_path / "transformer")
+    weights = copied / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(weights)
+    save_file({name: x for name, x in tensors.items() if name != "proj_in.weight"}, weights)
+    with pytest.raises(CorruptFile, match="lack 1 tensors, the first 'proj_in.weight'"):
+        diffscope.load(copied)
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"_class_name": "DDIMScheduler"}))
+    with pytest.raises(UnsupportedModel, match="_class_name = 'DDIMScheduler', no model of diffusers"):
+        diffscope.load(copied)
+    with pytest.raises(UnsupportedModel, match="is a model of diffusers, which takes no device_map"):
+        diffscope.load(copied, device_map="auto")
 
 
 def test_no_other_family_claims_it():
