@@ -10,12 +10,14 @@ import pytest
 import diffscope
 from diffscope.cli.figure_options import keyword_of, options_of
 from diffscope.figures import FIGURES
+from diffscope.storage.statistics import save_statistics
 
 PROMPT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
 GIVEN = ["--model", "mini-diff", "--prompt", PROMPT, "--span", "answer=7421"]
 #: what only a script has: arrays that belong to the values, what is measured already, dictionaries, one prompt of a batch
 OF_SCRIPTS = set("prompt length measured low high references at looks error points".split())
-OF_FILES = {"statistic", "where"}  # of figures of one variable of a file
+#: what is no keyword of its function, since it says of what a figure is
+OF_SUBJECTS = {"statistic", "where", "source", "layer", "head", "query", "key", "map", "against"}
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def run(run):
 def test_every_keyword_of_every_figure_is_an_option(run):
     for name, function in FIGURES.items():
         keywords = {word for word, parameter in inspect.signature(function).parameters.items() if parameter.kind == 3}
-        assert keywords - OF_SCRIPTS <= {keyword_of(option.name) for option in options_of(name)} <= keywords | OF_FILES, name
+        assert keywords - OF_SCRIPTS <= {keyword_of(option.name) for option in options_of(name)} <= keywords | OF_SUBJECTS, name
     status, out, _ = run("--list")
     assert status == 0 and [line.split()[0] for line in out.splitlines()] == sorted(FIGURES)
 
@@ -78,6 +80,28 @@ def test_signal_and_noise_are_asked_with_an_answer_and_others(run, tmp_path):
     assert [panel.split(":")[0] for panel in data["coords"]["panel"]["data"]] == ["mini-diff", "mini-diff", "mini-standard"]
 
 
+def test_patches_are_of_two_prompts(run, tmp_path):
+    prompts = [PROMPT, PROMPT.replace("7421", "9053")]
+    given = ["--model", "mini-diff", "--kind", "patching", "--prompt", prompts[0], "--source", prompts[1]]
+    status, _, err = run(*given, "--quantity", "share", "--out", tmp_path / "figure.json")
+    assert status == 0, err
+    want = diffscope.readings.patched_heads(diffscope.load("mini-diff"), *prompts)
+    data = json.loads((tmp_path / "figure.json").read_text())
+    drawn_values = dict(zip(data["coords"]["panel"]["data"], np.array(data["data_vars"]["value"]["data"], float)))
+    assert len(drawn_values) == want.estimates.sizes["what"]
+    (output,) = [values for name, values in drawn_values.items() if name == "output"]
+    np.testing.assert_allclose(output, want.estimates["share"].sel(what="output"), atol=1e-5)
+
+
+def test_a_score_is_of_the_cell_that_is_named(run, tmp_path):
+    given = ["--model", "mini-diff", "--prompt", PROMPT, "--kind", "score_parts", "--layer", 1, "--head", 1, "--key", 9]
+    status, _, err = run(*given, "--map", "A2", "--against", "row", "--out", tmp_path / "figure.json")
+    assert status == 0, err
+    want = diffscope.attribution.score_attribution(diffscope.load("mini-diff"), PROMPT, 1, 1, -1, 9, map="A2", against="row")
+    data = json.loads((tmp_path / "figure.json").read_text())
+    assert np.array(data["data_vars"]["value"]["data"]).ravel()[-1] == pytest.approx(float(want["total"]), abs=1e-5)
+
+
 def test_width_title_and_what_lies_beside_it(run, tmp_path):
     out = tmp_path / "row.pdf"
     status, _, err = run(*GIVEN, "--kind", "row", "--width", 4, "--title", "mine", "--out", out, "--sidecars", "latex,provenance")
@@ -100,6 +124,8 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
         (["--layer", "2", "--heads", "all"], "leave layer, head, scale and limit out"),
         (["--layers", "all", "--names", "A2", "--baseline", "mini-standard"], "has one map, and no A2"),
         (["--kind", "attribution"], "--answer TEXT"),
+        (["--kind", "patching"], "does not read --span"),
+        (["--kind", "score_parts", "--head", "1"], "does not read --span"),
         (["--kind", "anatomy", "--baseline", "mini-standard"], "does not read --baseline"),
         (["--layer", "two"], "two is no number"),
         (["--kind", "sweep", "--where", "map"], "not DIMENSION=LABEL"),
@@ -112,13 +138,26 @@ def test_what_cannot_be_drawn_is_one_line(run, tmp_path, arguments, words):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--kind", "patching"], "give --source TEXT"),
+        (["--kind", "patching", "--source", "a", *["--distractor", "b"] * 2], "give --distractor once"),
+        (["--kind", "score_parts", "--head", "1"], "give --layer, --key"),
+    ],
+)
+def test_what_a_figure_is_of_is_asked_for(run, tmp_path, arguments, words):
+    status, _, err = run("--model", "mini-diff", "--prompt", PROMPT, *arguments, "--out", tmp_path / "figure.json")
+    assert status == 2 and words in err and err.count("\n") == 1
+
+
 def test_without_a_place_to_draw_it_says_so(run):
     assert run(*GIVEN)[2] == "error: nothing says where to draw; give --out FILE, or see what there is with --list\n"
 
 
 def test_values_of_a_file_are_drawn_along_their_dimensions(run, tmp_path):
     measured = diffscope.load("mini-diff").capture(PROMPT).measure(["gini"], queries="last").isel(query=0, drop=True)
-    diffscope.storage.statistics.save_statistics(measured, tmp_path / "gini.nc")
+    save_statistics(measured, tmp_path / "gini.nc")
     arguments = ["--kind", "curves", "--statistic", "gini", "--where", "map=D", "--x", "layer", "--series", "head"]
     status, _, err = run(tmp_path / "gini.nc", *arguments, "--style", "points", "--out", tmp_path / "figure.json")
     assert status == 0, err

@@ -6,8 +6,20 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.figure_options import CHOICES, OF_VALUES, FigureCommand, about, labels, options_of, words
-from diffscope.cli.options import Device, Dtype, Json, Model, OfKind, Prompt, PromptFile, Span, check_out
+from diffscope.cli.figure_options import CHOICES, OF_SUBJECT, FigureCommand, about, labels, options_of, words
+from diffscope.cli.options import (
+    DecoderPrompt,
+    Device,
+    Dtype,
+    Json,
+    KeySpan,
+    Model,
+    OfKind,
+    Prompt,
+    PromptFile,
+    Span,
+    check_out,
+)
 from diffscope.cli.output import note, say, show_json, working
 from diffscope.errors import DiffscopeError
 
@@ -28,9 +40,9 @@ Kind = Annotated[
 ]
 List = Annotated[bool, typer.Option("--list", help="The figures that there are; with --kind the options of one.")]
 Baseline = Annotated[str | None, typer.Option(metavar="NAME|FOLDER|HUB-ID", help="A second model, beside the first.")]
-Answer = Annotated[str | None, typer.Option(metavar="TEXT", help="attribution: the answer that is asked for.")]
+Answer = Annotated[str | None, typer.Option(metavar="TEXT", help="attribution, patching: the answer that is asked for.")]
 Distractor = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="attribution, signal_to_noise: another answer. Repeatable.")
+    list[str] | None, typer.Option(metavar="TEXT", help="attribution, patching, signal_to_noise: another answer. Repeatable.")
 ]
 Prompts = Annotated[str, typer.Option(metavar="N|FILE", help="How many prompts are drawn, or a file of your own.")]
 Length = Annotated[list[int] | None, typer.Option(min=1, metavar="TOKENS", help="Lengths of prompts that are drawn. Repeatable.")]
@@ -50,6 +62,8 @@ def command(
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     span: Span = None,
+    decoder_prompt: DecoderPrompt = None,
+    key_span: KeySpan = None,
     of_kind: OfKind = None,
     answer: Answer = None,
     distractor: Distractor = None,
@@ -77,7 +91,7 @@ def command(
         choices["where"] = labels(choices["where"])
     from diffscope.cli.figure_subjects import Source, subject
 
-    of_values = {word: choices.pop(word, None) for word in ("statistic", "where")} if kind in OF_VALUES else {}
+    chosen = {word: choices.pop(word, None) for word in OF_SUBJECT.get(kind, {})}
     source = Source(
         saved,
         model,
@@ -92,7 +106,9 @@ def command(
         device,
         dtype,
         of_kind,
-        **of_values,
+        decoder_prompt,
+        key_span,
+        chosen,
     )
     drawn = subject(source, kind)
     with working("drawing"):

@@ -14,7 +14,24 @@ from typer.main import get_command
 from diffscope.errors import DiffscopeError
 
 PARAMETER = re.compile(r"^(?P<names>\w[\w, ]*?) ?(?: : .*)?$")
-OF_VALUES = ("cells", "curves", "strips")  # figures of one variable of a file, which --statistic and --where choose
+VARIABLE = {
+    "statistic": (str, "Which variable of the file."),
+    "where": (Mapping[str, str], "A label along any other dimension."),
+}
+CELL = {
+    "layer": (int, "The layer of the head."),
+    "head": (int, "The head."),
+    "query": (int, "The token that looks; by default the last, -1."),
+    "key": (int, "The token that is looked at; -1 is the last."),
+    "map": (Literal["A1", "A2"], "Whose score; by default of A1."),
+    "against": (int | Literal["row"], "Another key, or the mean of the row, whose score is taken away; by default nothing."),
+}
+#: what a figure is of, if options say it that are no keywords of its function: their types, and what they mean
+OF_SUBJECT: dict[str, dict] = {
+    **dict.fromkeys(("cells", "curves", "strips"), VARIABLE),
+    "patching": {"source": (str, "The other prompt, of as many tokens.")},
+    "score_parts": CELL,
+}
 SUBJECT = ("prompt", "length")  # keywords whose names are options of what a figure is of
 KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
@@ -157,9 +174,7 @@ def options_of(kind):
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY and name not in SUBJECT:
             spelled = KEY_SET if name == "span" else name
             options[spelled] = option(spelled, annotation_of(function, parameter), told.get(name, ""))
-    if kind in OF_VALUES:
-        options["statistic"] = option("statistic", str, "Which variable of the file.")
-        options["where"] = option("where", Mapping[str, str], "A label along any other dimension.")
+    options |= {name: option(name, annotation, told) for name, (annotation, told) in OF_SUBJECT.get(kind, {}).items()}
     taken = {name: annotated for name, annotated in options.items() if annotated is not None}
     keyword = inspect.Parameter.KEYWORD_ONLY
     parameters = [inspect.Parameter(name, keyword, default=None, annotation=each) for name, each in taken.items()]

@@ -1,7 +1,7 @@
 """What each figure is of: how the command line gets a capture, a comparison, a reading or a file for it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 import diffscope
@@ -30,15 +30,16 @@ class Source:
     device: str | None
     dtype: str | None
     of_kind: str | None = None
-    statistic: str | None = None
-    where: dict[str, str] | None = None
+    decoder_prompt: str | None = None
+    key_span: list[str] | None = None
+    chosen: dict = field(default_factory=dict)  # of this figure alone, by option
 
     def check(self, kind: str, read: str) -> None:
         """Raise if an option was given that this figure ignores; `read` names those that it reads."""
-        known = {*read.split(), "statistic", "where"}
-        for field in fields(self):
-            if field.name not in known and getattr(self, field.name):
-                option = "PATH" if field.name == "saved" else f"--{field.name.replace('_', '-')}"
+        known = {*read.split(), "chosen"}
+        for name in [each.name for each in fields(self)]:
+            if name not in known and getattr(self, name):
+                option = "PATH" if name == "saved" else f"--{name.replace('_', '-')}"
                 raise DiffscopeError(f"the figure {kind} does not read {option}; leave it out")
 
     def scopes(self) -> dict:
@@ -68,11 +69,14 @@ def capture(source: Source, kind: str):
     """Return one capture, saved or taken now; of two models their comparison."""
     if source.baseline is None:
         given = (source.saved, source.model, source.prompt, source.prompt_file, source.span, source.device, source.dtype)
-        return read_capture(*given, source.of_kind)
+        return read_capture(*given, source.of_kind, decoder_prompt=source.decoder_prompt, key_span=source.key_span)
     if source.saved is not None:
         raise DiffscopeError(f"{source.saved} is of one model; leave --baseline out, or the file")
-    if source.of_kind is not None:
-        raise DiffscopeError("two models are compared with all their layers; leave --of-kind out, or --baseline")
+    if source.of_kind or source.decoder_prompt or source.key_span:
+        raise DiffscopeError(
+            "two models are compared with all their layers on one prompt; leave --of-kind, --decoder-prompt and --key-span out, "
+            "or --baseline"
+        )
     prompt, spans = source.given()
     scopes = source.scopes()
     with working("capturing"):
@@ -117,6 +121,33 @@ def branches(source: Source, kind: str):
     with working("capturing"):
         asked = readings.question(scope, scope.capture(prompt, spans=spans), source.answer, source.distractor or ())
         return readings.branches(scope, asked, readings.synthetic_prompts(scope, len(asked.ids), OTHERS))
+
+
+def patching(source: Source, kind: str):
+    """Patch every head with what it is on another prompt, and measure how the answer changes."""
+    from diffscope import readings
+
+    other = source.chosen["source"]
+    if other is None:
+        raise PromptError("heads are patched with what they are on another prompt, of as many tokens; give --source TEXT")
+    answers = source.distractor or [None]
+    if len(answers) > 1:
+        raise PromptError("the other prompt has one answer; give --distractor once")
+    scope = source.of_one()
+    with counting("patching") as progress:
+        return readings.patched_heads(scope, source.given()[0], other, source.answer, answers[0], progress=progress)
+
+
+def score_parts(source: Source, kind: str):
+    """Attribute the score of one cell to pairs of earlier parts."""
+    from diffscope.attribution import score_attribution
+
+    cell = {"query": -1, "map": "A1"} | {name: value for name, value in source.chosen.items() if value is not None}
+    if missing := [f"--{name}" for name in ("layer", "head", "key") if name not in cell]:
+        raise PromptError(f"a score is of one cell: of a head, a query and a key; give {', '.join(missing)}")
+    scope = source.of_one()
+    with working("attributing"):
+        return score_attribution(scope, source.given()[0], **cell)
 
 
 def signal_to_noise(source: Source, kind: str) -> dict:
@@ -242,10 +273,11 @@ def values(source: Source, kind: str):
     """Return one variable of measured statistics, with one label along each dimension of --where."""
     dataset = source.file(kind)
     names = [str(name) for name in getattr(dataset, "data_vars", ())]
-    if source.statistic not in names:
-        raise DiffscopeError(f"{source.saved} has no {source.statistic!r}; give --statistic, one of {', '.join(names) or 'none'}")
-    array = dataset[source.statistic]
-    for dim, label in (source.where or {}).items():
+    statistic = source.chosen["statistic"]
+    if statistic not in names:
+        raise DiffscopeError(f"{source.saved} has no {statistic!r}; give --statistic, one of {', '.join(names) or 'none'}")
+    array = dataset[statistic]
+    for dim, label in (source.chosen["where"] or {}).items():
         labels = list(map(str, array[dim].values)) if dim in array.dims else []
         if label not in labels:
             raise DiffscopeError(f"--where {dim}={label}: there is no such label; {dim} has {', '.join(labels) or 'none'}")
@@ -269,13 +301,15 @@ SUBJECTS: dict[str, tuple[Callable, str]] = {
     "depth_by_length": (depths, "model baseline prompts length device dtype"),
     "head_types": (head_types, "model baseline prompts length device dtype"),
     "interventions": (interventions, "model baseline prompts length device dtype"),
+    "patching": (patching, "model prompt prompt_file answer distractor device dtype"),
+    "score_parts": (score_parts, "model prompt prompt_file device dtype"),
     "signal_to_noise": (signal_to_noise, f"{ONE_PROMPT} baseline distractor"),
     "strips": (values, FILE),
     "study": (study, FILE),
     "sweep": (of_file, FILE),
     "training": (checkpoints, ONE_PROMPT),
 }
-OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline of_kind")
+OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline of_kind decoder_prompt key_span")
 
 
 def subject(source: Source, kind: str):
