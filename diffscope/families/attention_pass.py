@@ -175,7 +175,7 @@ class AttentionPass:
             norm = norm_of(norm, v.shape[-1], q.dtype)
         if fields.get("lam_init") is not None:
             fields.setdefault("post_scale", 1 - fields["lam_init"])
-        for name, value in (("lam", lam), ("lam_fp32", fields.pop("lam_fp32", None))):
+        for name, value in (("lam", lam), *((name, fields.pop(name, None)) for name in ("lam_fp32", "gain"))):
             if value is not None:
                 value = value.detach().clone() if isinstance(value, nn.Parameter) else value  # which training may change
                 fields[name] = value.reshape(1, -1, 1) if value.dim() < 2 else value  # (batch, head, query)

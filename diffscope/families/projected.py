@@ -41,10 +41,12 @@ class Projected(Family):
         Paths of the submodules.
     norm : str, optional
         Path of the norm of the heads' outputs.
+    gain : str, float or callable, optional
+        Factor of A1, as `lam` is of A2; by default 1. A gate g that weighs both maps, g·A1 − (1 − g)·A2, is gain g with λ = 1 − g.
     causal : bool
         Whether queries see no later keys.
     watched_too : mapping of str to str
-        Further submodules whose outputs `lam` needs, by name.
+        Further submodules whose outputs `lam` or `gain` needs, by name.
     description : str
         The models that it reads, in a line.
     """
@@ -61,6 +63,7 @@ class Projected(Family):
     v: str = "v_proj"
     output: str = "o_proj"
     norm: str | None = None
+    gain: Lambda | None = None
     causal: bool = True
     watched_too: Mapping[str, str] | None = None
     description: str = ""
@@ -80,14 +83,20 @@ class Projected(Family):
                 wide = f"{attention_pass.kind} makes {name} {outputs[name].shape[-1]} wide"
                 raise UnsupportedModel(f"{wide}, which {count} heads cannot share; correct the family's heads or pairing")
         q, k, v = (heads_of(outputs[name], outputs[name].shape[-1] // count) for name, count in counts.items())
-        lam: Any = self.lam
-        lam = lam(module, outputs) if callable(lam) else attribute(module, lam) if isinstance(lam, str) else lam
+        gain = {} if self.gain is None else {"gain": _weight(self.gain, module, outputs)}
         return attention_pass.layer(
             q,
             k,
             v,
             pairing,
-            lam=lam if isinstance(lam, Tensor) else q.new_full((1,), float(lam)),
+            lam=_weight(self.lam, module, outputs),
             norm=None if self.norm is None else attribute(module, self.norm),
             mask=Mask("causal") if self.causal else Mask("full"),
+            **gain,
         )
+
+
+def _weight(weight: Lambda, module: nn.Module, outputs: Mapping[str, Tensor]) -> Tensor:
+    """Return λ or the factor of A1, from how it was declared."""
+    value: Any = weight(module, outputs) if callable(weight) else attribute(module, weight) if isinstance(weight, str) else weight
+    return value if isinstance(value, Tensor) else outputs["q"].new_full((1,), float(value))

@@ -119,6 +119,55 @@ def test_a_declared_lambda_may_be_of_each_token_and_of_the_layer(model):
     assert capture.lam.dims == ("layer", "head", "query") and float(capture.fidelity.error.max()) < 1e-5
 
 
+class Weighed(MyAttention):
+    """With a λ as wide as `like` says, or with a gate that weighs both maps; keeps both weights and D as `seen`."""
+
+    LIKE = {"layer": (1, 1), "head": (4, 1), "token": (1, None), "head and token": (4, None), "gate": (4, None)}
+
+    def __init__(self, width, heads, like):
+        super().__init__(width, heads)
+        del self.lam
+        self.like, (of_heads, token) = like, self.LIKE[like]
+        if token is None:
+            self.weigh = nn.Linear(width, of_heads)
+        else:
+            self.weight = nn.Parameter(torch.linspace(0.2, 0.9, of_heads))
+
+    def forward(self, x):
+        lam = self.weigh(x).sigmoid().mT[..., None] if hasattr(self, "weigh") else self.weight[:, None, None]
+        gain, lam = (lam, 1 - lam) if self.like == "gate" else (torch.ones(1, 1, 1, 1), lam)
+        q, k = (part(x).unflatten(-1, (2 * self.heads, -1)).transpose(1, 2) for part in (self.q, self.k))
+        a1, a2 = self.masked(q @ k.mT / q.shape[-1] ** 0.5).softmax(-1).chunk(2, dim=1)
+        d = gain * a1 - lam * a2
+        self.seen = gain, lam, d
+        v = self.v(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return self.out(self.norm(d @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("like", Weighed.LIKE)
+def test_lambda_is_of_a_layer_a_head_a_token_or_both_and_a_gate_weighs_both_maps(model, like):
+    torch.manual_seed(1)
+    model.attention = tiny.awake(Weighed(32, 4, like))
+    of_token = hasattr(model.attention, "weigh")
+    lam = (lambda module, outputs: outputs["weigh"].sigmoid().mT) if of_token else "weight"
+    weights = {"lam": lam}
+    if like == "gate":
+        weights = {"gain": lam, "lam": lambda module, outputs: 1 - outputs["weigh"].sigmoid().mT}
+    family = families.Projected(
+        "weighed", Weighed, heads="heads", watched_too={"weigh": "weigh"} if of_token else None, **weights, **PARTS
+    )
+    scope = diffscope.load(model, family=family)
+    capture = scope.capture([5, 17, 3, 99, 17])
+    rows, (gain, lam, d) = capture.layers[0].rows(), model.attention.seen
+    torch.testing.assert_close(rows.d, d[0])
+    torch.testing.assert_close(rows.lam.expand(d[0].shape[:2]), lam[..., 0].expand(d.shape[:3])[0])
+    assert capture.fidelity.decided.all() and diffscope.check(scope.model, family=family).passed
+    sums = capture.measure(["row_sum"]).row_sum.sel(map="D", layer=0)
+    torch.testing.assert_close(torch.tensor(sums.values), (gain - lam)[0, ..., 0].expand(d[0].shape[:2]), check_dtype=False)
+    batch = scope.capture([[5, 17, 3, 99, 17], [8, 2, 40]])
+    torch.testing.assert_close(batch[1].layers[0].rows().d, model.attention.seen[2][1, :, :3, :3])
+
+
 def test_declared_heads_that_do_not_share_a_projection_are_refused_in_a_line(model):
     model.attention.others = 3
     wrong = families.Projected("wrong", MyAttention, heads="others", lam=0.5, **PARTS)
