@@ -135,11 +135,16 @@ def _listed(lengths: set[int]) -> str:
 
 
 def checkpoint_data(
-    captures: Mapping[int, Capture], layer: int | None = None, head: int = 0, name: str = "D", size: int = SIZE
+    captures: Mapping[int, Capture],
+    layer: int | None = None,
+    head: int = 0,
+    name: str = "D",
+    size: int = SIZE,
+    along: str = "training",
 ) -> xr.Dataset:
     """Return the map (step, query, key) of one head, NaN if a query does not see a key; parameters as of the figure."""
     if not (isinstance(captures, Mapping) and captures and all(isinstance(cap, Capture) for cap in captures.values())):
-        raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
+        raise DiffscopeError(f"this figure is of captures of one prompt by step of {along}, such as {{0: …, 400: …}}")
     steps = sorted(captures)
     if len({tuple(captures[step].ids) for step in steps}) > 1:
         raise DiffscopeError("these captures are of different prompts; their maps cannot be compared step by step")
@@ -147,7 +152,7 @@ def checkpoint_data(
     drawn = name if attention.differential else "A1"
     maps = [captures[step].pooled_maps(attention.layer, [head], size=size, names=[drawn])[drawn].isel(head=0) for step in steps]
     seen = [each.where(each["visible"]).reset_coords(drop=True) for each in maps]
-    index = xr.Variable("step", steps, {"long_name": "step of training", "units": "steps"})
+    index = xr.Variable("step", steps, {"long_name": f"step of {along}", "units": "steps"})
     together = xr.concat(seen, xr.DataArray(index, name="step", dims="step"), combine_attrs="drop")
     shown = drawn if attention.differential else "A"
     about = {

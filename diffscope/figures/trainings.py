@@ -16,7 +16,7 @@ from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
 
 Contrast = Literal["sqrt", "linear"]
-
+ALONG = {"training": "at every checkpoint of a training", "denoising": "at steps of denoising"}
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -117,9 +117,10 @@ def checkpoints(
     map: str = "D",
     size: int = _images.SIZE,
     contrast: Contrast = "linear",
+    along: Literal["training", "denoising"] = "training",
     **printing: Unpack[Printing],
 ) -> Drawing:
-    """Draw one head's map at every checkpoint of a training, on one scale.
+    """Draw one head's map at every checkpoint of a training, or at steps of denoising, on one scale.
 
     Parameters
     ----------
@@ -133,6 +134,8 @@ def checkpoints(
         The largest number of bins a side; of longer prompts a bin shows its value of largest magnitude.
     contrast
         As of :func:`diffscope.figures.maps`.
+    along : {"training", "denoising"}
+        What the steps are of; those of denoising are captures of :func:`diffscope.denoising_steps`, by number.
 
     Returns
     -------
@@ -143,8 +146,10 @@ def checkpoints(
     DiffscopeError
         There is no such layer, head or map, or the captures are of different prompts.
     """
+    if along not in ALONG:
+        raise DiffscopeError(f"along={along!r}: there are steps of {' and of '.join(ALONG)}")
     if size < 1:
         raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
-    data = _images.checkpoint_data(captures, layer, head, map, size)
-    about = f"{theme.TITLES[data.attrs['map']]}: one head's map at every checkpoint of a training"
+    data = _images.checkpoint_data(captures, layer, head, map, size, along)
+    about = f"{theme.TITLES[data.attrs['map']]}: one head's map {ALONG[along]}"
     return Drawing(_images.CHART, data, {"contrast": contrast}, about)

@@ -87,7 +87,10 @@ def measure_steps(
     joined = xr.concat(
         measured, "step", combine_attrs="override", coords="minimal", compat="override", join="outer", data_vars="all"
     )
-    return joined.assign_coords(step=range(len(steps)), timestep=("step", times))
+    return joined.assign_coords(
+        step=("step", range(len(steps)), {"long_name": "step of denoising", "units": "steps"}),
+        timestep=("step", times, {"long_name": "timestep, 1 for noise alone", "units": "1"}),
+    )
 
 
 def _texts(pipeline: Any, args: tuple, kwargs: dict, count: int) -> list[str | None]:

@@ -265,6 +265,13 @@ def test_a_pipelines_steps_are_captures_and_a_dimension():
     measured = diffscope.measure_steps(scope, steps, ["entropy"])
     assert measured.entropy.dims == ("step", "layer", "head", "map", "query") and measured.timestep.dims == ("step",)
     np.testing.assert_array_equal(measured.entropy.isel(step=1), capture.measure(["entropy"]).entropy)
+    figure = figures.checkpoints({at: scope.capture(step) for at, step in enumerate(steps)}, layer=CROSS, along="denoising")
+    assert figure.data["map"].sizes == {"step": 3, "query": len(capture.tokens), "key": len(capture.key_tokens)}
+    assert "at steps of denoising" in figure.caption and figure.data["step"].attrs["long_name"] == "step of denoising"
+    drawn = figures.curves(measured.entropy.sel(map="A1", head=0).isel(query=0), x="step", series="layer")
+    assert drawn.data.attrs["x"] == "step of denoising"
+    with pytest.raises(DiffscopeError, match="there are steps of training and of denoising"):
+        figures.checkpoints({0: capture}, along="sleep")
     again = pipe("a piano", **how, generator=torch.Generator().manual_seed(0)).audios
     assert torch.equal(alone, again)
 
