@@ -42,7 +42,7 @@ class Projected(Family):
     norm : str, optional
         Path of the norm of the heads' outputs.
     gain : str, float or callable, optional
-        Factor of A1, as `lam` is of A2; by default 1. A gate g that weighs both maps, g·A1 − (1 − g)·A2, is gain g with λ = 1 − g.
+        Factor of A1, as `lam` is of A2; by default 1. A gate g of both maps, g·A1 − (1 − g)·A2, is gain g with λ = 1 − g.
     causal : bool
         Whether queries see no later keys.
     watched_too : mapping of str to str
