@@ -114,8 +114,10 @@ def unmarked(name: str, written: float, prompt):
 
 @st.cache_resource(show_spinner=False, max_entries=32)
 def capture(name: str, written: float, prompt, spans: dict):
-    """Return a capture with spans; marking spans runs no model again."""
+    """Return a capture with spans, of what cross-attention looks at if there is any; marking spans runs no model again."""
     cap = unmarked(name, written, prompt)
+    if cap.key_prompts is not None:
+        return replace(cap, key_prompts=[with_spans(cap.key_prompts[0], spans)])
     return replace(cap, prompts=[with_spans(cap.prompts[0], spans)])
 
 
@@ -129,7 +131,8 @@ def _captured(model: Scope, prompt, spans: dict):
     """A capture of a prompt that is not longer than readers may give."""
     if isinstance(prompt, str) and len(prompt) > rules().characters:
         raise PromptError(f"the prompt has {len(prompt):,} characters, and {rules().characters:,} are taken here; shorten it")
-    _check_length("the prompt", len(model.tokenize(prompt)))
+    inputs = model.prepare(prompt, embedded=True)
+    _check_length("the prompt", max([*inputs.lengths, *(inputs.key_lengths or ())]))
     return model.capture(prompt, spans=spans)
 
 

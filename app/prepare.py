@@ -80,7 +80,7 @@ def prepare_first_view() -> None:
 def prepare(subject) -> None:
     """Begin to measure what Numbers and Logits show of a subject, once a session; what others need is no longer prepared."""
     key = (PREPARE, subject.key)
-    if subject.saved or jobs().get(key) is not None:
+    if subject.saved or subject.kind or jobs().get(key) is not None:
         return
     jobs().stop(PREPARE)
     with suppress(DiffscopeError):  # the page has said it

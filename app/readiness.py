@@ -57,7 +57,7 @@ def readiness(scope, path: str, differential: bool) -> list[Readiness]:
     if own is not None:
         for needs in ("model", "checkpoints"):
             lacks[needs], how[needs] = own
-        if scope.tokenizer is None:
+        if scope.tokenizer is None or scope.crosses:
             lacks["pair"], how["pair"] = own
     of_needs = {needs: {id: test.question for id, test in TESTS.items() if test.needs == needs} for needs in lacks}
     return [Readiness(needs, of_needs[needs], lacks[needs], how[needs]) for needs in lacks]
@@ -65,6 +65,8 @@ def readiness(scope, path: str, differential: bool) -> list[Readiness]:
 
 def lacking_of_model(scope, differential: bool) -> tuple[str, str] | None:
     """What a model itself lacks for the tests that need no other, and how to give it; None where it is nothing."""
+    if scope.crosses:
+        return "one side: they are of tokens that look at one another", "Look at its maps in Explore, or measure them in Python."
     if scope.tokenizer is None:
         return "a tokenizer: prompts are text", "Put its tokenizer.json beside the weights, and open it again."
     if not differential:

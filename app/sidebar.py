@@ -28,7 +28,7 @@ CHAT = "a chat"
 LAST_STEP = "end of training"
 EXAMPLES = "How long an example is, how many numbers it states (needles), and how far into it the answer stands."
 UNMARKED = "not marked"
-LAYERS = {"self": "self-attention", "cross": "cross-attention", "encoder": "the encoder"}  # by kind
+LAYERS = {"self": "self-attention", "encoder": "the encoder", "cross": "cross-attention"}  # by kind
 SIDES = "In cross-attention the prompt's tokens look at tokens of another side; in the encoder these look at one another."
 SEVERAL, PLACES = 2, 12  # places of an answer: from how many on one is chosen, and how many are offered
 AROUND = 16  # characters
@@ -57,7 +57,9 @@ class Subject:
     distractors : tuple of str
         Other answers that the prompt is known to state.
     kind : str
-        Of which layers it is, where a saved capture has cross-attention; else empty.
+        Of which layers it is, where there is cross-attention; else empty.
+    decoder : str
+        The decoder's text, if the prompt is that of an encoder; its start token alone if that is empty.
     """
 
     model: str
@@ -67,11 +69,17 @@ class Subject:
     answer: str = ""
     distractors: tuple[str, ...] = ()
     kind: str = ""
+    decoder: str = ""
+
+    @property
+    def asked(self) -> object:
+        """What the model is run on: the prompt, or a text each for its encoder and its decoder."""
+        return {"input_ids": self.prompt, "decoder_input_ids": self.decoder} if self.decoder else self.prompt
 
     @property
     def key(self) -> tuple:
         """What distinguishes it from any other, for caches; a file that was written again is another one."""
-        return (self.model, modified_at(self.model), json.dumps([self.prompt, self.kind]), repr(self.spans))
+        return (self.model, modified_at(self.model), json.dumps([self.asked, self.kind]), repr(self.spans))
 
     def scope(self):
         """The model, opened."""
@@ -84,10 +92,11 @@ class Subject:
         if self.saved:
             return saved(self.model, modified_at(self.model), self.kind)
         try:
-            return capture(self.model, modified_at(self.model), self.prompt, self.spans)
+            cap = capture(self.model, modified_at(self.model), self.asked, self.spans)
         except SpanError as error:
             st.warning(escape_markdown(self._missing() or str(error)))
-            return capture(self.model, modified_at(self.model), self.prompt, {})
+            cap = capture(self.model, modified_at(self.model), self.asked, {})
+        return cap.of_kind(self.kind) if self.kind else cap
 
     def _missing(self) -> str:
         """What is to be done if the answer does not stand in the text, as one that is left of the prompt before."""
@@ -97,14 +106,14 @@ class Subject:
 
     def code(self) -> str:
         """Python that gives the same capture."""
+        kind = f".of_kind({self.kind!r})" if self.kind else ""
         if self.saved:
-            kind = f".of_kind({self.kind!r})" if self.kind else ""
             return f"import diffscope\n\ncap = diffscope.open({self.model!r})[0]{kind}\n"
         return (
             "import diffscope\n\n"
             f"scope = {as_loaded(self.model)}{'  # the folder with the files' if is_upload(self.model) else ''}\n"
-            f"prompt = {self.prompt!r}\n"
-            f"cap = scope.capture(prompt, spans={as_code(self.spans)})\n"
+            f"prompt = {self.asked!r}\n"
+            f"cap = scope.capture(prompt, {'key_spans' if self.kind else 'spans'}={as_code(self.spans)}){kind}\n"
         )
 
 
@@ -126,8 +135,11 @@ def _written(span) -> str:
     return f"[{', '.join(map(_written, span))}]" if isinstance(span, (list, tuple)) else repr(span)
 
 
-def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | None:
-    """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said."""
+def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool = False) -> Subject | None:
+    """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said.
+
+    With `two_sides` the model may have an encoder whose text the decoder's tokens look at.
+    """
     name = choose_model(saved_too=saved_too, at_step=at_step)
     if name is None:
         return None
@@ -137,9 +149,33 @@ def choose_subject(saved_too: bool = True, at_step: bool = True) -> Subject | No
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
-    subject = Subject(name, prompt=prompt, spans=spans | marked(name, prompt), answer=answer, distractors=distractors)
+    decoder, kind = choose_side(two_sides) if has_encoder(name) else ("", "")
+    spans |= {} if kind else marked(name, prompt)
+    subject = Subject(name, prompt=prompt, spans=spans, answer=answer, distractors=distractors, kind=kind, decoder=decoder)
     state["_subject"] = subject
     return subject
+
+
+def has_encoder(name: str) -> bool:
+    """Whether a prompt of the model is a text for its encoder; of one that does not open it is not known, and false."""
+    try:
+        return name not in cards() and scope(name, modified_at(name)).has_encoder
+    except DiffscopeError:
+        return False  # whoever looks at it says so
+
+
+def choose_side(two_sides: bool) -> tuple[str, str]:
+    """Choose the text of a decoder, and the kind of layers that is shown."""
+    if not two_sides:
+        raise DiffscopeError(
+            "this model has an encoder and a decoder: Explore shows its maps, and Compare those of saved captures"
+        )
+    kinds = [*LAYERS][::-1]
+    with st.sidebar:
+        text = st.text_input("The decoder's text", **bound("decoder"), placeholder="none: its start token alone")
+        check_length(text)
+        kind = st.selectbox("Layers", kinds, **bound("kind", options=kinds), format_func=LAYERS.__getitem__, help=SIDES)
+    return text, kind
 
 
 def choose_kind(name: str) -> str:

@@ -135,7 +135,7 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
         return
     st.caption(f"What token {query} “{token}” attends to{colours} Click a token to read its row; drag over tokens to name them.")
     marked = [span.partition(":")[0] for span in state.get("spans") or []]  # one more after each mark, so that it is answered
-    on_mark = None if subject.saved else mark
+    on_mark = None if subject.saved or subject.kind else mark
     blocks.show_text(cap, layer, head, query, on_query=partial(read_row, cap), on_mark=on_mark, marked=marked)
     blocks.show_later(partial(blocks.show_row, cap, layer, head, query), "later-row")
 
@@ -227,6 +227,6 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
 PARTS = {"Maps": show_maps, "Numbers": numbers.show, "Logits": logits.show}
 
 with show_errors():
-    subject = choose_subject()
+    subject = choose_subject(two_sides=True)
     if subject is not None:
         show_capture(subject, subject.capture())

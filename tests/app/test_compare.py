@@ -224,6 +224,17 @@ def test_of_cross_attention_the_maps_are_compared(compare, tmp_path):
     assert [line.partition(".")[0] for line in said(test)] == ["Of cross-attention only the maps are compared"]
 
 
+def test_a_model_with_an_encoder_is_compared_by_saved_captures(compare, app, tmp_path):
+    from tests import encoder_decoders, tiny
+
+    encoder_decoders.model("t5").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    words = "this model has an encoder and a decoder: Explore shows its maps, and Compare those of saved captures"
+    given = {"model": OTHER, "path": str(tmp_path), "example": OWN, "prompt": PROMPT}
+    assert said(compare(**given)) == [words]
+    assert said(fine(app("change", **given))) == [words]
+
+
 def test_a_saved_capture_is_a_side_where_that_makes_sense(compare, folders, tmp_path):
     saved = str(tmp_path / "kept.dscope")
     capture(folders["small-diff"]).save(saved)

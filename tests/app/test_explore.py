@@ -400,6 +400,36 @@ def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
     assert not fine(app(model=OTHER, path=path, kind="self")).warning
 
 
+def test_a_model_with_an_encoder_is_opened_with_a_text_for_each_side(app, tmp_path):
+    import diffscope
+    from tests import encoder_decoders
+
+    encoder_decoders.model("t5").save_pretrained(tmp_path)
+    tiny.tokenizer().save_pretrained(tmp_path)
+    given = {"model": OTHER, "path": str(tmp_path), "example": OWN, "prompt": PROMPT, "answer": "7421", "decoder": "Rome is"}
+    scope = diffscope.load(tmp_path)
+    cap = scope.capture({"input_ids": PROMPT, "decoder_input_ids": "Rome is"}, key_spans={"answer": "7421"})
+    test = fine(app(**given))
+    assert (maps(test)["tokens"], maps(test)["keyTokens"]) == (cap.tokens, cap.key_tokens) and not test.warning
+    for kind, tokens in (("self", cap.tokens), ("encoder", cap.key_tokens)):
+        assert maps(fine(app(**given, kind=kind)))["tokens"] == tokens
+    names = {}
+    code = next(code.value for code in test.code if "of_kind('cross')" in code.value)
+    exec(code.partition("\ndiffscope.figures")[0], names)
+    assert names["cap"].key_spans == cap.key_spans and names["cap"].kinds == ["cross", "cross"]
+    assert maps(fine(app(**given | {"decoder": ""})))["tokens"] == scope.capture(PROMPT).tokens
+
+
+def test_a_model_of_latents_says_how_it_is_looked_at(app, tmp_path):
+    pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'")
+    from tests import stable_audio
+
+    stable_audio.transformer().save_pretrained(tmp_path)
+    test = fine(app(model=OTHER, path=str(tmp_path)))
+    (said,) = (warning.value for warning in test.warning)
+    assert "denoises latents and takes no text" in said and "cap.save keeps the capture" in said.replace("\\", "")
+
+
 def heads(test):
     """The values of the grid of heads, as they are sent to the browser."""
     return load(buffer(test, "diffscope_heads"))["values"].tolist()
