@@ -10,6 +10,7 @@ import re
 import nbformat
 import pytest
 import torch
+import transformers
 from IPython.core.displayhook import CapturingDisplayHook
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
@@ -21,6 +22,7 @@ from tests.tokenizers_of_kinds import tokenizer
 from tools import notebooks
 
 NAMES = [path.name for path in notebooks.notebooks()]
+OF_SOUND = "19_stable_audio.ipynb"  # needs diffusers, the extra 'audio'
 IN_A_KERNEL = "14_transformerlens_nnsight.ipynb"  # nnsight gives a method to every object of the process that imports it
 SHORTER = {  # what is kept was made of more
     "TOKENS = 65_536": "TOKENS = 8_192",  # attention of all tokens to all takes 64 times as long
@@ -28,6 +30,7 @@ SHORTER = {  # what is kept was made of more
     "(160,), prompts=4)": "(160,), prompts=2)",
     "prompts=12, untrained=6)": "prompts=10, untrained=3)",
     "prompts, count=5)": "prompts, count=3)",
+    "trained(steps=1200": "trained(steps=40",
 }
 LARGEST = 500_000  # bytes
 
@@ -102,6 +105,8 @@ def test_what_is_shortened_is_in_a_notebook(usual):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in NAMES if name != IN_A_KERNEL])
 def test_the_notebook_runs_and_shows_what_is_kept(name):
+    if name == OF_SOUND:
+        pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'")
     notebook = read(name)
     assert run(notebook) == [kept(cell) for cell in code_of(notebook)]
 
@@ -121,6 +126,20 @@ def test_a_notebook_runs_in_a_kernel_of_its_own(monkeypatch):
 def test_the_notebook_runs_on_another_model(model, begin, folders):
     (path,) = notebooks.notebooks([begin])
     run(notebooks.read(path, str(folders / model)))
+
+
+@pytest.mark.slow
+def test_the_notebook_of_sound_runs_on_a_pipeline(tmp_path, monkeypatch):
+    logs = pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'").utils.logging
+    from tests import stable_audio
+
+    pipeline = stable_audio.pipeline()
+    pipeline.tokenizer.model_max_length = 40  # of characters
+    pipeline.save_pretrained(tmp_path / "sound")
+    (path,) = notebooks.notebooks([OF_SOUND])
+    for each in (logs, transformers.utils.logging):
+        monkeypatch.setattr(each, "_tqdm_active", False)  # bars of loading
+    run(notebooks.read(path, str(tmp_path / "sound")))
 
 
 def test_an_error_ends_a_notebook_and_is_named(tmp_path):

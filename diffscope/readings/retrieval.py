@@ -98,7 +98,7 @@ def depths(
         The model has no tokenizer, or one whose prompts cannot be put together; or the prompts do not fit a length, or a length
         the model.
     UnsupportedModel
-        The model predicts no tokens.
+        The model predicts no tokens, or has cross-attention.
     DiffscopeError
         There is nothing to draw.
     """
@@ -138,7 +138,14 @@ def depths_of(
         The prompts of each length and depth, equally many: every length with every depth, length by length.
     edits, progress
         As of :func:`depths`.
+
+    Raises
+    ------
+    UnsupportedModel
+        Its queries look at tokens of another side.
     """
+    if scope.crosses:
+        raise UnsupportedModel(f"{scope.name} has cross-attention, and this is of prompts whose tokens look at one another")
     all_prompts = [prompt for prompts in cells.values() for prompt in prompts]
     lengths, depths = (list(dict.fromkeys(axis)) for axis in zip(*cells))
     count = len(all_prompts) // len(cells)

@@ -89,7 +89,7 @@ def measure_steps(
     )
     return joined.assign_coords(
         step=("step", range(len(steps)), {"long_name": "step of denoising", "units": "steps"}),
-        timestep=("step", times, {"long_name": "timestep, 1 for noise alone", "units": "1"}),
+        timestep=("step", times, {"long_name": "timestep", "units": "1"}),
     )
 
 
