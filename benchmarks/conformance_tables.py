@@ -28,8 +28,8 @@ from benchmarks import results, transformers_models
 from benchmarks.results import Section, table
 from diffscope import edits
 from diffscope.attention.layer import LayerAttention
+from diffscope.conformance.prompts import Prompts
 from diffscope.models import load_model
-from diffscope.scope.images import ImageModel
 from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 from tests import tiny
@@ -79,7 +79,10 @@ def watched(scope: diffscope.Scope, prompt: object) -> tuple[list[LayerAttention
     entered, handles = [], []
     for module in scope.family.modules(scope.model):
         projection, width = scope.family.output_projection(module), scope.family.attention_width(module)
-        handles.append(projection.register_forward_pre_hook(lambda _, args, n=width: entered.append(args[0][0, :, :n])))
+        first = (slice(None), 0) if scope.family.tokens_first else 0
+        handles.append(
+            projection.register_forward_pre_hook(lambda _, args, n=width, at=first: entered.append(args[0][at][:, :n]))
+        )
     capture = scope.capture(prompt)
     for handle in handles:
         handle.remove()
@@ -101,10 +104,7 @@ def family_row(name: str, make: Callable[[], nn.Module], device: str) -> list[st
     """Open one published implementation at a tiny size."""
     model = make().to(device)
     report = diffscope.check(model)
-    runner = diffscope.load(model).runner
-    generator = torch.Generator().manual_seed(0)
-    image = isinstance(runner, ImageModel)
-    prompt = runner.random_image(generator) if image else torch.randint(2, tiny.VOCABULARY, (40,), generator=generator).tolist()
+    prompt = Prompts(diffscope.load(model), seed=0, long=40).of_length(40)
     cache = next((finding for finding in report.findings if finding.check == "cached decoding"), None)
     cached = "has none" if cache is None or cache.verdict == "undecided" else {"pass": "yes", "fail": "no"}[cache.verdict]
     first = report.layers[0]

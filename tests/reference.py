@@ -24,7 +24,9 @@ class Slow:
             return x[min(prompt, len(x) - 1)].double().numpy()
 
         self.n, self.heads = layer.lengths[prompt], len(layer.pairing.a1)
-        self.q, self.k, self.v = (array(x)[:, : self.n] for x in (layer.q, layer.k, layer.v))
+        self.keys = (layer.key_lengths or layer.lengths)[prompt]
+        self.q = array(layer.q)[:, : self.n]
+        self.k, self.v = (array(x)[:, : self.keys] for x in (layer.k, layer.v))
         self.lam = np.broadcast_to(array(layer.lam)[:, : self.n], (self.heads, self.n))
         self.sink = None if layer.sink_logit is None else array(layer.sink_logit)
         self.gain = np.broadcast_to(array(layer.gain)[:, : self.n], (self.heads, self.n))
@@ -41,15 +43,15 @@ class Slow:
 
     def seen(self):
         """Which keys the queries see, bool (query, key)."""
-        return np.array([[self.sees(query, key) for key in range(self.n)] for query in range(self.n)])
+        return np.array([[self.sees(query, key) for key in range(self.keys)] for query in range(self.n)])
 
     def scores(self, head, branch):
         pairing = self.layer.pairing
         index = int((pairing.a1 if branch == 1 else pairing.a2)[head])
         q, k = self.q[index], self.k[int(pairing.key_of_map[index])]
-        table = np.full((self.n, self.n), -np.inf)
+        table = np.full((self.n, self.keys), -np.inf)
         for query in range(self.n):
-            for key in range(self.n):
+            for key in range(self.keys):
                 if self.sees(query, key):
                     score = self.layer.scale * np.dot(q[query], k[key])
                     cap = self.layer.soft_cap

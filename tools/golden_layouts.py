@@ -20,6 +20,7 @@ import diffscope
 from diffscope import Capture, edits
 from diffscope.errors import DiffscopeError, DiffscopeWarning
 from diffscope.scope import Scope
+from diffscope.scope.two_sides import Denoiser
 from diffscope.storage.statistics import open_statistics, save_statistics
 from tests import tiny
 from tests.layouts import vision
@@ -68,10 +69,12 @@ def digits() -> Numbers:
 
 
 def prompts(scope: Scope) -> list[Any]:
-    """Return two prompts of the kind that a model takes: token ids of different lengths, or images."""
+    """Return two prompts of the kind that a model takes: token ids or latents of different lengths, or images."""
     if type(scope.runner).__name__ == "ImageModel":
         dtype = next(scope.model.parameters()).dtype
         return [vision.image(seed).to(dtype) for seed in (0, 1)]
+    if isinstance(scope.runner, Denoiser):
+        return [scope.runner.random_prompt(length, torch.Generator().manual_seed(seed)) for seed, length in enumerate(LENGTHS)]
     return [tiny.ids(length, seed) for seed, length in enumerate(LENGTHS)]
 
 

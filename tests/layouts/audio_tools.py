@@ -1,5 +1,7 @@
 """The attention of stable-audio-tools, as its repository lays it out; keeps its maps as `seen`."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -98,9 +100,10 @@ class Model(nn.Module):
         self.across = across
         self.own = nn.ModuleList(Attention(**more) for _ in range(layers))
         self.cross = nn.ModuleList(Attention(context, **more) for _ in range(layers))
+        self.config = SimpleNamespace(io_channels=WIDTH, cond_token_dim=context, global_cond_dim=1)
         self.register_buffer("frequencies", torch.tensor([1.0]), persistent=False)
 
-    def forward(self, hidden_states, timestep, encoder_hidden_states, return_dict=True):
+    def forward(self, hidden_states, timestep, encoder_hidden_states, global_hidden_states=None, return_dict=True):
         x, text = hidden_states.transpose(1, 2), encoder_hidden_states
         places, tokens = (
             (torch.arange(count)[:, None] * torch.cat([self.frequencies, self.frequencies]), 1.0)

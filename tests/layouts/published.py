@@ -3,7 +3,31 @@
 from functools import partial
 
 from tests import tiny
-from tests.layouts import axolotl, dex, gated, gdla, grouped, motif, phi4flash, ports, unilm, vision
+from tests.layouts import (
+    audio_tools,
+    axolotl,
+    dex,
+    gated,
+    gdla,
+    grouped,
+    megatron,
+    motif,
+    nanogpt,
+    phi4flash,
+    ports,
+    unilm,
+    vision,
+)
+
+
+def stable_audio_3():
+    """Return a tiny model of diffusers, or raise ImportError if that is not installed."""
+    import diffusers  # noqa: F401
+
+    from tests import stable_audio
+
+    return stable_audio.transformer()
+
 
 MODELS = {
     "diffscope V1": partial(tiny.own, "v1"),
@@ -32,6 +56,11 @@ MODELS = {
     "kyegomez' port, attends twice a block": ports.kyegomez,
     "DiffCLIP, images": ports.diffclip,
     "DiffCLIP, text": partial(ports.diffclip, kind=ports.Text),
+    "BlaGPT's V2, grouped": nanogpt.tiny,
+    "BlaGPT's V2, one projection": partial(nanogpt.tiny, fused=True),
+    "Megatron V1, grouped": megatron.tiny,
+    "Stable Audio 3 of diffusers": stable_audio_3,
+    "stable-audio-tools": audio_tools.tiny,
     "timm vision transformer": vision.tiny,
     "timm, parallel blocks": partial(vision.tiny, parallel=True),
 }
