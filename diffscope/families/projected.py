@@ -83,7 +83,6 @@ class Projected(Family):
                 wide = f"{attention_pass.kind} makes {name} {outputs[name].shape[-1]} wide"
                 raise UnsupportedModel(f"{wide}, which {count} heads cannot share; correct the family's heads or pairing")
         q, k, v = (heads_of(outputs[name], outputs[name].shape[-1] // count) for name, count in counts.items())
-        gain = {} if self.gain is None else {"gain": _weight(self.gain, module, outputs)}
         return attention_pass.layer(
             q,
             k,
@@ -92,7 +91,7 @@ class Projected(Family):
             lam=_weight(self.lam, module, outputs),
             norm=None if self.norm is None else attribute(module, self.norm),
             mask=Mask("causal") if self.causal else Mask("full"),
-            **gain,
+            gain=None if self.gain is None else _weight(self.gain, module, outputs),
         )
 
 

@@ -121,8 +121,8 @@ class EncoderDecoder(LanguageModel):
     def logits(self, ids: Tensor | None = None, *_: Any, columns: Sequence[int] | None = None, **arguments: Any) -> Tensor:  # type: ignore[override]
         if ids is not None:
             raise UnsupportedModel(
-                f"{self.name} has an encoder and a decoder, and this runs models of one side; capture, measure and figures of maps "
-                "take it"
+                f"{self.name} has an encoder and a decoder, and this runs models of one side; capture, measure and "
+                "figures of maps take it"
             )
         out = self.model(**arguments, use_cache=False).logits
         return out if columns is None else out[:, list(columns)]
