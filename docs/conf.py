@@ -19,6 +19,7 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
+    "sphinx_reredirects",
     "api",
     "gallery",
     "links",
@@ -53,6 +54,13 @@ napoleon_preprocess_types = False
 python_maximum_signature_line_length = 90
 python_use_unqualified_type_names = True
 add_module_names = False
+
+#: pages that were merged into others, and where what they said stands now; a place on the old page is kept in the address
+redirects = {
+    "install": "get_started.html#more-on-installing",
+    "start": "get_started.html",
+}
+redirect_html_template_file = "_ext/redirect.html"
 
 html_theme = "sphinx_book_theme"
 html_title = "diffscope"
