@@ -57,7 +57,9 @@ add_module_names = False
 
 #: pages that were merged into others, and where what they said stands now; a place on the old page is kept in the address
 redirects = {
+    "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
     "install": "get_started.html#more-on-installing",
+    "mechanism": "how_it_works.html",
     "start": "get_started.html",
 }
 redirect_html_template_file = "_ext/redirect.html"
