@@ -57,10 +57,15 @@ add_module_names = False
 
 #: pages that were merged into others, and where what they said stands now; a place on the old page is kept in the address
 redirects = {
+    "against_what": "reading_numbers.html#controls",
     "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
     "install": "get_started.html#more-on-installing",
+    "key_sets": "reading_numbers.html#key-sets",
     "mechanism": "how_it_works.html",
+    "normalisations": "reading_numbers.html#normalisations",
+    "ranks": "reading_numbers.html#ranks",
     "start": "get_started.html",
+    "verdicts": "reading_numbers.html#verdicts",
 }
 redirect_html_template_file = "_ext/redirect.html"
 

@@ -15,14 +15,14 @@ HEAD = """# Every statistic
 
 What {py:func}`cap.measure <diffscope.Capture.measure>` and {py:func}`scope.measure <diffscope.Scope.measure>` know. The tables
 say in which units, and where there is no value: there stands NaN. A name leads to its formula, range and source. x is a row of
-A1, A2 or D, p its shares |x|/Σ|x|, n the number of keys that it sees, X a [key set](key_sets.md).
+A1, A2 or D, p its shares |x|/Σ|x|, n the number of keys that it sees, X a [key set](reading_numbers.md#key-sets).
 
 Each picture shows one number for each head of `mini-diff` (layers down, heads across) at the last token of an example prompt,
 which asks for a number that stands in it, as {py:func}`figures.heads(cap, statistic=NAME) <diffscope.figures.heads>` draws it.
 What stands above a picture behind the dot says which of a statistic's numbers it is: the map (D, A1), then what else there is to
 choose, such as the key set (answer), the normalisation (share), the sinks (S, the first token), the k of the largest weights (1),
 and the query. They show what a statistic looks like, and nothing of whether it is large: for that compare it with
-[its control](against_what.md).
+[its control](reading_numbers.md#controls).
 """
 
 
