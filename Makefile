@@ -68,5 +68,5 @@ wheel: dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv .venvs build dist docs/_build docs/api docs/project docs/tutorials docs/statistics.md docs/gallery/*.md .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
+	rm -rf .venv .venvs build dist docs/_build docs/api docs/project docs/tutorials docs/gallery/*.md .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

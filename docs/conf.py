@@ -59,6 +59,7 @@ add_module_names = False
 redirects = {
     "against_what": "reading_numbers.html#controls",
     "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
+    "definitions": "statistics.html",
     "install": "get_started.html#more-on-installing",
     "key_sets": "reading_numbers.html#key-sets",
     "mechanism": "how_it_works.html",

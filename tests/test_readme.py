@@ -19,11 +19,9 @@ from diffscope.stats.statistic import DECLARED
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-SITE = [
-    path for folder in ("", "recipes") for path in sorted((ROOT / "docs" / folder).glob("*.md")) if path.name != "statistics.md"
-]
+SITE = [path for folder in ("", "recipes") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *SITE]
-MADE = ("gallery/index.md", "statistics.md", "api/index.md", "tutorials", "project")  # when the site is built
+MADE = ("gallery/index.md", "api/index.md", "tutorials", "project")  # when the site is built
 
 
 def test_the_first_commands_of_the_readme_start_the_app_and_run_the_tests_as_ci_does():

@@ -1,5 +1,6 @@
-"""Write docs/definitions.md and the table of docs/edits.md from the declarations: ``python tools/definitions.py``."""
+"""Write docs/statistics.md and the table of docs/edits.md from the declarations: ``python tools/definitions.py``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from diffscope.edits import EDITS
@@ -8,29 +9,31 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.registry import LABELS
 from diffscope.stats.statistic import Definition
 
-FILE = Path(__file__).parents[1] / "docs" / "definitions.md"
+FILE = Path(__file__).parents[1] / "docs" / "statistics.md"
 EDITS_FILE = FILE.with_name("edits.md")
-HEAD = """# Definitions
+HEAD = """# Statistics
 
-Every statistic that `measure` knows, as the registry has it (`diffscope.stats.STATISTICS`; this page is written by
-`python tools/definitions.py`). x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, n the number of keys that it
-sees. X is a key set, on which ⟨,⟩ and |.| are taken; under the branches, p and q are A1 and A2 renormalised on X; g is the gain
-of A1, 1 in most models. Standard attention has no A2: what needs it is NaN, and D is A1. The row statistics are functions on any
-array, too: `from diffscope.stats.formulas import entropy`.
+This page says what every number that `cap.measure` and `scope.measure` return is: its formula, its range, when it
+is NaN, how it is averaged, and where it comes from. It is written from the registry, `diffscope.stats.STATISTICS`, by `python tools/definitions.py`.
 
-A sink logit (GPT-OSS) takes part in the softmax and has no key: rows of such a map sum to less than 1, and all sums here are over
-keys. So what acts on the shares p says how a row spreads what it puts on keys, raw masses are of the row as it is, and
-1 − row_sum of A1 or A2 is what the sink logit takes. The sinks that statistics are about are tokens.
+In the formulas x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, and n the number of keys that it sees. X is a [key set](reading_numbers.md#key-sets), on which ⟨,⟩ and |.| are taken.
+For statistics of both branches p and q are A1 and A2 renormalised on X. g is the gain of A1, which is 1 in most models. Standard attention has no A2: statistics that need it are NaN, and D is A1.
+The statistics of rows are functions of any array too: `from diffscope.stats.formulas import entropy`.
 
-How averages are taken, over queries, then heads, then layers, is on [measuring.md](measuring.md#averages).
+A sink logit (GPT-OSS) takes part in the softmax and has no key, so rows of such a map sum to less than 1. All sums on this page are over keys: statistics of the shares p describe how a row spreads the weight
+that keys get, raw masses are of the row as it is, and 1 − `row_sum` of A1 or A2 is what the sink logit takes. The sinks that statistics are about are tokens.
+
+How averages over queries, heads and layers are taken: [averages](measuring.md#averages). What to compare a number with: [controls](reading_numbers.md#controls).
+<!-- pictures -->
 """
 KINDS = {
     "row": ("Rows", "One value for each row of A1, A2 and D."),
     "span": ("Key sets and sinks", "Mass on key sets, and on keys that gather it."),
     "branch": ("Branches", "What A1 and A2 share on a key set, and what the subtraction leaves."),
-    "layer": ("Layers", "λ, scores, and the heads of a layer beside each other."),
-    "rank": ("Whole maps", "Ranks of A1, λ·A2 and D, beside their controls."),
+    "layer": ("Layers", "λ, scores, and the heads of a layer compared with each other."),
+    "rank": ("Whole maps", "Ranks of A1, λ·A2 and D, with their controls."),
 }
+ESCAPED = "\\|"
 AVERAGED = {"mean": "mean", "median": "median", "not": "not averaged"}
 
 
@@ -38,15 +41,24 @@ def page() -> str:
     """Return the whole file."""
     parts = [HEAD]
     for kind, (title, what) in KINDS.items():
-        parts.append(f"## {title}\n\n{what}\n")
-        parts += [section(name, statistic) for name, statistic in STATISTICS.items() if statistic.kind == kind]
+        of_kind = {name: statistic for name, statistic in STATISTICS.items() if statistic.kind == kind}
+        parts += [f"## {title}\n\n{what}\n", contents(of_kind), *(section(name, statistic) for name, statistic in of_kind.items())]
     for function, variables in INSTRUMENTS.items():
         parts.append(
-            f"## diffscope.instruments.{function}\n\nWhat [that function](instruments.md) of a capture or a model gives.\n"
+            f"## instruments.{function}\n\nThe variables of what [`diffscope.instruments.{function}`](instruments.md) returns.\n"
         )
         parts += [section(name, words) for name, words in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]
     return "\n".join([*parts, "## Labels\n\n| dimension | labels |\n|---|---|", *labels, ""])
+
+
+def contents(statistics: Mapping[str, Definition]) -> str:
+    """Return the table at the head of a kind: what each statistic is, in which units."""
+    rows = ["| statistic | is | units |", "|---|---|---|"]
+    for name, words in statistics.items():
+        cells = (f"[{name}](#{name})", words.description, "none" if words.units == "1" else words.units)
+        rows.append(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in cells)} |")
+    return "\n".join([*rows, ""])
 
 
 def section(name: str, words: Definition) -> str:
@@ -68,7 +80,7 @@ def edits_page() -> str:
     """Return docs/edits.md with its table of edits, the only one of the page, made anew."""
     rows = ["| edit | what is computed instead |", "|---|---|"]
     for name, edit in sorted(EDITS.items(), key=lambda item: item[1].stage):
-        computed = edit.computes.replace("|", "\\|")
+        computed = edit.computes.replace("|", ESCAPED)
         rows.append(f"| `{name}({', '.join(edit.parameters)})` | {computed} |")
     lines = EDITS_FILE.read_text(encoding="utf-8").splitlines()
     table = [number for number, line in enumerate(lines) if line.startswith("|")]

@@ -413,7 +413,7 @@ class Capture:
         Returns
         -------
         xarray.Dataset
-            Variables are named as in docs/definitions.md and carry units and definition; their dimensions are among prompt (of a
+            Variables are named as in docs/statistics.md and carry units and definition; their dimensions are among prompt (of a
             batch), layer, head, map, query, span and normalisation. Attributes name model, family and fidelity. Nothing is
             averaged, unless a statistic's definition contains a mean.
 

@@ -45,7 +45,7 @@ def allocation(
     map : {"D", "A1", "A2"}, optional
         By default D, which of standard attention is A.
     normalisation : {"share", "raw", "signed", "positive"}
-        "share" is Σ|D| on a part over Σ|D|; the others as in docs/definitions.md.
+        "share" is Σ|D| on a part over Σ|D|; the others as in docs/statistics.md.
     layer, head : int or tuple of int, optional
         As the model numbers them; a head is of a layer; of several models one for each, where they are not the same. By default
         the mean over all.

@@ -63,7 +63,7 @@ class Monitor:
     prompts : as for :meth:`diffscope.Scope.capture`
         A text, a list of texts, or token ids (prompt, token).
     statistics : sequence of str
-        Of docs/definitions.md. One that compares A1 and A2 is logged beside the same with the A2 of another head,
+        Of docs/statistics.md. One that compares A1 and A2 is logged beside the same with the A2 of another head,
         ``NAME_control``.
     every : int
         Steps between measurements.

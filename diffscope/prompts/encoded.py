@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Span = Any  # a text, a list of token positions, a slice of tokens, Chars or a list of Chars, or a SpanExpr
 Parts = tuple[str | None, list[int], list[str], list[tuple[int, int]]]  # text, ids, tokens, offsets
 
-# The key sets of docs/definitions.md: R, N, U and S are spans, and C and I are derived from them.
+# The key sets of docs/statistics.md: R, N, U and S are spans, and C and I are derived from them.
 GIVEN_SETS = ("answer", "needles", "query", "sink")
 DERIVED_SETS = ("context", "irrelevant")
 

@@ -1,4 +1,4 @@
-"""The registry says everything about every statistic, and docs/definitions.md says what the registry says."""
+"""The registry says everything about every statistic, and docs/statistics.md says what the registry says."""
 
 import re
 from pathlib import Path
