@@ -60,11 +60,13 @@ redirects = {
     "against_what": "reading_numbers.html#controls",
     "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
     "definitions": "statistics.html",
+    "families": "your_model.html",
     "install": "get_started.html#more-on-installing",
     "key_sets": "reading_numbers.html#key-sets",
     "mechanism": "how_it_works.html",
     "normalisations": "reading_numbers.html#normalisations",
     "ranks": "reading_numbers.html#ranks",
+    "refused": "your_model.html#why-was-my-model-refused",
     "start": "get_started.html",
     "verdicts": "reading_numbers.html#verdicts",
 }

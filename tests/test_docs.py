@@ -26,7 +26,7 @@ NOT_RUN = "# Not run when this page is tested: "
 #: pages whose code other tests run, with more than that it runs
 ELSEWHERE = {
     "edits.md": "edits/test_edits.py",
-    "families.md": "families/test_register.py",
+    "your_model.md": "families/test_register.py",
     "nnsight.md": "test_nnsight.py",
     "transformer_lens.md": "test_lens.py",
 }
@@ -141,7 +141,8 @@ def says(message):
 
 
 def test_refusals_are_quoted_as_the_code_says_them():
-    rows = re.findall(r"^\| `(.+?)` \|", (DOCS / "refused.md").read_text(encoding="utf-8"), re.M)
+    page = (DOCS / "your_model.md").read_text(encoding="utf-8").partition("\n## Why was my model refused?")[2]
+    rows = re.findall(r"^\| `(.+?)` \|", page, re.M)
     assert len(rows) > 15
     assert not [row for row in rows if not says(row.replace("\\|", "|"))]
 

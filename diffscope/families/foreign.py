@@ -16,7 +16,7 @@ ForeignModule = Any
 
 COMPILED = "_orig_mod"  # the name of what ``torch.compile`` wraps in its wrapper
 
-REGISTER = "make it known with diffscope.families.register (docs/families.md shows how)"  # ends a refusal
+REGISTER = "make it known with diffscope.families.register (docs/your_model.md shows how)"  # ends a refusal
 
 
 def attribute(module: ForeignModule, path: str) -> Any:

@@ -14,7 +14,7 @@ from diffscope import DiffscopeError, FidelityError, PromptError, UnsupportedMod
 from diffscope.families.standard import Standard
 from tests import tiny
 
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "docs" / "your_model.md"
 MODULE, DECLARED, *BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
 NAMES = {"__name__": __name__}
 exec(MODULE, NAMES)
@@ -52,7 +52,7 @@ def page():
 
 
 def test_the_example_opens_its_model(model, page):
-    with pytest.raises(DiffscopeError, match="no attention that diffscope reads .*families.register .docs/families.md"):
+    with pytest.raises(DiffscopeError, match="no attention that diffscope reads .*families.register .docs/your_model.md"):
         diffscope.load(model)
     names = {**NAMES, "model": model}
     family = page[0].partition("class MyFamily")[2].partition("\n\n\n")[0]
