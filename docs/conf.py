@@ -66,8 +66,12 @@ redirects = {
     "mechanism": "how_it_works.html",
     "normalisations": "reading_numbers.html#normalisations",
     "ranks": "reading_numbers.html#ranks",
+    "recipes/cluster_sweep": "../large_scale.html#a-sweep-on-a-cluster",
+    "recipes/gpu": "../large_scale.html#on-a-gpu",
     "refused": "your_model.html#why-was-my-model-refused",
     "start": "get_started.html",
+    "sweeping": "large_scale.html#sweeps",
+    "training": "large_scale.html#training-a-cohort",
     "verdicts": "reading_numbers.html#verdicts",
 }
 redirect_html_template_file = "_ext/redirect.html"

@@ -97,9 +97,9 @@ class Plan:
         try:
             fields_of_file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise DiffscopeError(f"{path} is no TOML file ({error}); docs/sweeping.md shows a plan") from None
+            raise DiffscopeError(f"{path} is no TOML file ({error}); docs/large_scale.md shows a plan") from None
         except OSError as error:
-            raise DiffscopeError(f"{path} cannot be read ({error.strerror}); docs/sweeping.md shows a plan") from None
+            raise DiffscopeError(f"{path} cannot be read ({error.strerror}); docs/large_scale.md shows a plan") from None
         return cls.of({**fields_of_file, **changes})
 
     @classmethod
@@ -139,7 +139,7 @@ class Plan:
         if not isinstance(self.per_shard, int) or self.per_shard < 1:
             raise DiffscopeError(f"per_shard = {self.per_shard!r} is not a number of prompts; give 1 or more")
         if not all(isinstance(table, dict) for table in self.prompts):
-            raise DiffscopeError("prompts is a table with task = … or file = …, or several; docs/sweeping.md shows one")
+            raise DiffscopeError("prompts is a table with task = … or file = …, or several; docs/large_scale.md shows one")
         named_dtype(self.dtype if self.dtype is None else str(self.dtype))
         if not self.measured:
             raise DiffscopeError(f'{", ".join(self.left_out)} cannot be averaged over queries; use queries = "last"')
