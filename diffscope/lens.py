@@ -21,7 +21,7 @@ Hook points of each attention layer (a differential head has two maps, M = 2; a 
 | hook_result, if ``set_use_attn_result(True)`` | (batch, query, head, d_model)                      |
 
 The model continues with the value that a hook returns. Importing this module changes nothing in TransformerLens.
-:func:`register` lets ``TransformerBridge.boot_transformers`` open these models (docs/transformer_lens.md).
+:func:`register` lets ``TransformerBridge.boot_transformers`` open these models (docs/other_tools.md).
 """
 
 from __future__ import annotations

@@ -64,6 +64,7 @@ redirects = {
     "install": "get_started.html#more-on-installing",
     "key_sets": "reading_numbers.html#key-sets",
     "mechanism": "how_it_works.html",
+    "nnsight": "other_tools.html#nnsight",
     "normalisations": "reading_numbers.html#normalisations",
     "ranks": "reading_numbers.html#ranks",
     "recipes/cluster_sweep": "../large_scale.html#a-sweep-on-a-cluster",
@@ -72,6 +73,7 @@ redirects = {
     "start": "get_started.html",
     "sweeping": "large_scale.html#sweeps",
     "training": "large_scale.html#training-a-cohort",
+    "transformer_lens": "other_tools.html#transformerlens",
     "verdicts": "reading_numbers.html#verdicts",
 }
 redirect_html_template_file = "_ext/redirect.html"

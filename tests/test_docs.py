@@ -24,12 +24,12 @@ PAGES = sorted(
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.S | re.M)
 NOT_RUN = "# Not run when this page is tested: "
 #: pages whose code other tests run, with more than that it runs
-ELSEWHERE = {
-    "edits.md": "edits/test_edits.py",
-    "your_model.md": "families/test_register.py",
-    "nnsight.md": "test_nnsight.py",
-    "transformer_lens.md": "test_lens.py",
-}
+ELSEWHERE = (
+    ("edits.md", "edits/test_edits.py"),
+    ("your_model.md", "families/test_register.py"),
+    ("other_tools.md", "test_nnsight.py"),
+    ("other_tools.md", "test_lens.py"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def loaded():
     return load
 
 
-TESTED_HERE = [page for page in PAGES if page.name not in {*ELSEWHERE, "errors.md"} and blocks(page)]
+TESTED_HERE = [page for page in PAGES if page.name not in {*dict(ELSEWHERE), "errors.md"} and blocks(page)]
 
 
 @pytest.mark.parametrize("page", TESTED_HERE, ids=lambda page: page.name)
@@ -83,7 +83,7 @@ def test_a_block_that_is_not_run_says_why(page):
     assert all(len(line.removeprefix(NOT_RUN)) > 10 and line.startswith(NOT_RUN) for line in marked)
 
 
-@pytest.mark.parametrize("page, test", ELSEWHERE.items())
+@pytest.mark.parametrize("page, test", ELSEWHERE)
 def test_code_that_is_run_elsewhere_is_read_there(page, test):
     assert blocks(DOCS / page) and f'"{page}"' in (ROOT / "tests" / test).read_text(encoding="utf-8")
 

@@ -578,13 +578,13 @@ def test_that_benchmark_can_fail():
 
 @pytest.fixture(scope="module")
 def documentation():
-    return (ROOT / "docs" / "transformer_lens.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "other_tools.md").read_text(encoding="utf-8").partition("\n## nnsight\n")[0]
 
 
 def test_the_documented_code_prints_what_it_says(documentation, capsys):
     code = "\n".join(re.findall(r"```python\n(.*?)```", documentation, flags=re.DOTALL))
     with torch.enable_grad():
-        exec(compile(code, "docs/transformer_lens.md", "exec"), {})
+        exec(compile(code, "docs/other_tools.md", "exec"), {})
     printed = capsys.readouterr().out
     for output in re.findall(r"```text\n(.*?)```", documentation, flags=re.DOTALL)[:1]:
         assert printed == output

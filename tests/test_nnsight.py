@@ -1,4 +1,4 @@
-"""The recipe in docs/nnsight.md runs, and what it reads and edits is right."""
+"""The recipe in docs/other_tools.md runs, and what it reads and edits is right."""
 
 import re
 import runpy
@@ -15,7 +15,7 @@ from tests import tiny
 nnsight = pytest.importorskip("nnsight")
 nnsight._c.unmount("save")  # a method it gives every object of the process, with which anyio cannot be imported by other tests
 
-PAGE = Path(__file__).parents[1] / "docs" / "nnsight.md"
+PAGE = Path(__file__).parents[1] / "docs" / "other_tools.md"
 MODELS = {
     "diffllama": lambda: tiny.diffllama(kv=4),
     "v1": lambda: tiny.own("v1", kv_heads=2),
@@ -29,7 +29,8 @@ BOUND = 1e-4  # logits of size 10 in float32, against float64; the edits move th
 def page(tmp_path_factory):
     """The names that the code of the page defines; nnsight reads that code again, from a file."""
     script = tmp_path_factory.mktemp("page") / "recipe.py"
-    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)), encoding="utf-8")
+    section = PAGE.read_text(encoding="utf-8").partition("\n## nnsight\n")[2]
+    script.write_text("\n".join(re.findall(r"```python\n(.*?)```", section, re.S)), encoding="utf-8")
     return runpy.run_path(str(script))
 
 
