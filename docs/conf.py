@@ -58,6 +58,7 @@ add_module_names = False
 #: pages that were merged into others, and where what they said stands now; a place on the old page is kept in the address
 redirects = {
     "against_what": "reading_numbers.html#controls",
+    "attribution": "instruments.html#what-each-branch-adds-to-logits",
     "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
     "definitions": "statistics.html",
     "families": "your_model.html",

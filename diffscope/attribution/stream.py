@@ -23,7 +23,7 @@ from diffscope.scope.images import ImageModel
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
 ROUNDINGS = 64  # of that, in a sum as long as a model is wide
-UNSUPPORTED = "what heads add to its logits cannot be told (docs/attribution.md says of which models it can)"
+UNSUPPORTED = "what heads add to its logits cannot be told (docs/instruments.md says of which models it can)"
 
 
 def check_decoder(scope: Scope) -> None:

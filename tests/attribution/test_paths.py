@@ -88,7 +88,7 @@ def test_a_path_is_what_hooks_on_the_projections_make_of_it(receiver):
 
 
 def test_the_bundled_model_carries_the_city_by_the_second_map_of_its_first_head_to_the_keys_of_layer_1():
-    """What docs/attribution.md says of scores, as a cause: patching that path moves the answer, other paths hardly."""
+    """What docs/evidence/instruments.md says of scores, as a cause: patching that path moves the answer, other paths hardly."""
     scope = diffscope.load("mini-diff")
     text = "Magic numbers. Rome 2174. {} 3308. {} 7421. Paris"
     prompt, source = text.format("Oslo", "Paris"), text.format("Paris", "Oslo")

@@ -33,7 +33,7 @@ def test_the_largest_parts_are_named_with_their_signs():
 
 
 def test_the_bundled_model_finds_answers_by_what_a_second_map_wrote():
-    """What docs/attribution.md says of it, on every example and every head of later layers."""
+    """What docs/evidence/instruments.md says of it, on every example and every head of later layers."""
     scope = diffscope.load("mini-diff")
     shares = []
     for example in diffscope.tasks.examples():
