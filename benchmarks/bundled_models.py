@@ -1,6 +1,6 @@
 """Measure what the bundled models do when their attention is changed, and what the instruments show of them.
 
-    python -m benchmarks.bundled_models                        # every part; writes docs/interventions.md, too
+    python -m benchmarks.bundled_models                        # every part; writes docs/evidence/interventions.md, too
     python -m benchmarks.bundled_models --part instruments
 
 Prompts are held-out retrieval in the models' own sentence. One pair, one seed: numbers of these models, not of the architecture.
@@ -35,7 +35,7 @@ from diffscope.tasks.template import encode_continuation
 from diffscope.tasks.tokenizer import CITIES
 from diffscope.tasks.training_sentence import template_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "interventions.md"
+PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "interventions.md"
 SEED = 20_000
 MODELS = "mini-diff and mini-standard as they are bundled"
 

@@ -246,14 +246,14 @@ def lens(options: Namespace) -> list[Table]:
 PARTS: dict[str, tuple[str, str | None, Callable[[Namespace], Sequence[Table]], str]] = {
     "families": (
         "What was opened of each family",
-        "family_table.md",
+        "evidence/families.md",
         families,
         "tiny random models in float32, 64 wide, a few layers",
     ),
-    "wrappings": ("A model as people hold it", "wrapping_table.md", wrappings, "tiny random models on the CPU"),
+    "wrappings": ("A model as people hold it", "evidence/wrappings.md", wrappings, "tiny random models on the CPU"),
     "transformers": (
         "The models of transformers",
-        "transformers_table.md",
+        "evidence/transformers.md",
         transformers_models.tables,
         "tiny random models of every class that transformers maps to causal language models, and to models of images and text",
     ),

@@ -60,13 +60,18 @@ redirects = {
     "against_what": "reading_numbers.html#controls",
     "attribution": "instruments.html#what-each-branch-adds-to-logits",
     "concepts": "how_it_works.html#a-capture-keeps-inputs-not-maps",
+    "controls": "evidence/controls.html",
     "definitions": "statistics.html",
     "families": "your_model.html",
+    "family_table": "evidence/families.html",
     "install": "get_started.html#more-on-installing",
+    "interventions": "evidence/interventions.html",
     "key_sets": "reading_numbers.html#key-sets",
     "mechanism": "how_it_works.html",
+    "models": "evidence/models.html",
     "nnsight": "other_tools.html#nnsight",
     "normalisations": "reading_numbers.html#normalisations",
+    "performance": "evidence/performance.html",
     "ranks": "reading_numbers.html#ranks",
     "recipes/cluster_sweep": "../large_scale.html#a-sweep-on-a-cluster",
     "recipes/gpu": "../large_scale.html#on-a-gpu",
@@ -75,7 +80,9 @@ redirects = {
     "sweeping": "large_scale.html#sweeps",
     "training": "large_scale.html#training-a-cohort",
     "transformer_lens": "other_tools.html#transformerlens",
+    "transformers_table": "evidence/transformers.html",
     "verdicts": "reading_numbers.html#verdicts",
+    "wrapping_table": "evidence/wrappings.html",
 }
 redirect_html_template_file = "_ext/redirect.html"
 
