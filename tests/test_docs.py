@@ -18,7 +18,7 @@ DOCS = ROOT / "docs"
 MADE = {"gallery/index.md", "api/index.md"}  # when the site is built, of what is tested elsewhere
 PAGES = sorted(
     path
-    for path in [*DOCS.glob("*.md"), *DOCS.glob("recipes/*.md"), *DOCS.glob("evidence/*.md")]
+    for path in [*DOCS.glob("*.md"), *DOCS.glob("evidence/*.md")]
     if path.relative_to(DOCS).as_posix() not in MADE  # where somebody has built it
 )
 BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^ *```", re.S | re.M)

@@ -19,7 +19,7 @@ from diffscope.stats.statistic import DECLARED
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-SITE = [path for folder in ("", "recipes", "evidence") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
+SITE = [path for folder in ("", "evidence") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *SITE]
 MADE = ("gallery/index.md", "api/index.md", "tutorials", "project")  # when the site is built
 
