@@ -1,6 +1,6 @@
 """The pages of the documentation that are made of a study: its boards, published claims, figures, and tables.
 
-``docs/study.md`` quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
+``docs/study.md`` and ``docs/study/report.md`` quote a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study
 from diffscope.hypotheses.verdict import Verdict
 
-PAGE = "study.md"
+QUOTING = ("study.md", "study/report.md")  # below docs/
 WIDTH = 7.0  # inches of a figure
 WITHOUT = "without one seed or head"
 ESCAPED = "\\|"
@@ -151,7 +151,7 @@ def quoted(page: str, known: Mapping[str, str]) -> str:
 
     def anew(match: re.Match) -> str:
         if match["name"] not in known:
-            raise DiffscopeError(f"{PAGE} quotes {match['name']!r}; there are {', '.join(known)}")
+            raise DiffscopeError(f"the page quotes {match['name']!r}; there are {', '.join(known)}")
         return f"{match[1]}\n{known[match['name']]}\n{match[3]}"
 
     return QUOTED.sub(anew, page)

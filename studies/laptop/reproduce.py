@@ -76,8 +76,9 @@ def make(runs: Path, target: Path) -> None:
     (target / PAGES).mkdir(parents=True)
     for name, words in texts.items():
         (target / PAGES / name).write_text(words, encoding="utf-8")
-    page = (ROOT / DOCS / pages.PAGE).read_text(encoding="utf-8")
-    (target / DOCS / pages.PAGE).write_text(pages.quoted(page, pages.quotes(study)), encoding="utf-8")
+    for name in pages.QUOTING:
+        page = (ROOT / DOCS / name).read_text(encoding="utf-8")
+        (target / DOCS / name).write_text(pages.quoted(page, pages.quotes(study)), encoding="utf-8")
     for name, figure in pages.drawings(study).items():
         figure.save(target / PAGES / f"{name}.svg")
     capture = diffscope.load(MAPS_OF).capture(MAPS_PROMPT)

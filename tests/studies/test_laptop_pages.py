@@ -51,8 +51,9 @@ def test_a_test_of_each_kind_of_subject_comes_out_as_committed(laptop_runs, tmp_
 def test_pages_are_those_of_the_committed_study(committed):
     for name, text in study_pages.pages(committed).items():
         assert text == (ROOT / reproduce.PAGES / name).read_text(encoding="utf-8"), "python -m studies.laptop.reproduce"
-    page = (ROOT / "docs" / study_pages.PAGE).read_text(encoding="utf-8")
-    assert study_pages.quoted(page, study_pages.quotes(committed)) == page
+    for name in study_pages.QUOTING:
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        assert study_pages.quoted(page, study_pages.quotes(committed)) == page
 
 
 @pytest.mark.full
