@@ -23,9 +23,11 @@ extensions = [
     "api",
     "gallery",
     "links",
+    "live",
     "mathml",
     "outside",
     "statistics_page",
+    "tutorials",
 ]
 exclude_patterns = ["_build", "_ext", "jupyter_execute"]
 default_role = "literal"  # `x` in docstrings is x as it is written

@@ -17,11 +17,13 @@ DRAWN = DOCS / "_build" / "drawn"
 FIRST = ("maps", "row", "heads", "view")  # the others by name
 #: a page of one section needs no list of them, and its code the width
 WITHOUT_CONTENTS = "---\nhtml_theme.sidebar_secondary.remove: true\n---"
+TALL = 0.6  # height over width, from which on a thumbnail shows the upper part of a figure
+ROWS = 6  # of a table, on its card
 HEAD = """# Gallery
 
-Every figure with the code that draws it, on the models on board; what is drawn is what the code gave when this site was built.
-Each figure is one function of {py:mod}`diffscope.figures`: `.save("fig.pdf")` writes it for a paper, `.plotly()` is the same to
-explore, `.data` the numbers. Every statistic is on [a page of its own](../statistics.md).
+Click a picture for the code that draws it, on the bundled models: it is what the code gave when this site was built. Each figure
+is one function of {py:mod}`diffscope.figures`: `.save("fig.pdf")` writes it for a paper, `.plotly()` returns it to explore,
+`.data` has the numbers. Pictures of all statistics are on [their page](../statistics.md).
 """
 
 
@@ -146,11 +148,24 @@ def page(script: Script, drawing: Path) -> str:
 def card(script: Script, drawing: Path) -> str:
     """A thumbnail that leads to the page."""
     lines = [f":::{{grid-item-card}} {script.title}", f":link: {script.name}", ":link-type: doc"]
-    if drawing.suffix == ".svg":
-        lines += [f":img-top: ../{drawing.relative_to(DOCS)}", f":img-alt: {script.title}"]
-        return "\n".join([*lines, ":::"])
-    what = "As a table." if drawing.suffix == ".txt" else "To move in: zoom, crosshair, locked tokens."
-    return "\n".join([*lines, "", what, ":::"])
+    if drawing.suffix == ".txt":
+        return "\n".join([*lines, ":class-body: table-card", "", *first_rows(drawing.read_text(encoding="utf-8")), ":::"])
+    path = f"../{drawing.relative_to(DOCS)}" if drawing.suffix == ".svg" else "../maps.svg"
+    lines += [f":img-top: {path}", f":img-alt: {script.title}"]
+    if drawing.suffix == ".svg" and tall(drawing):
+        lines.append(":class-img-top: cropped")
+    return "\n".join([*lines, ":::"])
+
+
+def tall(drawing: Path) -> bool:
+    """Whether a drawing is too high for its card."""
+    width, height = (float(re.search(rb'%s="([\d.]+)pt"' % side, drawing.read_bytes())[1]) for side in (b"width", b"height"))
+    return height > TALL * width
+
+
+def first_rows(text: str) -> list[str]:
+    """The head of the table in a text."""
+    return [line for line in text.splitlines() if line.startswith("|")][:ROWS]
 
 
 def index(made: list[tuple[Script, Path]]) -> str:
@@ -159,13 +174,13 @@ def index(made: list[tuple[Script, Path]]) -> str:
     for title, about, chosen in (
         (
             "Tasks",
-            "What papers on differential attention show, each in at most six lines.",
+            "What papers on differential attention show, each in at most six lines of code.",
             [pair for pair in made if is_task(pair[0])],
         ),
         ("Figures", "One function each.", [pair for pair in made if not is_task(pair[0])]),
     ):
         if chosen:
-            parts += [f"## {title}", about, "::::{grid} 1 2 2 3\n:gutter: 3", *(card(*pair) for pair in chosen), "::::"]
+            parts += [f"## {title}", about, "::::{grid} 1 1 2 2\n:gutter: 3\n:class-container: gallery", *(card(*pair) for pair in chosen), "::::"]
     tree = "\n".join(script.name for script, _ in made)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{tree}\n```"]) + "\n"
 
