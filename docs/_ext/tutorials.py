@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from gallery import DRAWN
@@ -25,22 +26,36 @@ def question(notebook: list[dict]) -> str:
 
 
 def answer(notebook: list[dict]) -> str:
-    """The first sentence that is printed under the heading of the conclusion; empty if nothing is."""
+    """What is printed first under the heading of the conclusion; empty if nothing is."""
     after = [number for number, cell in enumerate(notebook) if re.search(r"^#+ .*conclusion", "".join(cell["source"]), re.I | re.M)]
     for cell in notebook[after[-1] :] if after else ():
         for output in cell.get("outputs", ()):
             if output["output_type"] == "stream":
-                return first_sentence("".join(output["text"]))
+                return shortened("".join(output["text"]))
     return ""
 
 
-def first_sentence(text: str) -> str:
-    """The first sentence of printed text, whose lines may be wrapped; of a table its first line."""
-    paragraph = text.strip().partition("\n\n")[0]
-    sentence = re.match(r"(.+?\.)(?=\s|$)", paragraph.replace("\n", " "))
-    found = sentence[1] if sentence else paragraph.partition("\n")[0]
-    found = re.sub(r" {2,}", ": ", found)
-    return found if len(found) <= LONGEST else found[:LONGEST].rpartition(" ")[0] + " …"
+def shortened(text: str) -> str:
+    """As many sentences of printed text as a card has room for; lines of a table count as sentences."""
+    found = ""
+    for sentence in sentences(text.strip().partition("\n\n")[0].splitlines()):
+        if found and len(found) + len(sentence) > LONGEST:
+            break
+        found = f"{found} {sentence}".strip()
+    return found
+
+
+def sentences(lines: list[str]) -> Iterator[str]:
+    """The sentences of text whose lines are wrapped, and the rows of tables in it."""
+    running = ""
+    for number, line in enumerate(lines):
+        row = re.search(r"\S {2,}\S", line)
+        running = running if row else f"{running} {line}".strip()
+        if running and (row or number == len(lines) - 1):
+            yield from re.split(r"(?<=[.])\s", running)
+            running = ""
+        if row:
+            yield re.sub(r" {2,}", ": ", line.strip(), count=1).rstrip(".") + "."
 
 
 def picture(name: str, notebook: list[dict]) -> str:
