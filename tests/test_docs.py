@@ -197,6 +197,15 @@ def test_a_dead_link_of_a_built_page_is_found(extensions, tmp_path):
     ]
 
 
+def test_a_card_of_a_tutorial_has_what_its_conclusion_prints(extensions):
+    tutorials = extensions("tutorials")
+    assert tutorials.shortened("One is\nso. Two.\n\nNot this.") == "One is so. Two."
+    assert tutorials.shortened("erank   2 of 6\nstable  1 of 6") == "erank: 2 of 6. stable: 1 of 6."
+    notebooks = {path.stem: tutorials.cells(path) for path in extensions("outside").notebooks()}
+    assert all(tutorials.question(cells).endswith("?") for cells in notebooks.values())
+    assert not [name for name, cells in notebooks.items() if not tutorials.answer(cells)]
+
+
 ROOMS = (
     "attention",
     "capture",
