@@ -13,17 +13,22 @@ FILE = Path(__file__).parents[1] / "docs" / "statistics.md"
 EDITS_FILE = FILE.with_name("edits.md")
 HEAD = """# Statistics
 
-This page says what every number that `cap.measure` and `scope.measure` return is: its formula, its range, when it
-is NaN, how it is averaged, and where it comes from. It is written from the registry, `diffscope.stats.STATISTICS`, by `python tools/definitions.py`.
+This page says what every number that `cap.measure` and `scope.measure` return is: its formula, its range, when it is NaN,
+how it is averaged, and where it comes from. It is written from the registry, `diffscope.stats.STATISTICS`, by
+`python tools/definitions.py`.
 
-In the formulas x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, and n the number of keys that it sees. X is a [key set](reading_numbers.md#key-sets), on which ⟨,⟩ and |.| are taken.
-For statistics of both branches p and q are A1 and A2 renormalised on X. g is the gain of A1, which is 1 in most models. Standard attention has no A2: statistics that need it are NaN, and D is A1.
-The statistics of rows are functions of any array too: `from diffscope.stats.formulas import entropy`.
+In the formulas x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, and n the number of keys that it sees. X
+is a [key set](reading_numbers.md#key-sets), on which ⟨,⟩ and |.| are taken. For statistics of both branches p and q are A1
+and A2 renormalised on X. g is the gain of A1, which is 1 in most models. Standard attention has no A2: statistics that need
+it are NaN, and D is A1. The statistics of rows are functions of any array too:
+`from diffscope.stats.formulas import entropy`.
 
-A sink logit (GPT-OSS) takes part in the softmax and has no key, so rows of such a map sum to less than 1. All sums on this page are over keys: statistics of the shares p describe how a row spreads the weight
-that keys get, raw masses are of the row as it is, and 1 − `row_sum` of A1 or A2 is what the sink logit takes. The sinks that statistics are about are tokens.
+A sink logit (GPT-OSS) takes part in the softmax and has no key, so rows of such a map sum to less than 1. All sums on this
+page are over keys: statistics of the shares p describe how a row spreads the weight that keys get, raw masses are of the row
+as it is, and 1 − `row_sum` of A1 or A2 is what the sink logit takes. The sinks that statistics are about are tokens.
 
-How averages over queries, heads and layers are taken: [averages](measuring.md#averages). What to compare a number with: [controls](reading_numbers.md#controls).
+How averages over queries, heads and layers are taken: [averages](measuring.md#averages). What to compare a number with:
+[controls](reading_numbers.md#controls).
 <!-- pictures -->
 """
 KINDS = {
@@ -42,7 +47,11 @@ def page() -> str:
     parts = [HEAD]
     for kind, (title, what) in KINDS.items():
         of_kind = {name: statistic for name, statistic in STATISTICS.items() if statistic.kind == kind}
-        parts += [f"## {title}\n\n{what}\n", contents(of_kind), *(section(name, statistic) for name, statistic in of_kind.items())]
+        parts += [
+            f"## {title}\n\n{what}\n",
+            contents(of_kind),
+            *(section(name, statistic) for name, statistic in of_kind.items()),
+        ]
     for function, variables in INSTRUMENTS.items():
         parts.append(
             f"## instruments.{function}\n\nThe variables of what [`diffscope.instruments.{function}`](instruments.md) returns.\n"

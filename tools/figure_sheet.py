@@ -3,8 +3,8 @@
     python -m tools.figure_sheet OUT            # all; OUT gets a sheet for each width, in colour and in grey
     python -m tools.figure_sheet OUT maps row   # some
 
-Texts have to lie inside the figure and apart from each other, a colour has to mean what docs/figures_and_tables.md says, fonts have to be
-embedded as outlines, and files have to be small.
+Texts have to lie inside the figure and apart from each other, a colour has to mean what docs/figures_and_tables.md says, fonts
+have to be embedded as outlines, and files have to be small.
 Without pdftotext (poppler-utils) it is not checked that the text of a PDF can be read back.
 """
 
@@ -92,7 +92,7 @@ def text_faults(drawing) -> list[str]:
 
 
 def colour_faults(drawing) -> list[str]:
-    """Return which colours of a matplotlib figure have another meaning than the table of docs/figures_and_tables.md, a line each."""
+    """Return which colours of a matplotlib figure mean something else than docs/figures_and_tables.md says, a line each."""
     from matplotlib.colors import to_hex
 
     faults = []

@@ -180,7 +180,13 @@ def index(made: list[tuple[Script, Path]]) -> str:
         ("Figures", "One function each.", [pair for pair in made if not is_task(pair[0])]),
     ):
         if chosen:
-            parts += [f"## {title}", about, "::::{grid} 1 1 2 2\n:gutter: 3\n:class-container: gallery", *(card(*pair) for pair in chosen), "::::"]
+            parts += [
+                f"## {title}",
+                about,
+                "::::{grid} 1 1 2 2\n:gutter: 3\n:class-container: gallery",
+                *(card(*pair) for pair in chosen),
+                "::::",
+            ]
     tree = "\n".join(script.name for script, _ in made)
     return "\n\n".join([*parts, f"```{{toctree}}\n:hidden:\n\n{tree}\n```"]) + "\n"
 

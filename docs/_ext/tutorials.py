@@ -27,7 +27,9 @@ def question(notebook: list[dict]) -> str:
 
 def answer(notebook: list[dict]) -> str:
     """What is printed first under the heading of the conclusion; empty if nothing is."""
-    after = [number for number, cell in enumerate(notebook) if re.search(r"^#+ .*conclusion", "".join(cell["source"]), re.I | re.M)]
+    after = [
+        number for number, cell in enumerate(notebook) if re.search(r"^#+ .*conclusion", "".join(cell["source"]), re.I | re.M)
+    ]
     for cell in notebook[after[-1] :] if after else ():
         for output in cell.get("outputs", ()):
             if output["output_type"] == "stream":

@@ -1,6 +1,7 @@
 """The pages of the documentation that are made of a study: its boards, published claims, figures, and tables.
 
-``docs/study.md`` and ``docs/study/report.md`` quote a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
+``docs/study.md`` and ``docs/study/report.md`` quote a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between
+them is replaced.
 """
 
 from __future__ import annotations
