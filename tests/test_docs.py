@@ -251,5 +251,6 @@ def test_a_script_of_the_gallery_is_short_and_says_what_one_sees(path):
     code = [node for node in tree.body[1:] if not isinstance(node, ast.Import | ast.ImportFrom)]
     assert title and not blank and len(about.split()) > 10
     assert len(code) <= 6 and isinstance(code[-1], ast.Assign) and code[-1].targets[0].id in ("figure", "table")
+    assert {"figure", "table"} & set(re.findall(r"^(\w+) = ", path.read_text(encoding="utf-8"), re.M)) == {code[-1].targets[0].id}
     private = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr.startswith("_")]
     assert not private

@@ -10,5 +10,5 @@ from diffscope import figures, tasks
 
 scope, example = diffscope.load("mini-diff"), tasks.examples()[0]
 key = int(scope.encode(example.text, example.spans).spans["answer"][0])
-table = diffscope.attribution.score_attribution(scope, example.text, 1, 1, -1, key, against="row")
-figure = figures.score_parts(table)
+parts = diffscope.attribution.score_attribution(scope, example.text, 1, 1, -1, key, against="row")
+figure = figures.score_parts(parts)
