@@ -48,7 +48,6 @@ suppress_warnings = [
 autodoc_default_options = {"members": True, "member-order": "bysource"}
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 napoleon_google_docstring = False
 napoleon_use_ivar = True
 napoleon_use_rtype = False

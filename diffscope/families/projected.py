@@ -70,6 +70,7 @@ class Projected(Family):
 
     @property
     def watch(self) -> Mapping[str, str]:  # type: ignore[override]  # of the instance
+        """Return the paths of the submodules whose outputs are needed, by name."""
         return {"q": self.q, "k": self.k, "v": self.v, **(self.watched_too or {})}
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
