@@ -96,6 +96,7 @@ html_theme = "sphinx_book_theme"
 html_title = "diffscope"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["names.js"]
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
@@ -108,8 +109,8 @@ html_theme_options = {
     "use_download_button": False,
     "use_fullscreen_button": False,
     "show_prev_next": True,
-    "pygments_light_style": "default",
-    "pygments_dark_style": "github-dark",
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
 }
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -170,7 +170,7 @@ def first_rows(text: str) -> list[str]:
 
 def index(made: list[tuple[Script, Path]]) -> str:
     """The page with all thumbnails."""
-    parts = [HEAD]
+    parts = [WITHOUT_CONTENTS, HEAD]
     for title, about, chosen in (
         (
             "Tasks",
