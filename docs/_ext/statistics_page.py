@@ -35,7 +35,7 @@ def draw_all() -> None:
     cap = scope.capture(example.text, spans=example.spans)
     for name in STATISTICS:
         if not name.endswith("_error"):
-            diffscope.figures.heads(cap, statistic=name, width=2.6).save(DRAWN / "statistics" / f"{name}.svg")
+            diffscope.figures.heads(cap, statistic=name, width=3.2).save(DRAWN / "statistics" / f"{name}.svg")
 
 
 def pictured(text: str, pictures: dict[str, str]) -> str:
