@@ -18,13 +18,13 @@ from access import rules as rules
 from catalog import bundled as bundled
 from catalog import display_name, hide_paths, resolve, trusts_code
 
-from app.outline import outline
 from diffscope import readings
 from diffscope.capture.capture import open_capture
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.folders import tokenizer_folder
+from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
 from diffscope.readings.reading import Part
 from diffscope.scope import Scope

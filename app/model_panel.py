@@ -22,12 +22,11 @@ from model_picker import choose
 from readiness import readiness
 from url_state import PANEL, bound
 
-from app import forecast
-from app.outline import check_memory
 from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name, visible
-from diffscope.hypotheses import Settings
+from diffscope.hypotheses import Settings, forecast
+from diffscope.models.outline import check_memory
 from diffscope.numbers import duration
 from diffscope.render import size_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens

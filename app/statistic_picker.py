@@ -9,7 +9,6 @@ import xarray as xr
 from cache import measured
 from url_state import bound
 
-from app.questions import QUESTIONS, question_of
 from diffscope.attention.maps import MAPS
 from diffscope.figures.by_head import over_heads
 from diffscope.figures.escaping import readable, shorten, visible
@@ -19,6 +18,41 @@ from diffscope.stats import STATISTICS
 from diffscope.stats.labels import is_unsigned
 from diffscope.stats.registry import LABELS
 
+#: questions, and the statistics that answer them
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "Where does it look?": ("span_mass", "sink_mass", "column_sink", "argmax"),
+    "How spread out is it?": (
+        "entropy",
+        "entropy_normalised",
+        "effective_tokens",
+        "participation",
+        "gini",
+        "hoyer",
+        "pseudo_norm",
+        "near_zero",
+        "top_k_mass",
+        "quantiles",
+    ),
+    "What does the subtraction change?": (
+        "noise_gain",
+        "signal_gain",
+        "selectivity",
+        "residual_noise",
+        "residual_floor",
+        "lambda_star",
+        "lambda",
+        "cmrr",
+    ),
+    "Do A1 and A2 agree?": ("overlap", "cosine", "shape_overlap", "js", "kl_12", "kl_21"),
+    "Is it signed?": ("negative_share", "negative_count", "row_sum"),
+}
+
+#: what the letters of the formulas stand for
+LETTERS = (
+    "x: a row of A1, A2 or D, over the keys that its query sees; n: how many these are; p = |x| / sum|x|: its shares; "
+    "X: the key set, on which <,>_X and |.|_X are taken; q: the shares of A2 where p are those of A1; g: the gain of A1, "
+    "1 in most models; lambda: the coefficient of A2"
+)
 WORDS = {name: entry.symbol for name, entry in MAPS.items()}
 TITLES = {
     "map": "Map",
@@ -52,6 +86,11 @@ def label_of(cap) -> str:
     names = asked.get(question or "") or next(iter(asked.values()))
     name = wish if wish in names else names[0]
     return STATISTICS[name].description if name != "span_mass" else f"attention on {in_words(_wished(cap))}"
+
+
+def question_of(statistic: str) -> str | None:
+    """The question that a statistic belongs to; None for one that is not of a head."""
+    return next((question for question, names in QUESTIONS.items() if statistic in names), None)
 
 
 def in_words(span: str) -> str:

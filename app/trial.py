@@ -39,8 +39,8 @@ class Trial:
         DiffscopeError
             It is no model, or takes too much time or memory to look at.
         """
-        from app.outline import Outline
         from diffscope import errors
+        from diffscope.models.outline import Outline
 
         with self._lock:
             said = self._answer(str(folder))
@@ -108,9 +108,9 @@ def refusal(error: Exception) -> dict:
 
 def look(folder: str) -> dict:
     """What is to be said of a folder, ready for JSON."""
-    from app.outline import outline
     from diffscope.errors import CorruptFile, DiffscopeError, first_line
     from diffscope.models.loading import load_tokenizer
+    from diffscope.models.outline import outline
     from diffscope.prompts.encoded import encode
 
     try:
@@ -161,7 +161,7 @@ def main(seconds: float, memory: int) -> None:
     """Look at folders, a line each, as long as there are any to be read."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no answer
-    import app.outline  # noqa: F401 (so that the first upload need not wait for it)
+    import diffscope.models.outline  # noqa: F401 (so that the first upload need not wait for it)
 
     answers.write("ready\n")
     answers.flush()

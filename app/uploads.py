@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from trial import Trial
 
-from app.outline import Outline, check_memory, named_code
 from diffscope.errors import CorruptFile, DiffscopeError, UnsupportedModel
+from diffscope.models.outline import Outline, check_memory, named_code
 from diffscope.models.settings import CODE, INDEX, PACKED
 from diffscope.models.stored import WHOLE
 from diffscope.storage.atomic import to_json

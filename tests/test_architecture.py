@@ -107,7 +107,7 @@ def test_a_room_uses_only_its_libraries():
         room = room_of(path)
         known = sys.stdlib_module_names | LIBRARIES.get(room, set()) | {"diffscope"}
         if room == "app":
-            known |= {file.stem for file in app_files()} | {"app", "app_pages", "blocks", "amplifier"}
+            known |= {file.stem for file in app_files()} | {"app_pages", "blocks", "amplifier"}
         wrong += [
             say(path, line, f"imports {dotted}") for line, dotted in imported(path) if dotted.partition(".")[0] not in known
         ]

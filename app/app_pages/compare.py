@@ -12,10 +12,9 @@ from compare_depths import show_depths
 from messages import escape_markdown, show_errors
 from pair import MODELS, Pair, Side, about_second, choose_sides, offer_maps
 from selection import choose_head, init_selection, select
-from statistic_picker import WORDS, Chosen, choose_statistic, signs_of
+from statistic_picker import LETTERS, WORDS, Chosen, choose_statistic, signs_of
 from url_state import bound, save_view_state, view_state
 
-from app.questions import LETTERS
 from diffscope import figures, readings
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import visible

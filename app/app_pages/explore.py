@@ -12,10 +12,9 @@ from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection, mass_on_answer, select
 from sidebar import choose_subject
-from statistic_picker import choose_statistic, label_of, signs_of, title_of
+from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, title_of
 from url_state import bound, save_view_state, view_state
 
-from app.questions import LETTERS
 from diffscope import figures
 from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, short_name, shorten, visible

@@ -115,7 +115,8 @@ def test_each_side_has_a_head_of_its_own_where_the_models_differ(compare):
 
 
 def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare):
-    from app.questions import QUESTIONS
+    from statistic_picker import QUESTIONS
+
     from diffscope.stats import STATISTICS
 
     test = compare(span="irrelevant")

@@ -504,8 +504,9 @@ def test_without_any_bundled_model_the_page_says_what_to_do(app, monkeypatch):
 
 
 def test_every_question_has_its_statistics_and_all_can_be_drawn(app, folders):
+    from statistic_picker import QUESTIONS
+
     import diffscope
-    from app.questions import QUESTIONS
     from diffscope.stats import STATISTICS
 
     names = [name for of_question in QUESTIONS.values() for name in of_question]

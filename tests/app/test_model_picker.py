@@ -10,9 +10,9 @@ from looks import fine
 from small_models import APP, PROMPT
 
 import diffscope
-from app import forecast
-from app.outline import outline
 from diffscope.conformance import checks
+from diffscope.hypotheses import forecast
+from diffscope.models.outline import outline
 
 FILES = "your_model-files"
 
@@ -114,7 +114,7 @@ def test_what_is_no_model_is_one_line(app, folder):
 
 
 def test_a_model_that_is_too_large_is_not_opened(app, folders, monkeypatch):
-    outlines = import_module("app.outline")  # the one that the page will use: each test imports the app anew
+    outlines = import_module("diffscope.models.outline")  # the one that the page will use: each test imports the app anew
     monkeypatch.setattr(outlines, "free_memory", lambda device: 10.0)
     test = page(app, source="the list", listed=str(folders["small-diff"]))
     assert "are free" in test.warning[0].value and not can_open(test)

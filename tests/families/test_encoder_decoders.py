@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import diffscope
-from app.outline import outline
 from diffscope import (
     DiffscopeError,
     FidelityError,
@@ -23,6 +22,7 @@ from diffscope import (
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.interface import by_distance
 from diffscope.families.standard import Standard
+from diffscope.models.outline import outline
 from diffscope.views import tokens as token_strip
 from tests import encoder_decoders, tiny
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import diffscope
-from app.outline import outline
 from diffscope import CorruptFile, DiffscopeError, PromptError, UnsupportedModel, edits, families, figures
+from diffscope.models.outline import outline
 
 pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'")
 from diffusers.models.transformers.transformer_stable_audio3 import (

@@ -17,10 +17,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 import diffscope
-from app.outline import outline
 from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
 from diffscope.cards import BUNDLED
 from diffscope.models import bundled, settings
+from diffscope.models.outline import outline
 from diffscope.models.quiet import quietly
 from tools.publish import MOST, card_text
 

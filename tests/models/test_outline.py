@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import diffscope
-from app import outline as outlines
-from app.outline import check_memory, outline
 from diffscope import CorruptFile, InsufficientMemory, ModelNotFound, UnsupportedModel
+from diffscope.models import outline as outlines
+from diffscope.models.outline import check_memory, outline
 from diffscope.models.settings import Weights, check_counts
 from tests.tiny import SHAPE
 

@@ -12,7 +12,6 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
 from diffscope.conformance.checks import planned_runs
 from diffscope.conformance.prompts import Prompts
-from diffscope.errors import InsufficientMemory
 from diffscope.evidence.take import FEW, FEWER
 from diffscope.hypotheses.settings import Settings
 from diffscope.numbers import duration
@@ -46,12 +45,12 @@ class Forecast:
 
     @property
     def words(self) -> str:
-        """Both as a person reads them."""
+        """Return both as a person reads them."""
         return f"about {duration(max(self.seconds, 1))}, {size_in_words(self.nbytes)} of memory"
 
     @property
     def fits(self) -> bool:
-        """Whether so much memory is free."""
+        """Return whether so much memory is free."""
         return self.nbytes <= free_memory(torch.device("cpu"))
 
 
@@ -80,11 +79,11 @@ class Speed:
     token_bytes: float
 
     def work(self, tokens: int) -> float:
-        """Multiplications of a run and of its proof, which makes the maps once more."""
+        """Return the multiplications of a run and of its proof, which makes the maps once more."""
         return float(tokens) * (self.weights + tokens * self.pairs)
 
     def capture(self, tokens: int) -> Forecast:
-        """Of a prompt of so many tokens."""
+        """Return what a prompt of so many tokens takes."""
         return Forecast(self.overhead + self.pace * self.work(tokens), tokens * self.token_bytes)
 
 
@@ -114,7 +113,7 @@ def measured_speed(scope: Scope, seed: int = 0) -> Speed:
 
 
 def _speed(scope: Scope, layers: list[LayerAttention], times: dict[int, float]) -> Speed:
-    """The line through the shortest and the longest capture."""
+    """Return the line through the shortest and the longest capture."""
     kept = sum(tensor.nbytes for layer in layers for tensor in (layer.q, layer.k, layer.v))
     weights = sum(parameter.numel() for parameter in scope.model.parameters())
     pairs = sum(layer.q.shape[1] * (layer.q.shape[-1] + layer.v.shape[-1]) for layer in layers)
@@ -127,13 +126,13 @@ def _speed(scope: Scope, layers: list[LayerAttention], times: dict[int, float]) 
 
 
 def of_check(scope: Scope, speed: Speed) -> Forecast:
-    """Of :func:`diffscope.check`."""
+    """Return what :func:`diffscope.check` takes."""
     runs = planned_runs(scope)
     return Forecast(sum(speed.capture(tokens).seconds for tokens in runs), speed.capture(max(runs)).nbytes)
 
 
 def of_tests(speed: Speed, needs: Collection[str], settings: Settings) -> Forecast:
-    """Of the tests that need one model (``model``), and of those that need a standard one beside it (``pair``)."""
+    """Return what the tests of one model (`model`) take, and those with a standard model beside it (`pair`)."""
     models = 1 + settings.untrained
     few = min(FEW, settings.prompts)
     read = settings.prompts * models
@@ -141,10 +140,3 @@ def of_tests(speed: Speed, needs: Collection[str], settings: Settings) -> Foreca
     one = speed.capture(settings.length)
     seconds = one.seconds * (READING * read + CHANGING * changed)
     return Forecast(seconds * len({"model", "pair"} & set(needs)), settings.prompts * one.nbytes)
-
-
-def refuse_beyond_memory(forecast: Forecast, what: str) -> None:
-    """Raise InsufficientMemory where something will not fit."""
-    if not forecast.fits:
-        free = size_in_words(free_memory(torch.device("cpu")))
-        raise InsufficientMemory(f"{what} needs {size_in_words(forecast.nbytes)} and {free} are free; use a shorter prompt")

@@ -3,9 +3,8 @@
 import pytest
 
 import diffscope
-from app import forecast
 from diffscope.conformance.checks import planned_runs
-from diffscope.hypotheses import Settings
+from diffscope.hypotheses import Settings, forecast
 from tests import tiny
 
 

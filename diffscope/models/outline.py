@@ -47,7 +47,7 @@ class Outline:
 
 
 def outline(name: str) -> Outline:
-    """What a model's files say of it; nothing of its weights is read, and no code of its own is run.
+    """Read what a model's files say of it; nothing of its weights is read, and no code of its own is run.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def outline(name: str) -> Outline:
 
 
 def check_memory(model: Outline, device: torch.device | str = "cpu") -> float:
-    """The memory that is free for a model, in bytes.
+    """Return the memory that is free for a model, in bytes.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def check_memory(model: Outline, device: torch.device | str = "cpu") -> float:
 
 
 def named_code(fields: Mapping[str, Any]) -> tuple[str, ...]:
-    """The classes of a model's own code that its configuration names."""
+    """Return the classes of a model's own code that its configuration names."""
     named = fields.get(CODE)
     values = named.values() if isinstance(named, dict) else [named] if named else []
     return tuple(dict.fromkeys(map(str, values)))
@@ -127,7 +127,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _cached(name: str) -> Path | None:
-    """The folder of a model of the hub that was fetched before."""
+    """Return the folder of a model of the hub that was fetched before."""
     with translated(ModelNotFound, f"no model {name!r}: not a folder, and no id of the hub", errors=ValueError):
         config = try_to_load_from_cache(name, "config.json")
     if not isinstance(config, str):
@@ -137,7 +137,7 @@ def _cached(name: str) -> Path | None:
 
 
 def _on_hub(name: str) -> tuple[dict[str, Stored], int]:
-    """The same as of :func:`stored_tensors`, from the headers of files on the hub."""
+    """Return the same as :func:`stored_tensors`, from the headers of files on the hub."""
     with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
         files = get_safetensors_metadata(name).files_metadata.values()
     headers = [file.tensors for file in files]
