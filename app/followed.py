@@ -13,7 +13,7 @@ import blocks
 import streamlit as st
 import xarray as xr
 from messages import escape_markdown, show_errors
-from training_views import show_pictures, show_steps, side_by_side
+from training_views import show_pictures, show_statistics, show_steps
 from url_state import bound
 
 from diffscope import figures
@@ -135,14 +135,7 @@ def show_record(record: Record, name: str) -> None:
     code = f"import diffscope\n\nkept = diffscope.open({str(record.path)!r})\n"
     draw = partial(show_curve, kept, series, layer=layer, head=head, code=code)
     names = [each for each in series if not each.endswith(CONTROL) and bool(series[each].notnull().any())]
-    side_by_side([each for each in FIRST if each in names], draw)
-    others = [each for each in names if each not in FIRST]
-    if others:
-        titles = capital(", ".join(title_of(series, each) for each in others))
-        row = st.expander(escape_markdown(titles), key="training-more", on_change="rerun")
-        if row.open:
-            with row:
-                side_by_side(others, draw)
+    show_statistics(names, FIRST, partial(title_of, series), draw)
     show_maps(KeptMaps(record.path, steps), layer, head)
 
 

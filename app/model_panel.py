@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import blocks
-import pandas as pd
 import streamlit as st
 from access import rules
 from background import Job, background
@@ -174,7 +173,7 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
         }
         for what, each in ahead.items()
     ]
-    st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * len(rows))
+    blocks.show_table(rows)
 
 
 def show_tests(loaded, model: SessionModel, differential: bool) -> None:
@@ -211,7 +210,7 @@ def show_own_prompts(loaded) -> None:
             }
             for prompt in prompts
         ]
-        st.dataframe(pd.DataFrame(rows), hide_index=True, row_height=28, height=36 + 28 * min(len(rows), 8))
+        blocks.show_table(rows, 8)
         try:
             require_answers(prompts)
         except DiffscopeError as error:

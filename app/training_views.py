@@ -1,14 +1,16 @@
-"""The maps of one head along a training: pictures of its steps, a slider over them that plays, and curves beside each other."""
+"""What is shown of a training: pictures of a head by step, a slider over the steps that plays, curves, and those of a cohort."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import blocks
 import streamlit as st
-from messages import show_errors
+from messages import escape_markdown, show_errors
 from selection import select
 from sidebar import LAST_STEP
 from url_state import bound, save_view_state, view_state
@@ -16,7 +18,8 @@ from url_state import bound, save_view_state, view_state
 from diffscope import figures
 from diffscope.capture.capture import Capture
 from diffscope.figures.escaping import short_name
-from diffscope.numbers import head_name
+from diffscope.lab.training.cohort import open_dataset
+from diffscope.numbers import capital, head_name
 
 PACE = 1.2  # seconds a checkpoint is shown for while they play
 state = st.session_state
@@ -129,9 +132,37 @@ def play_on(options: list[str]) -> None:
         st.rerun()
 
 
+def show_statistics(
+    names: Sequence[str], first: Sequence[str], title_of: Callable[[str], str], draw: Callable[[str], None]
+) -> None:
+    """Draw those statistics that come `first` at once, or all if none does; the others in a row that opens."""
+    shown = [name for name in first if name in names] or names
+    others = [name for name in names if name not in shown]
+    side_by_side(shown, draw)
+
+    @st.fragment
+    def show_others() -> None:
+        title = capital(", ".join(map(title_of, others)))
+        with blocks.folded(escape_markdown(title), "training-others") as is_open:
+            if is_open:
+                side_by_side(others, draw)
+
+    if others:
+        show_others()
+
+
 def side_by_side(names: Sequence[str], draw: Callable[[str], None]) -> None:
     """Draw statistics beside each other, as far as there is room."""
     with blocks.columns(*(f"training-{name}" for name in names), least=320) as places:
         for name, place in zip(names, places):
             with place, show_errors():
                 draw(name)
+
+
+def show_cohort(folder: str) -> None:
+    """Show exact answers of every arm in training, and in the end by length and distractors."""
+    figure = figures.cohort(open_dataset(Path(os.path.expanduser(folder))))
+    code = "from pathlib import Path\n\nimport diffscope\nfrom diffscope.lab.training.cohort import open_dataset\n\n"
+    code += blocks.saved(figure, f"open_dataset(Path({folder!r}))", "cohort")
+    alt = "Exact answers of every arm in training, and in the end by length and distractors"
+    blocks.show_figure(figure, alt, key="cohort-curves", name="cohort", label="Export the curves", code=code)

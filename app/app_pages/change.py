@@ -164,16 +164,9 @@ def show_causes(reading, quantity: str) -> None:
         sizes = change.where(change > reading.estimates["rounding"])
         size = between(sizes.values[sizes.notnull().values], number) if sizes.notnull().any() else ABSENT
         rows[words] = {"heads": int(sizes.notnull().sum()), "change by": size}
-    st.dataframe(
-        pd.DataFrame(rows).T,
-        column_config={
-            "change by": st.column_config.TextColumn(help=f"Of the size of {CHANGED[quantity]} before: |x′ − x| / |x|")
-        },
-        row_height=28,
-        height=36 + 28 * len(rows),
-        key="change-causes",
-        alt="How many heads change, and by how much, through the edit itself and through their input",
-    )
+    size = st.column_config.TextColumn(help=f"Of the size of {CHANGED[quantity]} before: |x′ − x| / |x|")
+    alt = "How many heads change, and by how much, through the edit itself and through their input"
+    blocks.show_table(pd.DataFrame(rows).T, hide_index=False, column_config={"change by": size}, key="change-causes", alt=alt)
     st.caption(
         "A head of an edited layer changes through the edit itself, one of a later layer through its input.",
         help=escape_markdown(reading.sentence),
@@ -201,9 +194,8 @@ def show_maps(cap, after, layer: int, head: int) -> None:
 
 def show_rejection(subject, cap, layer: int, head: int, distractors: tuple[str, ...]) -> None:
     """Whether noise on both maps is removed, and what it costs the answer; measured once the row is open."""
-    row = st.expander("Is noise that both maps get removed?", key="change-noise", on_change="rerun")
-    if row.open:
-        with row:
+    with blocks.folded("Is noise that both maps get removed?", "change-noise") as is_open:
+        if is_open:
             show_noise(subject, cap, layer, head, state["query"], distractors)
 
 

@@ -11,11 +11,11 @@ from background import Job, background
 from board import MOST_PROMPTS, Board, TestRequest, provisional, run_tests
 from cache import bundled, check_lengths, modified_at, rules, scope, study
 from catalog import resolve, trusts_code
-from cohort_curves import show_cohort
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
 from pair import rank_beside
 from sidebar import choose_model
+from training_views import show_cohort
 from url_state import bound
 
 from diffscope import figures, tables

@@ -10,12 +10,11 @@ import streamlit as st
 from background import CancellableScope, Job, background
 from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
 from catalog import display_name
-from cohort_curves import show_cohort
 from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection
 from sidebar import Subject, as_code, choose_subject
-from training_views import show_pictures, show_steps, side_by_side
+from training_views import show_cohort, show_pictures, show_statistics, show_steps
 from url_state import bound
 
 from diffscope import figures
@@ -24,7 +23,7 @@ from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.escaping import short_name
 from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import Checkpoints
-from diffscope.numbers import capital, head_name
+from diffscope.numbers import head_name
 from diffscope.readings.training import lambda_in_words
 from diffscope.scope import Scope
 
@@ -105,24 +104,7 @@ def show_curves(reading, layer: int, head: int, query: int, code: str) -> None:
     st.markdown(f"#### All heads along the training, {head_name(layer, head)} set apart")
     names = [name for name in STATISTICS if name != "lambda" and reading.estimates[name].notnull().any()]
     draw = partial(show_curve, reading, layer=layer, head=head, query=query, code=code)
-    first = [name for name in names if name in FIRST] or names
-    others = [name for name in names if name not in first]
-    side_by_side(first, draw)
-
-    @st.fragment
-    def show_others() -> None:
-        row = st.expander(title_of(reading, others), key="training-others", on_change="rerun")
-        if row.open:
-            with row:
-                side_by_side(others, draw)
-
-    if others:
-        show_others()
-
-
-def title_of(reading, names: list[str]) -> str:
-    """Return the names of statistics in words."""
-    return escape_markdown(capital(", ".join(str(reading.estimates[name].attrs["long_name"]) for name in names)))
+    show_statistics(names, FIRST, lambda name: str(reading.estimates[name].attrs["long_name"]), draw)
 
 
 def show_curve(reading, name: str, layer: int, head: int, query: int, code: str) -> None:

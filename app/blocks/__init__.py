@@ -5,20 +5,15 @@
 >>> blocks.show_view(cap, layer=2, head=1)                       # doctest: +SKIP
 """
 
-from blocks.conformance import show_check
-from blocks.differences import show_differences
-from blocks.exports import export_menu, saved, show_figure
-from blocks.heads import show_facts, show_fidelity, show_heads, show_lambda
-from blocks.later import show_later
-from blocks.layout import columns
-from blocks.maps import hold_heads, hold_heads_beside, show_row, show_text, show_view
-from blocks.show import show_chart
-from blocks.tables import show_both, show_next
+from blocks.show import columns, export_menu, folded, saved, show_chart, show_figure, show_later, show_table
+from blocks.tables import show_both, show_check, show_differences, show_facts, show_fidelity, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
+from blocks.views import hold_heads, hold_heads_beside, show_heads, show_lambda, show_row, show_text, show_view
 
 __all__ = [
     "columns",
     "export_menu",
+    "folded",
     "hold_heads",
     "hold_heads_beside",
     "saved",
@@ -37,6 +32,7 @@ __all__ = [
     "show_next",
     "show_primaries",
     "show_row",
+    "show_table",
     "show_test",
     "show_text",
     "show_view",

@@ -14,8 +14,7 @@ import pandas as pd
 import streamlit as st
 from messages import escape_markdown, show_errors
 
-from blocks.exports import export_menu
-from blocks.show import show_chart
+from blocks.show import export_menu, folded, show_chart, show_table
 from diffscope import figures
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 
@@ -69,10 +68,9 @@ def _show_primary(id: str, verdict, code: str) -> None:
 
     @st.fragment
     def details() -> None:
-        row = st.expander("Numbers, method and source", key=f"primary-{id}-method", on_change="rerun")
-        if not row.open:
-            return
-        with row:
+        with folded("Numbers, method and source", f"primary-{id}-method") as is_open:
+            if not is_open:
+                return
             _say_where(verdict)
             if verdict is not None and verdict.estimates:
                 _show_judged(verdict)
@@ -137,9 +135,8 @@ def show_test(test, verdict=None, code: str = "") -> None:
     @st.fragment
     def row() -> None:
         name = f"{badge(verdict)} {escape_markdown(test.question)} {answered(verdict)}".rstrip()
-        opened = st.expander(name, key=f"test-{test.id}", on_change="rerun")
-        if opened.open:
-            with opened:
+        with folded(name, f"test-{test.id}") as is_open:
+            if is_open:
                 show_details(test, verdict, code)
 
     row()
@@ -191,8 +188,7 @@ def show_numbers(verdict, code: str = "") -> None:
     """Every quantity of a test, by layer where there are layers."""
     from diffscope.hypotheses import report
 
-    table = pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS))
-    st.dataframe(table, hide_index=True, height=36 + 28 * len(table), row_height=28)
+    show_table(pd.DataFrame(report.rows(verdict), columns=list(report.COLUMNS)))
     layers = [
         {"quantity": verdict.test.quantities[name].label}
         | {f"layer {number}": report.number(value) for number, value in enumerate(estimate.layers)}
@@ -203,7 +199,7 @@ def show_numbers(verdict, code: str = "") -> None:
         st.caption(
             "by attention layer, counted from 0 at the input; mean over prompts, heads as they count, and seeds (not judged)"
         )
-        st.dataframe(pd.DataFrame(layers), hide_index=True, height=36 + 28 * len(layers), row_height=28)
+        show_table(layers)
     id = verdict.test.id
     figure = partial(figures.board, [verdict])
     of_one = f"figure = diffscope.figures.board([verdict for verdict in board if verdict.test.id == {id!r}])\n"

@@ -226,16 +226,16 @@ def test_long_work_waits_for_a_button_and_runs_in_the_background(amplifier, monk
 
 
 def test_every_view_can_be_exported(amplifier, logits, noise, monkeypatch):
-    from blocks import exports
+    from blocks import show
 
     taken = {}
-    monkeypatch.setattr(exports, "export_menu", lambda name, **parts: taken.update({name: parts}))
+    monkeypatch.setattr(show, "export_menu", lambda name, **parts: taken.update({name: parts}))
     for page in (amplifier, logits, noise):
         page()
     names = [name for name in taken if name.startswith("small-diff-") and "layer" not in name and "changes" not in name]
     assert len(names) == 17
     for name in names:
-        assert all(exports.table(taken[name]["data"](), suffix) for suffix in (".csv", ".parquet", ".nc"))
+        assert all(show.table(taken[name]["data"](), suffix) for suffix in (".csv", ".parquet", ".nc"))
         assert taken[name]["figure"]().matplotlib()
 
 

@@ -547,7 +547,7 @@ def test_the_blocks_work_in_another_app(folders, monkeypatch):
 
 def test_a_long_row_is_cut_only_where_the_query_sees_no_other_key(app):
     fine(app())
-    from blocks.maps import drawn_keys
+    from blocks.views import drawn_keys
 
     causal, full = (SimpleNamespace(n_keys=1500, mask=Mask(kind)) for kind in ("causal", "full"))
     assert drawn_keys(causal, 20, 512) == (0, 21) and drawn_keys(causal, 700, 512) == (189, 701)

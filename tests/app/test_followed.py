@@ -61,7 +61,7 @@ def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, training, 
     training(3, told=False)
     fine(page.run())
     assert "at step 3, loss 2 at step 2." in shown(page.markdown)
-    page.session_state["training-more"] = True  # what a click on the row does
+    page.session_state["training-others"] = True  # what a click on the row does
     assert len(charts(fine(page.run()))["logit_outliers"]["data"]) == 2  # a line for each layer
 
 

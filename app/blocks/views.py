@@ -1,29 +1,56 @@
-"""The maps of one head, linked, and one row of them."""
+"""Views of a capture: all heads, the maps of one head, linked, one row of them, the prompt, and λ."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
-from functools import cache
 
 import streamlit as st
 from messages import show_errors
 
-from blocks.show import show_chart
+from blocks.show import component, show_chart
 from diffscope import figures
 from diffscope.figures.inputs import layer_at
 from diffscope.figures.rows import LARGEST
 from diffscope.numbers import head_name
 from diffscope.readings.reading import Part
 from diffscope.views import attention as attention_view
+from diffscope.views import heads as head_grid
 from diffscope.views import tokens as token_strip
 
 KEPT_MAPS = 8  # heads
 
 
-@cache
-def _view():
-    return st.components.v2.component("diffscope_attention", js=attention_view.COMPONENT.streamlit)
+def show_heads(
+    data,
+    selected: tuple[int, int] | None,
+    on_pick=None,
+    key: str = "heads",
+    *,
+    thumbnails=None,
+    off=(),
+    on_switch=None,
+    title: str = "",
+):
+    """Show a statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
+
+    Before the next run `on_pick(layer, head)` is called when a head is clicked, and `on_switch(layer, head)` when one is to be
+    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out. `title` says what is shown, in words.
+    """
+
+    def pass_on(event: str, act) -> None:
+        place = (st.session_state.get(key) or {}).get(event)
+        if place and act is not None:
+            act(int(place["layer"]), int(place["head"]))
+
+    with show_errors():
+        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None, title=title)
+        component("heads", head_grid.COMPONENT.streamlit)(
+            data=buffer,
+            key=key,
+            on_chosen_change=lambda: pass_on("chosen", on_pick),
+            on_off_change=lambda: pass_on("off", on_switch),
+        )
 
 
 def show_view(
@@ -83,7 +110,9 @@ def show_view(
             query=query,
         )
         changes = {"locked": locked, "window": _nothing, "head": moved, "state": looked}
-        _view()(data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()})
+        component("attention", attention_view.COMPONENT.streamlit)(
+            data=data, key=key, **{f"on_{name}_change": change for name, change in changes.items()}
+        )
 
 
 def _maps(cap, layer: int, head: int, key: str):
@@ -100,14 +129,9 @@ def _maps(cap, layer: int, head: int, key: str):
     return kept[layer, head]
 
 
-@cache
-def _held():
-    return st.components.v2.component("diffscope_held", js=attention_view.HELD.streamlit)
-
-
 def hold_heads(bundle: bytes, key: str = "held") -> None:
     """Let the page hold the views of all heads, so that it shows another one at once."""
-    _held()(data=bundle, key=key, on_wanted_change=_nothing)
+    component("held", attention_view.HELD.streamlit)(data=bundle, key=key, on_wanted_change=_nothing)
 
 
 @st.fragment
@@ -131,7 +155,7 @@ def hold_heads_beside(
             about=about,
             query=query,
         )
-        _held()(data=bundle, key=key, on_wanted_change=_nothing)
+        component("held", attention_view.HELD.streamlit)(data=bundle, key=key, on_wanted_change=_nothing)
 
 
 def _nothing() -> None:
@@ -160,11 +184,6 @@ def drawn_keys(attention, query: int, most: int) -> tuple[int, int] | None:
     return (max(0, query - most + 1), query + 1) if attention.mask.kind in ("causal", "window") else (0, LARGEST)
 
 
-@cache
-def _strip():
-    return st.components.v2.component("diffscope_tokens", js=token_strip.COMPONENT.streamlit)
-
-
 def show_text(
     cap, layer: int, head: int, query: int, on_query=None, on_mark=None, marked: Collection[str] = (), key: str = "strip"
 ):
@@ -189,4 +208,13 @@ def show_text(
 
     with show_errors():
         data = token_strip.data(cap, layer, head, query, markable=on_mark is not None, marked=marked)
-        _strip()(data=data, key=key, on_query_change=clicked, on_marked_change=named)
+        component("tokens", token_strip.COMPONENT.streamlit)(data=data, key=key, on_query_change=clicked, on_marked_change=named)
+
+
+def show_lambda(cap, layer: int | None = None):
+    """Show λ by layer, beside the value it was initialised at."""
+    if not cap.differential:
+        st.caption("Standard attention: one map a head, no λ.")
+        return
+    with show_errors():
+        show_chart(figures.lambdas(cap).plotly(selected=layer), "λ by layer", key="lambda-chart")
