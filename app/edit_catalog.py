@@ -16,7 +16,7 @@ import numpy as np
 
 from diffscope import edits
 from diffscope.edits.base import Stage
-from diffscope.edits.declared import Declared
+from diffscope.edits.declared import PLACES, Declared
 from diffscope.edits.patching import STAGES
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.figures.escaping import shorten, visible
@@ -32,8 +32,24 @@ CALL = re.compile(r"\w+\s*\(")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
+class Control:
+    """What an edit is given, as a widget, an address and Python have it."""
+
+    def words(self, value) -> str:
+        """The value as a person reads it."""
+        return str(value)
+
+    def code(self, value) -> str:
+        """As Python writes it, beside a Scope `scope` and a capture `cap`."""
+        return repr(self.argument(value, None))
+
+    def argument(self, value, cap) -> object:
+        """What the edit is given for the prompt of a capture."""
+        return value
+
+
 @dataclass(frozen=True)
-class Number:
+class Number(Control):
     """A number between bounds."""
 
     name: str
@@ -61,20 +77,20 @@ class Number:
         return value
 
     def words(self, value: float) -> str:
-        """The number as a person reads it."""
+        """In a few digits."""
         return f"{value:g}"
 
-    def code(self, value: float) -> str:
-        """As Python writes it."""
-        return repr(value)
 
-    def argument(self, value: float, cap) -> object:
-        """What the edit is given."""
-        return value
+class Texts(Number):
+    """How many texts an edit is made from."""
+
+    def code(self, value: float) -> str:
+        """Captures of so many of a list `texts`."""
+        return f"map(scope.capture, texts[:{value}])"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Control):
     """One of a few, each by the word that an address has for it."""
 
     name: str
@@ -92,21 +108,13 @@ class Choice:
             raise DiffscopeError(f"{self.label} is {' or '.join(self.options)}, and not {text!r}")
         return text
 
-    def words(self, value: str) -> str:
-        """The word itself."""
-        return value
-
-    def code(self, value: str) -> str:
-        """As Python writes it."""
-        return repr(self.options[value])
-
     def argument(self, value: str, cap) -> object:
-        """What the edit is given."""
+        """What the word stands for."""
         return self.options[value]
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokens(Control):
     """Some tokens of the prompt: a span by its name, ``12-15``, the last, or all."""
 
     name: str
@@ -129,24 +137,22 @@ class Tokens:
         return f"tokens {value}" if RANGE.fullmatch(value) else value
 
     def code(self, value: str) -> str:
-        """As Python writes it, beside a capture `cap`."""
+        """As Python finds them."""
         if value == ALL:
             return "None"
         if value == LAST:
             return "[cap.n_tokens - 1]"
-        if place := RANGE.fullmatch(value):
-            first, stop = _range(place)
-            return f"range({first}, {stop})"
-        return f"cap.key_sets[{value!r}]"
+        positions = _range(value)
+        return f"cap.key_sets[{value!r}]" if positions is None else repr(positions)
 
     def argument(self, value: str, cap) -> object:
-        """The positions in the prompt of a capture; None for all."""
+        """Their positions; None for all."""
         if value == ALL:
             return None
         if value == LAST:
             return [cap.n_tokens - 1]
-        if place := RANGE.fullmatch(value):
-            positions = range(*_range(place))
+        positions = _range(value)
+        if positions is not None:
             if not positions or positions[-1] >= cap.n_tokens:
                 raise SpanError(f"{self.label}: the prompt has tokens 0 to {cap.n_tokens - 1}, and not {value}")
             return list(positions)
@@ -155,15 +161,15 @@ class Tokens:
         return cap.key_sets[value]
 
 
-def _range(place: re.Match) -> tuple[int, int]:
-    """The first position, and one past the last."""
-    first, last = place.groups()
-    return int(first), int(last or first) + 1
+def _range(text: str) -> range | None:
+    """The positions that are written as 12 or 12-15; None of other texts."""
+    place = RANGE.fullmatch(text)
+    return range(int(place[1]), int(place[2] or place[1]) + 1) if place else None
 
 
 @dataclass(frozen=True)
-class Source:
-    """Another prompt of as many tokens, as text."""
+class Source(Control):
+    """Another prompt of as many tokens, as text; its capture is made with the model."""
 
     name: str
     label: str
@@ -180,20 +186,8 @@ class Source:
         return f"“{shorten(visible(value))}”"
 
     def code(self, value: str) -> str:
-        """Its capture, as Python writes it beside a Scope `scope`."""
+        """Its capture."""
         return f"scope.capture({value!r})"
-
-    def argument(self, value: str, cap) -> str:
-        """The text; its capture is made with the model."""
-        return value
-
-
-class Texts(Number):
-    """How many texts an edit is made from."""
-
-    def code(self, value: float) -> str:
-        """Captures of so many of a list `texts`."""
-        return f"map(scope.capture, texts[:{value}])"
 
 
 @dataclass(frozen=True)
@@ -202,47 +196,34 @@ class Kind:
 
     Attributes
     ----------
+    declared : Declared
+        What the library says of it.
     name : str
         Of its function in ``diffscope.edits``.
     title : str
         As it is chosen.
     words : str
         As it is listed; names in braces stand for what it takes.
-    takes : tuple of Number, Choice, Tokens and Source
+    takes : tuple of Control
     """
 
+    declared: Declared
     name: str
     title: str
     words: str
     takes: tuple = ()
 
     @property
-    def declared(self) -> Declared:
-        """What the library says of it."""
-        return edits.EDITS[self.name]
-
-    @property
-    def heads(self) -> bool:
-        """Whether it acts on single heads."""
-        return self.declared.of_heads
-
-    @property
-    def second(self) -> bool:
-        """Whether it needs a second map."""
-        return self.declared.needs == "A2"
+    def places(self) -> tuple[str, ...]:
+        """Where it can be told to act."""
+        return PLACES if self.declared.of_heads else PLACES[:1]
 
     @property
     def reads(self) -> bool:
         """Whether the model runs on other texts to make it."""
-        return self.of_texts or self.declared.of_source
-
-    @property
-    def of_texts(self) -> bool:
-        """Whether it is made from what the model does on other texts."""
-        return self.declared.of_captures
+        return self.declared.of_captures or self.declared.of_source
 
 
-WHAT = {"A1": "A1", "A2": "A2", "D": "D", "A1 output": "A1 output", "A2 output": "A2 output", "output": "output"}
 BRANCH = Choice("branch", "Map", {"both": None, "A1": 1, "A2": 2})
 COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
 SWITCH = {"no": False, "yes": True}
@@ -294,7 +275,7 @@ WORDED: dict[str, tuple[str, str, tuple]] = {
         "patched from another prompt",
         "{what} ← {source} (queries: {queries}; keys: {keys})",
         (
-            Choice("what", "What", WHAT),
+            Choice("what", "What", {name: name for name in STAGES}),
             Source("source", "Other prompt"),
             Tokens("queries", "Queries", ALL),
             Tokens("keys", "Keys", ALL),
@@ -334,7 +315,7 @@ def plain(name: str, declared: Declared) -> tuple[str, str, tuple]:
 
 
 KINDS = {
-    name: Kind(name, *(WORDED.get(name) or plain(name, declared)))
+    name: Kind(declared, name, *(WORDED.get(name) or plain(name, declared)))
     for name, declared in sorted(edits.EDITS.items(), key=lambda item: item[1].stage)
 }
 
@@ -381,12 +362,12 @@ class Written:
         function = self.kind.declared.function
         if self.kind.declared.of_source:
             given["source"] = _captured(scope, cap, given["source"])
-        if self.kind.of_texts:
+        if self.kind.declared.of_captures:
             return function(map(scope.capture, plain_texts(scope, given["prompts"], text_length(scope, cap))), **where)
         return function(**given, **where)
 
     def _places(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(name, at) for name, at in (("layers", self.layers), ("heads", self.heads)) if at]
+        return [(name, at) for name in PLACES if (at := getattr(self, name))]
 
 
 def first(name: str, cap) -> Written:
@@ -412,9 +393,9 @@ def read(text: str) -> Written:
         raise DiffscopeError(f"{name} takes {len(kind.takes)} values, and not {len(given)}")
     values = [takes.read(part) for takes, part in zip(kind.takes, given)]
     values += [takes.first for takes in kind.takes[len(given) :]]
-    if unknown := places.keys() - ({"layers", "heads"} if kind.heads else {"layers"}):
-        raise DiffscopeError(f"{name} does not take {min(unknown)[:40]!r}; it takes layers{' and heads' if kind.heads else ''}")
-    return Written(kind, tuple(values), *(_numbers(name, places.get(dim, "")) for dim in ("layers", "heads")))
+    if unknown := places.keys() - set(kind.places):
+        raise DiffscopeError(f"{name} does not take {min(unknown)[:40]!r}; it takes {' and '.join(kind.places)}")
+    return Written(kind, tuple(values), *(_numbers(name, places.get(dim, "")) for dim in PLACES))
 
 
 def _parsed_call(text: str) -> tuple[str, list[str], dict[str, str]]:

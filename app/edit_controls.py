@@ -89,8 +89,7 @@ def _show_edit(edit: Written, number: int, cap) -> None:
         st.markdown(f"**{escape_markdown(edit.words)}**{': without A₂' if is_without_a2(edit) else ''}", width="stretch")
         _undo(number, edit.words)
     names = [takes.name for takes in edit.kind.takes]
-    places = ["layers", "heads"] if edit.kind.heads else ["layers"]
-    keys = {name: f"change-{state.setdefault('_edits', 0)}-{number}-{name}" for name in [*names, *places]}
+    keys = {name: f"change-{state.setdefault('_edits', 0)}-{number}-{name}" for name in (*names, *edit.kind.places)}
     changed = partial(_change, number, edit.kind.name, keys)
     if edit.kind.takes:
         with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -98,7 +97,7 @@ def _show_edit(edit: Written, number: int, cap) -> None:
                 _control(takes, value, cap, keys[takes.name], changed)
     options = {"layers": cap.layer_numbers, "heads": list(range(cap.n_heads))}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        for name in places:
+        for name in edit.kind.places:
             chosen = getattr(edit, name)
             numbers = sorted({*options[name], *chosen})
             st.multiselect(name.capitalize(), numbers, chosen, key=keys[name], on_change=changed, placeholder="all")
@@ -157,7 +156,7 @@ def _write() -> None:
 
 def _offer(cap, layer: int, head: int) -> None:
     """A choice of edits to add, and an end to all of them."""
-    names = [kind.name for kind in KINDS.values() if cap.differential or not kind.second]
+    names = [name for name, kind in KINDS.items() if cap.differential or kind.declared.needs != "A2"]
 
     def add():
         name = state["change-add"]

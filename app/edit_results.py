@@ -6,17 +6,22 @@ its edits. Nothing cached is asked for while the lock is held, so that no two se
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import streamlit as st
 from edit_catalog import Written, text_length
 from sidebar import Subject
 
+from diffscope.capture.capture import Capture
 from diffscope.edits import Edit
 from diffscope.readings import Prediction, Reading, effects, encode_question, predict
+from diffscope.scope import Scope
 from diffscope.tasks import Prompt
 
 NEW_TOKENS = 12
+KEPT = 48  # results, of which a stack of edits has four or five
 TEXTS = """import numpy
 
 # held-out text, with room for what follows the prompt
@@ -50,7 +55,7 @@ class Edited(Subject):
     def code(self) -> str:
         """Python that gives the same capture, and the edits as ``changes``."""
         plain = super().code()
-        count = max((max(edit.values) for edit in self.written if edit.kind.of_texts), default=0)
+        count = max((max(edit.values) for edit in self.written if edit.kind.declared.of_captures), default=0)
         held_out = TEXTS.format(count=count, length=text_length(self.scope(), super().capture())) if count else ""
         changes = "".join(f"\n    {edit.code}," for edit in self.written)
         return f"{plain}{held_out}changes = [{changes}\n]\nwith scope.edit(*changes):\n    {plain.splitlines()[-1]}\n"
@@ -59,32 +64,42 @@ class Edited(Subject):
 def build_edits(subject, cap, written: tuple[Written, ...]) -> tuple[Edit, ...]:
     """Edits for a prompt, of which those that other texts are read for are made once."""
     scope = subject.scope()
-    return tuple(
-        _kept(_key_of(edit, subject), edit.text, cap.n_tokens, edit, scope, cap) if edit.kind.reads else edit.make(scope, cap)
-        for edit in written
-    )
 
+    def made(edit: Written) -> Edit:
+        if not edit.kind.reads:
+            return edit.make(scope, cap)
+        key = subject.key[:2] if edit.kind.declared.of_captures else subject.key  # of a patch the prompt too
+        return _made(key, edit.text, cap.n_tokens, edit, scope, cap)
 
-def _key_of(edit: Written, subject) -> tuple:
-    """What an edit for which other texts are read depends on beside its own text: the model, and of a patch the prompt."""
-    return subject.key[:2] if edit.kind.of_texts else subject.key
+    return tuple(map(made, written))
 
 
 @st.cache_resource(show_spinner="Reading other texts", max_entries=8)
-def _kept(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) -> Edit:
+def _made(key: tuple, text: str, tokens: int, _edit: Written, _scope, _cap) -> Edit:
     return _edit.make(_scope, _cap)
 
 
-def captured(subject, cap, written: tuple[Written, ...]):
+def _under(what: str, subject, cap, written: tuple[Written, ...], compute: Callable[[Scope], Any], *more) -> Any:
+    """What a model gives under edits, once for all who ask; `what` and `more` say what that is beside subject and edits."""
+    made = build_edits(subject, cap, written)
+    scope = subject.scope()
+
+    def computed() -> Any:
+        with scope.edit(*made):
+            return compute(scope)
+
+    return _once(what, (subject.key, texts(written), *more), computed)
+
+
+@st.cache_resource(show_spinner=False, max_entries=KEPT)
+def _once(what: str, key: tuple, _compute: Callable[[], Any]) -> Any:
+    return _compute()
+
+
+def captured(subject, cap, written: tuple[Written, ...]) -> Capture:
     """What every layer attends with under edits."""
-    return _captured(subject.key, texts(written), subject, cap, build_edits(subject, cap, written))
-
-
-@st.cache_resource(show_spinner=False, max_entries=8)
-def _captured(key: tuple, edits: Texts, _subject, _cap, _made):
-    scope = _subject.scope()
-    with scope.edit(*_made):
-        return scope.capture(_subject.prompt, spans=spans(_subject, _cap))
+    known = spans(subject, cap)
+    return _under("capture", subject, cap, written, lambda scope: scope.capture(subject.prompt, spans=known))
 
 
 def question_of(subject, cap, distractors: Texts) -> Prompt | None:
@@ -102,26 +117,13 @@ def answer_of(subject, cap) -> str:
 def predicted(subject, cap, written: tuple[Written, ...], question: Prompt | None) -> Prediction:
     """What the model says next under edits, and of an answer where there is one."""
     candidates = () if question is None else tuple(map(tuple, (question.answer, *question.distractors)))
-    return _predicted(subject.key, texts(written), candidates, subject, cap, build_edits(subject, cap, written), question)
-
-
-@st.cache_resource(show_spinner=False, max_entries=32)
-def _predicted(key: tuple, edits: Texts, candidates: tuple, _subject, _cap, _made, _question) -> Prediction:
-    scope = _subject.scope()
-    with scope.edit(*_made):
-        return predict(scope, _cap, _question)
+    return _under("prediction", subject, cap, written, lambda scope: predict(scope, cap, question), candidates)
 
 
 def continued(subject, cap, written: tuple[Written, ...]) -> str:
     """A few tokens that the model generates under edits."""
-    return _continued(subject.key, texts(written), new_tokens(subject, cap), subject, build_edits(subject, cap, written))
-
-
-@st.cache_resource(show_spinner=False, max_entries=32)
-def _continued(key: tuple, edits: Texts, tokens: int, _subject, _made) -> str:
-    scope = _subject.scope()
-    with scope.edit(*_made):
-        return scope.generate(_subject.prompt, tokens)
+    tokens = new_tokens(subject, cap)
+    return _under("continuation", subject, cap, written, lambda scope: scope.generate(subject.prompt, tokens), tokens)
 
 
 def new_tokens(subject, cap) -> int:
@@ -133,13 +135,8 @@ def new_tokens(subject, cap) -> int:
 
 def changes(subject, cap, written: tuple[Written, ...]) -> Reading:
     """What edits do to every head."""
-    made_edits = build_edits(subject, cap, written)
-    return _changes(subject.key, texts(written), cap, captured(subject, cap, written), made_edits)
-
-
-@st.cache_resource(show_spinner=False, max_entries=16)
-def _changes(key: tuple, edits: Texts, _before, _after, _made) -> Reading:
-    return effects(_before, _after, _made)
+    after, made = captured(subject, cap, written), build_edits(subject, cap, written)
+    return _once("changes", (subject.key, texts(written)), lambda: effects(cap, after, made))
 
 
 def texts(written: tuple[Written, ...]) -> Texts:
