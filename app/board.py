@@ -6,9 +6,10 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from background import CancellableScope, Job
-from cache import modified_at, own_prompts
+from cache import modified_at
 from catalog import display_name
-from file_picker import GivenFile
+from file_picker import own_prompts
+from uploads import File
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses import TESTS, Settings, Verdict, gather, run
@@ -31,7 +32,7 @@ class TestRequest:
         As of :class:`diffscope.hypotheses.Settings`.
     weights : {"knock-out", "a2", "answer"}
         As of :class:`diffscope.hypotheses.Settings`.
-    own : GivenFile, optional
+    own : File, optional
         A file with prompts.
     tests : tuple of str
         Ids of tests, all without any.
@@ -44,7 +45,7 @@ class TestRequest:
     length: int
     untrained: int
     weights: Weights
-    own: GivenFile | None
+    own: File | None
     tests: tuple[str, ...]
 
     @property

@@ -5,17 +5,13 @@ What is cached here is shared between sessions and never changed by any of them.
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import streamlit as st
-from access import rules as rules
-from catalog import bundled as bundled
+from access import rules
 from catalog import display_name, hide_paths, resolve, trusts_code
 
 from diffscope import readings
@@ -28,8 +24,6 @@ from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
 from diffscope.readings.reading import Part
 from diffscope.scope import Scope
-
-LONGEST_NAME = 100  # of a file that is kept for a moment
 
 
 @st.cache_resource(show_spinner=False)
@@ -192,39 +186,3 @@ def study(name: str):
     from diffscope.hypotheses.study import open_study
 
     return open_study(name)
-
-
-@st.cache_resource(show_spinner=False, max_entries=16)
-def own_prompts(name: str, content: bytes) -> tuple:
-    """The prompts of a file that a person gave, by its name and what is in it; its errors name the file as the person does.
-
-    A text is one prompt.
-    """
-    from diffscope.tasks import TextPrompt
-
-    prompts = (TextPrompt("", _text(name, content), {}, None),) if name.lower().endswith(".txt") else _listed(name, content)
-    most = rules().characters
-    for prompt in prompts:
-        if len(prompt.text) > most:
-            words = f"the prompt {prompt.name!r}" if prompt.name else "the prompt"
-            raise PromptError(f"{words} has {len(prompt.text):,} characters, and {most:,} are taken here; shorten it")
-    return prompts
-
-
-def _text(name: str, content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise PromptError(f"{name} is not UTF-8 text; save it as UTF-8") from None
-
-
-def _listed(name: str, content: bytes) -> tuple:
-    from diffscope.tasks import read_prompts
-
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / re.sub(r"[\x00-\x1f/\\]", "_", name)[-LONGEST_NAME:]
-        path.write_bytes(content)
-        try:
-            return read_prompts(path)
-        except DiffscopeError as error:
-            raise type(error)(str(error).replace(f"{folder}{os.sep}", "")) from None

@@ -16,7 +16,7 @@ from sidebar import Subject
 
 from diffscope.capture.capture import Capture
 from diffscope.edits import Edit
-from diffscope.readings import Prediction, Reading, effects, encode_question, predict
+from diffscope.readings import Prediction, Reading, effects, predict
 from diffscope.scope import Scope
 from diffscope.tasks import Prompt
 
@@ -100,18 +100,6 @@ def captured(subject, cap, written: tuple[Written, ...]) -> Capture:
     """What every layer attends with under edits."""
     known = spans(subject, cap)
     return _under("capture", subject, cap, written, lambda scope: scope.capture(subject.prompt, spans=known))
-
-
-def question_of(subject, cap, distractors: Texts) -> Prompt | None:
-    """What is asked of the model: the answer's tokens and those of its distractors; None where no answer is known."""
-    answer = answer_of(subject, cap)
-    return encode_question(subject.scope(), cap, answer, distractors) if answer else None
-
-
-def answer_of(subject, cap) -> str:
-    """The answer's text: what the reader wrote, else the tokens that are marked as it."""
-    marked = "".join(cap.tokens[at] for at in cap.spans.get("answer", ()))
-    return subject.answer if subject.answer.strip() else marked.strip()
 
 
 def predicted(subject, cap, written: tuple[Written, ...], question: Prompt | None) -> Prediction:

@@ -13,18 +13,18 @@ import blocks
 import streamlit as st
 from access import rules
 from background import Job, background
-from cache import modified_at, opened, outlined, own_prompts
+from cache import modified_at, opened, outlined
 from catalog import SessionModel, add_session_model, cards, resolve
-from file_picker import choose_file
+from file_picker import FORMAT, choose_file, own_prompts
 from messages import escape_markdown, show_errors
 from model_picker import choose
-from readiness import readiness
 from url_state import PANEL, bound
 
 from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name, visible
-from diffscope.hypotheses import Settings, forecast
+from diffscope.hypotheses import TESTS, Settings, forecast
+from diffscope.hypotheses.gathering import steps_of
 from diffscope.models.outline import check_memory
 from diffscope.numbers import duration
 from diffscope.render import size_in_words
@@ -36,11 +36,6 @@ LONG = 60.0  # seconds: a check that takes longer is asked for
 CODE = (
     "This model needs code that comes with it ({code}). Such code can do on this machine whatever you can: read your files, send "
     "them away, delete them. It is not run unless you type the model's name again. Do so only if you trust who wrote it."
-)
-FORMAT = (
-    "A line a prompt. `prompt` is the text and `answer` what comes next, with the space before it. `spans` name parts of the "
-    "prompt by their text, or by ranges of characters `[[start, stop], …]`: tests need the span `answer`, where the text states "
-    "it; `needles` are what is said about other things, and `query` is the question. `distractors` are other answers."
 )
 OWN_PROMPTS = (
     {
@@ -58,6 +53,21 @@ OWN_PROMPTS = (
         "spans": {"answer": "Bo", "needles": "My cat is Mia.", "query": "The name of my dog is"},
     },
 )
+FEW = 5  # prompts that are made up to see whether they can be: one at each depth
+SERIES = 3  # checkpoints of a training
+#: what tests of a kind lack if the model is all there is, and how to run them or to give what is lacking
+NEEDS = {
+    "model": ("", "Tests: choose it as the model."),
+    "pair": (
+        "a standard model beside it",
+        "Tests: choose the standard model that it is matched with beside it. Both need the same tokenizer.",
+    ),
+    "checkpoints": (
+        f"{SERIES} checkpoints along its training",
+        "Put the checkpoints of its training into checkpoints/step-N of its folder, as diffscope train leaves them.",
+    ),
+    "cohort": ("a trained cohort", "Tests: give the folder of a cohort that diffscope train made."),
+}
 state = st.session_state
 
 
@@ -179,12 +189,38 @@ def show_forecast(loaded, speed: forecast.Speed) -> None:
 def show_tests(loaded, model: SessionModel, differential: bool) -> None:
     """Which tests can be run on the model, and what the others lack."""
     st.markdown("#### Tests")
-    for each in readiness(loaded, resolve(model.name), differential):
-        count = f"{len(each.tests)} tests"
-        title = f"{count} lack {each.lacks}" if each.lacks else f"✓ {count} can be run"
-        with st.expander(escape_markdown(title), key=f"your_model-tests-{each.needs}"):
-            st.markdown(escape_markdown(each.how))
-            st.markdown("\n".join(f"- {escape_markdown(id)}: {escape_markdown(claim)}" for id, claim in each.tests.items()))
+    of_model = lacking_of_model(loaded, differential)
+    for needs, (lacks, how) in NEEDS.items():
+        if needs == "checkpoints" and len(steps_of(resolve(model.name))) >= SERIES:
+            lacks, how = NEEDS["model"]
+        if of_model is not None and (
+            needs in ("model", "checkpoints") or (needs == "pair" and (loaded.tokenizer is None or loaded.crosses))
+        ):
+            lacks, how = of_model
+        tests = [test for test in TESTS.values() if test.needs == needs]
+        count = f"{len(tests)} tests"
+        title = f"{count} lack {lacks}" if lacks else f"✓ {count} can be run"
+        with st.expander(escape_markdown(title), key=f"your_model-tests-{needs}"):
+            st.markdown(escape_markdown(how))
+            st.markdown("\n".join(f"- {escape_markdown(test.id)}: {escape_markdown(test.question)}" for test in tests))
+
+
+def lacking_of_model(scope, differential: bool) -> tuple[str, str] | None:
+    """What a model itself lacks for the tests that need no other, and how to give it; None where it is nothing."""
+    if scope.crosses:
+        return "one side: they are of tokens that look at one another", "Look at its maps in Explore, or measure them in Python."
+    if scope.tokenizer is None:
+        return "a tokenizer: prompts are text", "Put its tokenizer.json beside the weights, and open it again."
+    if not differential:
+        return (
+            "a second map: this is standard attention",
+            "Choose it on Tests as the standard model beside a differential one.",
+        )
+    try:
+        Settings(prompts=FEW).prompts_for(scope)
+    except DiffscopeError as error:
+        return f"prompts that can be made for its tokenizer ({error})", "Give prompts of your own, below and on Tests."
+    return None
 
 
 def show_own_prompts(loaded) -> None:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from cache import bundled, examples
-from catalog import cards
+from cache import examples
+from catalog import bundled, cards
 from edit_catalog import Written
 from edit_controls import show_stack
 from edit_results import Edited

@@ -19,8 +19,7 @@ from amplifier.signal import signal_of
 from background import KEPT, PREPARE, Job, Measurement, Results, jobs, results
 from cache import all_heads, capture, examples, modified_at, thumbnails
 from catalog import cards
-from edit_results import answer_of
-from question import distractors_in
+from question import answer_of, distractors_in
 from selection import default_head
 from sidebar import Subject
 

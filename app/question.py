@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import streamlit as st
-from edit_results import answer_of
 from messages import escape_markdown
 from url_state import bound
 
 from diffscope.errors import PromptError
-from diffscope.readings import Question, question
+from diffscope.readings import Question, encode_question, question
+from diffscope.tasks import Prompt
+
+
+def answer_of(subject, cap) -> str:
+    """Return the answer's text: what the reader wrote, else the tokens that are marked as it; empty if none is known."""
+    marked = "".join(cap.tokens[at] for at in cap.spans.get("answer", ()))
+    return subject.answer if subject.answer.strip() else marked.strip()
+
+
+def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | None:
+    """Return the prompt with the tokens of its answer and its distractors; None if no answer is known."""
+    answer = answer_of(subject, cap)
+    return encode_question(subject.scope(), cap, answer, distractors) if answer else None
 
 
 def choose_distractors(subject) -> tuple[str, ...]:

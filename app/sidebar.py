@@ -10,9 +10,9 @@ from pathlib import Path
 
 import streamlit as st
 from access import rules
-from cache import capture, examples, modified_at, own_prompts, saved, scope
+from cache import capture, examples, modified_at, saved, scope
 from catalog import SessionModel, add_session_model, cards, display_name, session_models, trained_on, trusts_code
-from file_picker import choose_file
+from file_picker import choose_file, own_prompts
 from messages import escape_markdown
 from uploads import is_upload
 from url_state import OPENED, PANEL, bound, fits_address

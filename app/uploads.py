@@ -6,6 +6,7 @@ of them are right, into a folder of their own that nobody else can read.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -55,6 +56,11 @@ class File(NamedTuple):
 
     name: str
     content: bytes
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What distinguishes it from other files, for caches."""
+        return self.name, hashlib.sha256(self.content).hexdigest()
 
 
 class Upload:

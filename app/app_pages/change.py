@@ -10,10 +10,10 @@ import pandas as pd
 import streamlit as st
 from amplifier.noise import show_noise
 from edit_controls import ablated, is_without_a2, show_stack, switch_head
-from edit_results import Edited, answer_of, captured, changes, continued, new_tokens, predicted, question_of, spans
+from edit_results import Edited, captured, changes, continued, new_tokens, predicted, spans
 from messages import as_call, escape_markdown, show_errors
 from pair import EDIT, Pair, Side, offer_maps
-from question import choose_distractors
+from question import answer_of, choose_distractors, encoded_question
 from selection import choose_head, init_selection, select
 from sidebar import choose_subject
 from url_state import bound, save_view_state, view_state
@@ -62,7 +62,7 @@ def show_predictions(subject, cap, edits, distractors) -> None:
     """What the model says next without and with the edits: the answer, tokens, a few generated tokens."""
     question = None
     with show_errors():
-        question = question_of(subject, cap, distractors)
+        question = encoded_question(subject, cap, distractors)
     before = predicted(subject, cap, (), question)
     after = predicted(subject, cap, edits, question)
     reading = answers(before, after)

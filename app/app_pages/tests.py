@@ -7,10 +7,11 @@ from functools import partial
 
 import blocks
 import streamlit as st
+from access import rules
 from background import Job, background
 from board import MOST_PROMPTS, Board, TestRequest, provisional, run_tests
-from cache import bundled, check_lengths, modified_at, rules, scope, study
-from catalog import resolve, trusts_code
+from cache import check_lengths, modified_at, scope, study
+from catalog import bundled, resolve, trusts_code
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
 from pair import rank_beside
@@ -32,10 +33,6 @@ MODEL = "the model"
 COHORT = "a trained cohort"
 NONE = "none"
 QUESTION = "Does it cancel noise, is it sparse, or does it carry signal with a minus sign?"
-OWN = (
-    'A line a prompt: {"prompt": "…", "answer": "…", "distractors": ["…"], "spans": {"answer": "…", "needles": "…", '
-    '"query": "…"}}. Answer and its span are needed; a span is a text of the prompt.'
-)
 OF_KIND = {
     "primary": "what a study of many trainings is decided by; fixed before its data",
     "mechanism": "what an account says of how it comes about; a row opens where it stands",
@@ -87,7 +84,7 @@ def choose_subject(kind: str) -> TestRequest | None:
         if not cohort:
             st.info("Give the folder of a trained cohort, as diffscope train leaves it.")
     with st.sidebar, st.expander("Prompts and tests", expanded=is_given("tests-own")):
-        own = choose_file("Prompts of your own", "tests-own", words=OWN)
+        own = choose_file("Prompts of your own", "tests-own")
         prompts = st.number_input("Prompts", 10, MOST_PROMPTS, step=5, **bound("tests-prompts", default=40))
         length = st.number_input("Tokens a prompt", 64, 4096, **bound("tests-length", default=160))
         untrained = st.number_input(

@@ -7,9 +7,10 @@ from functools import partial
 
 import blocks
 import streamlit as st
+from access import rules
 from background import CancellableScope, Job, background
-from cache import along_training, bundled, capture_once, checkpoints, modified_at, opener, rules
-from catalog import display_name
+from cache import along_training, capture_once, checkpoints, modified_at, opener
+from catalog import bundled, display_name
 from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection

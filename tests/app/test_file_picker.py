@@ -50,8 +50,7 @@ def test_what_cannot_be_taken_is_one_line(app, monkeypatch, name, content, words
     from dataclasses import replace
 
     app()
-    cache = sys.modules["cache"]
-    monkeypatch.setattr(cache, "rules", lambda: replace(sys.modules["access"].rules(), characters=100_000))
+    monkeypatch.setattr(sys.modules["file_picker"], "rules", lambda: replace(sys.modules["access"].rules(), characters=100_000))
     test = given(app, name, content)
     assert words in shown(test.warning) and len(test.warning) == 1
 
