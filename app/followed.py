@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -42,25 +42,10 @@ CAPTIONS = {
 HOW = 'monitor = diffscope.monitor(model, prompts, path="runs/mine/monitor", maps=[(0, 0)])'
 
 
-class KeptMaps(Mapping[int, Capture]):
-    """The captures of a monitor's folder by step, each read when it is looked at."""
-
-    def __init__(self, folder: Path, steps: list[int]) -> None:
-        self._folder = folder
-        self._steps = steps
-
-    def __getitem__(self, step: int) -> Capture:
-        """Return what was kept of a step."""
-        file = self._folder / MAPS.format(step)
-        return _opened(file, file.stat().st_mtime)
-
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over the steps."""
-        return iter(self._steps)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._steps)
+def maps_at(folder: Path, step: int) -> Capture:
+    """Return what was kept of a step, which is read when it is looked at."""
+    file = folder / MAPS.format(step)
+    return _opened(file, file.stat().st_mtime)
 
 
 @st.cache_resource(show_spinner=False, max_entries=64)
@@ -128,7 +113,6 @@ def show_record(record: Record, name: str) -> None:
     series = courses(kept)
     st.markdown(escape_markdown(sentence(kept)))
     show_alerts(kept)
-    steps = record.steps_with_maps
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer = choose("layer", kept["layer"].values.tolist())
         head = choose("head", kept["head"].values.tolist() if "head" in kept.coords else list(range(kept.sizes.get("head", 1))))
@@ -136,7 +120,7 @@ def show_record(record: Record, name: str) -> None:
     draw = partial(show_curve, kept, series, layer=layer, head=head, code=code)
     names = [each for each in series if not each.endswith(CONTROL) and bool(series[each].notnull().any())]
     show_statistics(names, FIRST, partial(title_of, series), draw)
-    show_maps(KeptMaps(record.path, steps), layer, head)
+    show_maps(record, layer, head)
 
 
 def sentence(kept: xr.Dataset) -> str:
@@ -197,24 +181,25 @@ def show_curve(kept: xr.Dataset, series: xr.Dataset, name: str, layer: int, head
     )
 
 
-def show_maps(maps: KeptMaps, layer: int, head: int) -> None:
+def show_maps(record: Record, layer: int, head: int) -> None:
     """Show the maps of a head that were kept, with the step on a slider."""
-    steps = list(maps)
+    steps = record.steps_with_maps
     if not steps:
         st.caption("No maps were kept: maps=[(layer, head)] of the monitor asks for those of some heads.")
         return
-    layers = maps[steps[-1]].layer_numbers
+    at = partial(maps_at, record.path)
+    layers = at(steps[-1]).layer_numbers
     if layer not in layers:
         st.info(f"Maps were kept of layer {', '.join(map(str, layers))}. Choose it above to see them.")
         return
     st.markdown(f"#### Maps of L{layer}H{head} on the first prompt")
     code = (
         "import diffscope\n\n"
-        f"folder = {str(maps._folder)!r}\n"
+        f"folder = {str(record.path)!r}\n"
         f'captures = {{step: diffscope.open(f"{{folder}}/maps-{{step:08d}}.dscope") for step in {steps!r}}}\n'
     )
     stride = -(-len(steps) // PICTURES)
     chosen = steps[::-1][::stride][::-1]  # with the last one
     with show_errors():
-        show_pictures({step: maps[step] for step in chosen}, layer, head, code)
-        show_steps(maps, layer, head, code, grows=True)
+        show_pictures({step: at(step) for step in chosen}, layer, head, code)
+        show_steps(steps, at, layer, head, code, grows=True)

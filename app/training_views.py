@@ -57,9 +57,10 @@ def option_of(step: int, steps: list[int]) -> str:
     return LAST_STEP if step == steps[-1] else str(step)
 
 
-def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str, grows: bool = False) -> None:
+def show_steps(
+    steps: list[int], capture_at: Callable[[int], Capture], layer: int, head: int, code: str, grows: bool = False
+) -> None:
     """A slider over the checkpoints that plays, and the maps of the head at the chosen one; of a training that `grows` too."""
-    steps = list(captures)
     end = "the last so far" if grows else "the end"
     options = [option_of(step, steps) for step in steps]
     if grows and state.get("_step-options", options) != options:  # Streamlit would keep the place among the options
@@ -82,7 +83,7 @@ def show_steps(captures: Mapping[int, Capture], layer: int, head: int, code: str
             )
         state["_step-shown"] = chosen
         step = steps[options.index(chosen)]
-        cap = captures[step]
+        cap = capture_at(step)
         blocks.show_view(
             cap,
             layer,

@@ -56,7 +56,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.expander("The answer, λ and overlap in numbers"):
         st.markdown(escape_markdown(reading.sentence))
     show_pictures(captures, layer, head, code)
-    show_steps(captures, layer, head, code)
+    show_steps(list(captures), captures.__getitem__, layer, head, code)
     show_curves(reading, layer, head, query, code)
 
 

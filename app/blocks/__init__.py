@@ -9,31 +9,3 @@ from blocks.show import columns, export_menu, folded, saved, show_chart, show_fi
 from blocks.tables import show_both, show_check, show_differences, show_facts, show_fidelity, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
 from blocks.views import hold_heads, hold_heads_beside, show_heads, show_lambda, show_row, show_text, show_view
-
-__all__ = [
-    "columns",
-    "export_menu",
-    "folded",
-    "hold_heads",
-    "hold_heads_beside",
-    "saved",
-    "show_both",
-    "show_chart",
-    "show_check",
-    "show_details",
-    "show_differences",
-    "show_estimates",
-    "show_facts",
-    "show_fidelity",
-    "show_figure",
-    "show_heads",
-    "show_lambda",
-    "show_later",
-    "show_next",
-    "show_primaries",
-    "show_row",
-    "show_table",
-    "show_test",
-    "show_text",
-    "show_view",
-]
