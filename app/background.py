@@ -288,7 +288,19 @@ Report = Callable[[float, float], object]
 
 
 class Measurement(NamedTuple):
-    """What :func:`cached_job` takes."""
+    """Something that is measured for all sessions: what :func:`cached_job` takes.
+
+    Attributes
+    ----------
+    key : tuple
+        What the result is of.
+    what : str
+        What is measured, in words: no two on a page are the same.
+    seconds : float
+        How long it will take, roughly.
+    compute : callable
+        Called with `report(done, total)`, which it calls as often as it can. It touches nothing of Streamlit.
+    """
 
     key: tuple
     what: str
@@ -299,8 +311,7 @@ class Measurement(NamedTuple):
 class Results:
     """The results of a kind that were asked for last, by what they are of."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._results: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -319,34 +330,21 @@ class Results:
         """Keep a result, and no longer that which nobody has asked for longest where there are too many."""
         with self._lock:
             self._results[key] = result
-            while len(self._results) > self._most:
+            while len(self._results) > KEPT:
                 self._results.popitem(last=False)
         return result
 
 
 @st.cache_resource(show_spinner=False)
-def results(what: str, most: int) -> Results:
+def results(what: str) -> Results:
     """The results of all sessions, of one kind."""
-    return Results(most)
+    return Results()
 
 
-def cached_job(key: tuple, what: str, seconds: float, compute: Callable[[Report], Any], most: int = KEPT) -> Any:
-    """Return what a computation gives, shared by all sessions, or None while it is not there.
-
-    Parameters
-    ----------
-    key : tuple
-        What the result is of.
-    what : str
-        What is measured, in words: no two on a page are the same.
-    seconds : float
-        How long it will take, roughly. What takes longer than ``AT_ONCE`` has a button, and runs in the background.
-    compute : callable
-        Called with `report(done, total)`, which it calls as often as it can. It touches nothing of Streamlit.
-    most : int
-        How many results of this kind are kept.
-    """
-    kept = results(what, most)
+def cached_job(asked: Measurement) -> Any:
+    """Return what was measured, or None while it is not there: what takes longer than ``AT_ONCE`` waits for a button."""
+    key, what, seconds, compute = asked
+    kept = results(what)
     result = kept.get(key)
     if result is not None:
         return result

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import streamlit as st
-from amplifier.anatomy import anatomy_of
 from amplifier.logits import BRANCHES, branches_of
-from amplifier.numbers import gains_of
-from amplifier.ranks import ranks_of
-from amplifier.signal import signal_of
-from background import KEPT, PREPARE, Job, Measurement, Results, jobs, results
+from amplifier.numbers import anatomy_of, gains_of, ranks_of, signal_of
+from background import PREPARE, Job, Measurement, Results, jobs, results
 from cache import all_heads, capture, examples, modified_at, thumbnails
 from catalog import cards
 from question import answer_of, distractors_in
@@ -103,14 +100,14 @@ def _steps(subject, cap) -> list[Step]:
     for ask in asks if cap.differential else asks[1:]:
         with suppress(DiffscopeError):  # the page says why
             asked = ask()
-            steps.append((results(asked.what, KEPT), lambda asked=asked: asked))
+            steps.append((results(asked.what), lambda asked=asked: asked))
     if answer := answer_of(subject, cap):
         scope, key = subject.scope(), subject.key
 
         def ask_branches() -> Measurement:  # by the job: of a long prompt, the distractors take seconds to encode
             return branches_of(scope, key, question(scope, cap, answer, distractors))
 
-        steps.append((results(BRANCHES, KEPT), ask_branches))
+        steps.append((results(BRANCHES), ask_branches))
     return steps
 
 

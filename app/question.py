@@ -60,4 +60,4 @@ def ask(subject, cap, distractors: tuple[str, ...]) -> Question:
 
 def in_python(subject, cap, chosen: Question) -> str:
     """Return the question as Python writes it."""
-    return f"question(scope, cap, {answer_of(subject, cap)!r}, {list(chosen.distractors)!r})"
+    return f"readings.question(scope, cap, {answer_of(subject, cap)!r}, {list(chosen.distractors)!r})"

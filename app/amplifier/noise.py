@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from background import cached_job
+from background import Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, in_python
 from url_state import bound
 
-from amplifier.section import python, show
+from amplifier.section import show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.injection import DRAWS
 from diffscope.numbers import head_name
@@ -70,47 +70,36 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
 
 def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise) -> None:
     """CMRR by injection of all heads at the chosen strength, and of the chosen head at all."""
-    seconds = effort.of_rejection(cap, len(SIGMAS), DRAWS)
-    key = (*subject.key, query, noise.span)
     reading = cached_job(
-        key,
-        "rejection by injection",
-        seconds,
-        lambda report: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS, progress=report),
+        Measurement(
+            (*subject.key, query, noise.span),
+            "rejection by injection",
+            effort.of_rejection(cap, len(SIGMAS), DRAWS),
+            lambda report: rejection(cap, query, span=noise.span, sigmas=SIGMAS, draws=DRAWS, progress=report),
+        )
     )
     if reading is None:
         return
     estimates = reading.estimates
     data = estimates[["cmrr_injected", "cmrr_injected_error", "cmrr_ceiling", "equal_maps"]]
-    lines = (f"reading = rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})",)
-    imports = "from diffscope.readings import rejection, rejection_sentence"
+    python = f"reading = readings.rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})"
     with blocks.columns("amplifier-rejected", "amplifier-by-sigma") as (left, right):
         with left:
             show(
-                "rejected",
-                charts.rejected(estimates, noise.sigma),
-                f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls and ceiling",
-                data,
-                python(
-                    subject,
-                    imports,
-                    *lines,
-                    f"print(rejection_sentence(reading.estimates, {noise.sigma}))",
-                    f"charts.rejected(reading.estimates, {noise.sigma}).save('rejected.pdf')",
-                ),
-                estimates["cmrr_injected"].attrs["reads"],
-                rejection_sentence(estimates, noise.sigma),
+                *(subject, python, estimates, "cmrr_injected", charts.rejected, noise.sigma),
+                alt=f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls and ceiling",
+                name="rejected",
+                data=data,
+                says=rejection_sentence(estimates, noise.sigma),
+                prints=f"readings.rejection_sentence(reading.estimates, {noise.sigma})",
             )
         with right:
             show(
-                "by-sigma",
-                charts.rejected_by_sigma(estimates, layer, head),
-                f"CMRR by injection of {head_name(layer, head)} over σ, beside controls and ceiling",
-                data.drop_vars("equal_maps").sel(layer=layer, head=head),
-                python(
-                    subject, imports, *lines, f"charts.rejected_by_sigma(reading.estimates, {layer}, {head}).save('by_sigma.pdf')"
-                ),
-                f"The chosen head over the strength of noise; bars are standard errors over {DRAWS} draws.",
+                *(subject, python, estimates, "cmrr_injected", charts.rejected_by_sigma, layer, head),
+                alt=f"CMRR by injection of {head_name(layer, head)} over σ, beside controls and ceiling",
+                name="by-sigma",
+                data=data.drop_vars("equal_maps").sel(layer=layer, head=head),
+                reads=f"The chosen head over the strength of noise; bars are standard errors over {DRAWS} draws.",
             )
 
 
@@ -121,36 +110,32 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
     common = {"span": noise.span, "layers": noise.layers, "heads": noise.heads}
     key = (subject.key, question.key, *common.values())
     single = cached_job(
-        (*key, noise.sigma, noise.draw),
-        "what this draw costs the answer",
-        effort.of_runs(scope, cap.n_tokens, 3),
-        lambda report: noise_cost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
+        Measurement(
+            (*key, noise.sigma, noise.draw),
+            "what this draw costs the answer",
+            effort.of_runs(scope, cap.n_tokens, 3),
+            lambda report: noise_cost(scope, question, sigmas=[noise.sigma], draws=1, seed=noise.draw, **common),
+        )
     )
     if single is not None:
         st.markdown(escape_markdown(single.sentence))
-    runs = effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS))
     reading = cached_job(
-        key,
-        "what noise costs the answer",
-        runs,
-        lambda report: noise_cost(scope, question, sigmas=SIGMAS, progress=report, **common),
+        Measurement(
+            key,
+            "what noise costs the answer",
+            effort.of_runs(scope, cap.n_tokens, 2 * DRAWS * len(SIGMAS)),
+            lambda report: noise_cost(scope, question, sigmas=SIGMAS, progress=report, **common),
+        )
     )
     if reading is None:
         return
-    estimates = reading.estimates
     given = ", ".join(f"{name}={value!r}" for name, value in common.items())
+    asked = in_python(subject, cap, question)
+    python = f"reading = readings.noise_cost(scope, {asked}, sigmas={SIGMAS}, {given})"
     show(
-        "lost",
-        charts.lost(estimates),
-        "Log-odds of the answer lost to common and to opposite noise, over σ",
-        estimates.drop_vars("log_odds"),
-        python(
-            subject,
-            "from diffscope.readings import noise_cost\nfrom diffscope.readings import question",
-            f"reading = noise_cost(scope, {in_python(subject, cap, question)}, sigmas={SIGMAS}, {given})",
-            "print(reading)",
-            "charts.lost(reading.estimates).save('lost.pdf')",
-        ),
-        estimates["log_odds_lost"].attrs["reads"],
-        reading.sentence,
+        *(subject, python, reading.estimates, "log_odds_lost", charts.lost),
+        alt="Log-odds of the answer lost to common and to opposite noise, over σ",
+        name="lost",
+        data=reading.estimates.drop_vars("log_odds"),
+        says=reading.sentence,
     )

@@ -1,9 +1,8 @@
-"""What every section has: charts that are explained and can be taken away."""
+"""What every section has: a title and a question, and charts that are explained and can be taken away."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import blocks
 import streamlit as st
@@ -13,41 +12,64 @@ from messages import escape_markdown
 from diffscope.figures import Figure
 from diffscope.figures.escaping import short_name
 
-
-def python(subject, imports: str, *lines: str) -> str:
-    """Return Python that reads the subject, as a section's chart does."""
-    return "\n".join([subject.code(), f"from diffscope.figures import amplifier_charts as charts\n{imports}\n", *lines, ""])
+IMPORTS = "from diffscope import readings\nfrom diffscope.figures import amplifier_charts as charts\n"
 
 
-#: what a section is about, by the anchor of it
-SECTIONS = {
-    "signal": "Signal and noise",
-    "lambda": "λ and λ*",
-    "gains": "Residual and gains",
-    "ranks": "Effective ranks",
-    "noise": "Noise injected",
-    "anatomy": "What the maps are made of",
-    "logits": "What each branch does to the logits",
-    "scores": "Why a head looks there",
-}
-
-
-def heading(name: str, question: str) -> None:
+def heading(title: str, question: str, anchor: str) -> None:
     """Show the title of a section, and what it asks."""
-    st.subheader(escape_markdown(SECTIONS[name]), anchor=name)
+    st.subheader(escape_markdown(title), anchor=anchor)
     st.caption(escape_markdown(question))
 
 
-@contextmanager
-def folded(name: str, label: str) -> Iterator[bool]:
-    """Put what is shown into a row that opens; yield whether it is open, since what is closed is not drawn."""
-    row = st.expander(label, key=f"amplifier-more-{name}", on_change="rerun")
-    with row:
-        yield bool(row.open)
+def show(
+    subject,
+    python: str,
+    estimates: xr.Dataset,
+    variable: str,
+    chart: Callable[..., Figure],
+    *choices,
+    alt: str,
+    name: str = "",
+    data: xr.Dataset | None = None,
+    reads: str = "",
+    says: str = "",
+    prints: str = "reading",
+) -> None:
+    """Show what a chart says here, the chart, how to read it, and the export menu.
 
-
-def show(name: str, figure: Figure, alt: str, data: xr.Dataset, code: str, reads: str = "", says: str = "") -> None:
-    """Show what a chart says here, the chart, how to read it, and the export menu."""
-    file = f"{short_name(data.attrs['model'])}-{name}"
-    parts = {"says": says, "caption": reads, "data": lambda: data, "code": code}
-    blocks.show_figure(figure, alt, key=f"amplifier-{name}", name=file, **parts)
+    Parameters
+    ----------
+    subject : Subject
+    python : str
+        Python that gives ``reading`` of the subject.
+    estimates : Dataset
+        Those of the reading.
+    variable : str
+        What is drawn, which says how to read it.
+    chart : callable
+        One of ``diffscope.figures.amplifier_charts``, called with the estimates and `choices`.
+    alt : str
+        What the chart shows.
+    name : str
+        Begins the names of files; by default that of the variable.
+    data : Dataset, optional
+        What is exported; by default the variable alone.
+    reads, says : str
+        How to read it, instead of what the variable says, and what it says here.
+    prints : str
+        Python of what is printed before the chart is saved.
+    """
+    name = name or variable
+    figure = chart(estimates, *choices)
+    data = estimates[[variable]] if data is None else data
+    call = f"charts.{chart.__name__}({', '.join(['reading.estimates', *map(repr, choices)])}).save('{name}.pdf')"
+    blocks.show_figure(
+        figure,
+        alt,
+        key=f"amplifier-{name}",
+        name=f"{short_name(estimates.attrs['model'])}-{name}",
+        says=says,
+        caption=reads or estimates[variable].attrs.get("reads", ""),
+        data=lambda: data,
+        code="\n".join([subject.code(), IMPORTS, python, f"print({prints})", call, ""]),
+    )

@@ -6,7 +6,8 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from amplifier import logits, numbers, scores
+from amplifier.logits import KEY, show_logits
+from amplifier.numbers import show_numbers
 from cache import all_heads, measured, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
@@ -195,7 +196,7 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
     if rows:
         read_row(cap, rows[-1])
     if columns:
-        state[scores.KEY] = columns[-1]
+        state[KEY] = columns[-1]
 
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
@@ -223,7 +224,7 @@ def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
         )
 
 
-PARTS = {"Maps": show_maps, "Numbers": numbers.show, "Logits": logits.show}
+PARTS = {"Maps": show_maps, "Numbers": show_numbers, "Logits": show_logits}
 
 with show_errors():
     subject = choose_subject(two_sides=True)

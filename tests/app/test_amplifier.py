@@ -259,8 +259,8 @@ def test_what_numbers_and_logits_show_is_measured_while_explore_is_read(app, mon
 
     kinds = ("gains", "signal and noise", "effective ranks", "what the maps are made of", "what each branch adds")
     end = time.monotonic() + 120
-    while not all(len(background.results(kind, background.KEPT)) for kind in kinds):
-        assert time.monotonic() < end, {kind: len(background.results(kind, background.KEPT)) for kind in kinds}
+    while not all(len(background.results(kind)) for kind in kinds):
+        assert time.monotonic() < end, {kind: len(background.results(kind)) for kind in kinds}
         time.sleep(0.2)
     kept = []
     monkeypatch.setattr(background.Results, "keep", lambda self, key, result: kept.append(key) or result)
