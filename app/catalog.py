@@ -60,11 +60,11 @@ def trusts_code(name: str) -> bool:
 
 
 @st.cache_resource(show_spinner=False)
-def bundled() -> list[dict]:
-    """The models that came with the package: name, path, and what is known about each."""
+def bundled() -> dict[str, dict]:
+    """The models that came with the package, by name: path, and what is known about each."""
     from diffscope import models
 
-    return list(models.bundled())
+    return {card["name"]: card for card in models.bundled()}
 
 
 @st.cache_resource(show_spinner=False, ttl=20)
@@ -90,15 +90,7 @@ def _stays_inside(home: Path, folder: Path) -> bool:
 def cards() -> dict[str, dict]:
     """The models that are offered to everybody by name: what is known about each."""
     folder = rules().models
-    return {card["name"]: card for card in bundled()} | ({} if folder is None else scan(folder))
-
-
-def trained_on(card: dict) -> str:
-    """Return what a model was trained on, as far as its card says."""
-    scores = card.get("scores", {})
-    if "retrieval" in scores and card.get("sentence"):
-        return f"trained to look up numbers that a text states as “{card['sentence']}”"
-    return "trained on Python's documentation strings" if "perplexity" in scores else ""
+    return bundled() | ({} if folder is None else scan(folder))
 
 
 def resolve(name: str) -> str:
@@ -112,7 +104,7 @@ def resolve(name: str) -> str:
     offered = cards()
     base, at, step = (name, "", "") if name in offered else name.rpartition("@")
     if base in offered:
-        opened_by = base if any(base == card["name"] for card in bundled()) else offered[base]["path"]
+        opened_by = base if base in bundled() else offered[base]["path"]
         return f"{opened_by}{at}{step}"
     if rules().paths or is_upload(name):
         return name

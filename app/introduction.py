@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import streamlit as st
-from catalog import cards, trained_on
+from catalog import cards
 from messages import escape_markdown
 
+from diffscope.cards import trained_on
 from diffscope.figures.escaping import short_name, shorten, visible
 from diffscope.numbers import head_name, percent, stretches
 from diffscope.views.equation import BINS, equation

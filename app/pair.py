@@ -20,6 +20,7 @@ from url_state import bound
 
 from diffscope import figures
 from diffscope.capture.comparison import Comparison
+from diffscope.cards import are_matched, is_standard, to_compare_with
 from diffscope.errors import DiffscopeError
 from diffscope.figures.escaping import short_name
 from diffscope.models.folders import steps_of
@@ -32,8 +33,6 @@ STEPS = "two checkpoints"
 EDIT = "with and without an edit"
 KINDS = (MODELS, PROMPTS, STEPS, EDIT)
 IMPORT = "import diffscope\n\n"
-STANDARD = "mini-standard"
-ALIKE = ("layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
 state = st.session_state
 
 
@@ -123,8 +122,7 @@ def choose_sides() -> Pair | None:
 def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
     base = subject.model.partition("@")[0]
-    cards_of = {card["name"]: card for card in bundled()}
-    others = sorted(cards_of.keys() - {base}, key=lambda name: rank_beside(cards_of, base, name))
+    others = to_compare_with(base, bundled())
     if others:
         bound("compare-model", default=others[0])
         if state.get("_compared", subject.model) != subject.model == state.get("compare-model"):
@@ -143,34 +141,18 @@ def _another_model(subject: Subject, cap):
     return second, (short_name(subject.model), short_name(name))
 
 
-def rank_beside(cards_of: dict, base: str, name: str) -> tuple:
-    """Return the rank of a bundled model beside another: matched ones first, of these first those of the other attention."""
-    card, first = cards_of[name], cards_of.get(base, {})
-    same_kind = _is_standard(card) == _is_standard(first)
-    return (not _is_alike(card, first), same_kind, name != STANDARD, list(cards_of).index(name))
-
-
-def _is_standard(card: dict) -> bool:
-    return card.get("attention") == "standard"
-
-
-def _is_alike(card: dict, other: dict) -> bool:
-    """Return whether two bundled models are matched: of one depth, and trained on the same data."""
-    return "matched" in card and "matched" in other and all(card.get(name) == other.get(name) for name in ALIKE)
-
-
 def about_second(pair: Pair) -> str:
     """Return what the second of two bundled models is beside the first; nothing of other pairs."""
-    known = {card["name"]: card for card in bundled()}
+    known = bundled()
     names = [side.subject.model.partition("@")[0] for side in pair.sides]
     checkpoints = any("@" in side.subject.model for side in pair.sides)  # which no card describes
     if pair.kind != MODELS or checkpoints or not set(names) <= known.keys() or names[0] == names[1]:
         return ""
     first, second = (known[name] for name in names)
-    if not _is_alike(first, second):
+    if not are_matched(first, second):
         return f"{pair.names[1]} is no match of {pair.names[0]}: they differ in more than attention."
-    kind = "standard attention" if _is_standard(second) else "differential attention"
-    if _is_standard(first) == _is_standard(second):
+    kind = "standard attention" if is_standard(second) else "differential attention"
+    if is_standard(first) == is_standard(second):
         return f"{pair.names[1]} is {kind} too, as deep and trained on the same data, with {second['heads']} heads a layer."
     return (
         f"{pair.names[1]} is {kind}, and matches {pair.names[0]} in depth, width and data, and in parameters within 1 %. "

@@ -11,13 +11,14 @@ from pathlib import Path
 import streamlit as st
 from access import rules
 from cache import capture, examples, modified_at, saved, scope
-from catalog import SessionModel, add_session_model, cards, display_name, session_models, trained_on, trusts_code
+from catalog import SessionModel, add_session_model, cards, display_name, session_models, trusts_code
 from file_picker import choose_file, own_prompts
 from messages import escape_markdown
 from uploads import is_upload
 from url_state import OPENED, PANEL, bound, fits_address
 
 from diffscope import Chars
+from diffscope.cards import is_standard, trained_on
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
 
 OTHER = "a folder or a saved capture"
@@ -249,7 +250,7 @@ def open_panel() -> None:
 
 def _described(card: dict) -> str:
     """Return what kind of attention a model has, its size, and what it was trained on, as far as its card says."""
-    kind = "Standard attention" if card["attention"] == "standard" else "Differential attention"
+    kind = "Standard attention" if is_standard(card) else "Differential attention"
     size = f", {card['parameters'] / 1e6:.1f} M parameters" if card.get("parameters") else ""
     trained = trained_on(card)
     return f"{kind}{size}{trained and f', {trained}'}."

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from diffscope.storage.checksum import check_sums
 
 BUNDLED = Path(__file__).parent / "models" / "bundled"
 CARD_FILE = "card.json"
+ALIKE = ("layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
+USUAL = "mini-standard"  # of several models that are as good to compare with
 
 
 class FamilyCard(NamedTuple):
@@ -103,3 +106,32 @@ def bundled() -> list[dict]:
     for card in cards:
         check_sums(card.parent, only=[CARD_FILE])
     return [{**json.loads(card.read_text(encoding="utf-8"))["summary"], "path": str(card.parent)} for card in cards]
+
+
+def trained_on(card: Mapping[str, Any]) -> str:
+    """Return what a model was trained on, as far as its card says."""
+    scores = card.get("scores", {})
+    if "retrieval" in scores and card.get("sentence"):
+        return f"trained to look up numbers that a text states as “{card['sentence']}”"
+    return "trained on Python's documentation strings" if "perplexity" in scores else ""
+
+
+def is_standard(card: Mapping[str, Any]) -> bool:
+    """Return whether a model has standard attention."""
+    return card.get("attention") == "standard"
+
+
+def are_matched(card: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two bundled models are matched: of one depth, and trained on the same data."""
+    return "matched" in card and "matched" in other and all(card.get(name) == other.get(name) for name in ALIKE)
+
+
+def to_compare_with(name: str, cards: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the other models by name: matched ones first, of these first those of the other attention."""
+    first = cards.get(name, {})
+
+    def rank(other: str) -> tuple[bool, bool, bool]:
+        card = cards[other]
+        return not are_matched(card, first), is_standard(card) == is_standard(first), other != USUAL
+
+    return sorted((other for other in cards if other != name), key=rank)

@@ -14,12 +14,12 @@ from cache import check_lengths, modified_at, scope, study
 from catalog import bundled, resolve, trusts_code
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
-from pair import rank_beside
 from sidebar import choose_model
 from training_views import show_cohort
 from url_state import bound
 
 from diffscope import figures, tables
+from diffscope.cards import is_standard, to_compare_with
 from diffscope.cli.study import REPORT
 from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
@@ -108,20 +108,16 @@ def choose_subject(kind: str) -> TestRequest | None:
     return TestRequest(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
 
 
-def _comparable(card: dict, of: dict) -> bool:
-    """Whether a card is of standard attention that learned to look up the same as another model."""
-    return card["attention"] == "standard" and card.get("sentence") == of.get("sentence")
-
-
 def choose_beside(model: str) -> str:
     """A standard model to compare with, by default a bundled one that learned what a bundled model did; empty for none."""
-    cards = {card["name"]: card for card in bundled()}
-    base = model.partition("@")[0]
-    others = [name for name in cards if name != base]
-    standard = [name for name in others if base in cards and _comparable(cards[name], cards[base])]
-    standard.sort(key=partial(rank_beside, cards, base))
+    cards, base = bundled(), model.partition("@")[0]
+
+    def learned_the_same(name: str) -> bool:
+        return is_standard(cards[name]) and cards[name].get("sentence") == cards[base].get("sentence")
+
+    standard = [name for name in to_compare_with(base, cards) if base in cards and learned_the_same(name)]
     first = standard[0] if standard else NONE
-    options = [*others, NONE]
+    options = [*(name for name in cards if name != base), NONE]
     with st.sidebar:
         chosen = st.selectbox("Standard model beside it", options, **bound("tests-beside", options=options, default=first))
     return "" if chosen == NONE else chosen

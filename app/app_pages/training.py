@@ -176,7 +176,7 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
 
 def say_which_have(model: str) -> None:
     """What a model without checkpoints lacks, which models have them, and how they are kept."""
-    names = ", ".join(card["name"] for card in bundled() if card.get("checkpoints"))
+    names = ", ".join(name for name, card in bundled().items() if card.get("checkpoints"))
     have = f"Of the bundled models {names} has them. " if names else ""
     st.info(
         escape_markdown(
