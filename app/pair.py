@@ -259,12 +259,6 @@ def offer_maps(pair: Pair, first: tuple[int, int], second: tuple[int, int]) -> N
         )
         return
     with st.container(horizontal=True):
-        for number, side, (layer, head) in zip((1, 2), pair.sides, (first, second)):
-            call = as_call("figure = diffscope.figures.maps", "cap", {"layer": layer, "head": head})
-            blocks.export_menu(
-                f"compare-maps-{number}",
-                label=f"Export the maps of {escape_markdown(side.name)}",
-                figure=partial(figures.maps, side.cap, layer=layer, head=head),
-                data=partial(side.cap.maps, layer, [head]),
-                code=f'{side.subject.code()}\n{call}figure.save("maps.pdf")\n',
-            )
+        for number, side, place in zip((1, 2), pair.sides, (first, second)):
+            label = f"Export the maps of {escape_markdown(side.name)}"
+            blocks.offer_maps(side.cap, *place, side.subject.code(), name=f"compare-maps-{number}", label=label)

@@ -17,7 +17,6 @@ from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.capture.capture import Capture
-from diffscope.figures.escaping import short_name
 from diffscope.lab.training.cohort import open_dataset
 from diffscope.numbers import capital, head_name
 
@@ -93,13 +92,7 @@ def show_steps(
             state=view_state("training-view"),
             on_state=partial(save_view_state, "training-view"),
         )
-        blocks.export_menu(
-            f"{short_name(cap.model_name)}-layer{layer}-head{head}",
-            label=f"Export the maps of step {step}",
-            figure=partial(figures.maps, cap, layer=layer, head=head),
-            data=partial(cap.maps, layer, [head]),
-            code=code + f'diffscope.figures.maps(captures[{step}], layer={layer}, head={head}).save("maps.pdf")\n',
-        )
+        blocks.offer_maps(cap, layer, head, code, label=f"Export the maps of step {step}", subject=f"captures[{step}]")
 
     look()
 

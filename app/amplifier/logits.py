@@ -12,7 +12,7 @@ from question import ask, choose_distractors, in_python
 from selection import choose_head, choose_query
 from url_state import bound
 
-from amplifier.section import heading, show
+from amplifier import heading, show
 from diffscope import figures
 from diffscope.attribution import score_attribution
 from diffscope.errors import PromptError

@@ -11,7 +11,7 @@ from messages import escape_markdown, show_errors
 from question import ask, in_python
 from url_state import bound
 
-from amplifier.section import show
+from amplifier import show
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.injection import DRAWS
 from diffscope.numbers import head_name

@@ -12,7 +12,7 @@ from question import choose_distractors
 from selection import choose_query
 from url_state import bound
 
-from amplifier.section import heading, show
+from amplifier import heading, show
 from diffscope import readings
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts

@@ -18,7 +18,7 @@ from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
 from diffscope.errors import check_index
-from diffscope.figures.escaping import readable, short_name, shorten, visible
+from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import capital, head_name, percent
 from diffscope.readings.head_sentence import MOST
 from diffscope.readings.signs import of_it
@@ -201,16 +201,9 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
     """Offer the maps and the statistic over heads for export."""
-    name = f"{short_name(cap.model_name)}-layer{layer}-head{head}"
+    page = partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), query=query)
     with st.container(horizontal=True):
-        blocks.export_menu(
-            name,
-            label="Export the maps",
-            figure=partial(figures.maps, cap, layer=layer, head=head),
-            page=partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), query=query),
-            data=partial(cap.maps, layer, [head]),
-            code=subject.code() + f'\ndiffscope.figures.maps(cap, layer={layer}, head={head}).save("maps.pdf")\n',
-        )
+        blocks.offer_maps(cap, layer, head, subject.code(), page=page)
         if statistic is None:
             return
         asked = statistic.name

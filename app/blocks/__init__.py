@@ -8,4 +8,4 @@
 from blocks.show import columns, export_menu, folded, saved, show_chart, show_figure, show_later, show_table
 from blocks.tables import show_both, show_check, show_differences, show_facts, show_fidelity, show_next
 from blocks.verdicts import show_details, show_estimates, show_primaries, show_test
-from blocks.views import hold_heads, hold_heads_beside, show_heads, show_lambda, show_row, show_text, show_view
+from blocks.views import hold_heads, hold_heads_beside, offer_maps, show_heads, show_lambda, show_row, show_text, show_view

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import streamlit as st
 from messages import show_errors
 
-from blocks.show import component, show_chart
+from blocks.show import component, export_menu, show_chart
 from diffscope import figures
+from diffscope.figures.escaping import short_name
 from diffscope.figures.inputs import layer_at
 from diffscope.figures.rows import LARGEST
 from diffscope.numbers import head_name
@@ -218,3 +220,17 @@ def show_lambda(cap, layer: int | None = None):
         return
     with show_errors():
         show_chart(figures.lambdas(cap).plotly(selected=layer), "λ by layer", key="lambda-chart")
+
+
+def offer_maps(
+    cap, layer: int, head: int, code: str, *, name: str = "", label: str = "Export the maps", subject: str = "cap", page=None
+) -> None:
+    """Offer the maps of a head for export; `code` is Python that gives the capture as `subject`."""
+    export_menu(
+        name or f"{short_name(cap.model_name)}-layer{layer}-head{head}",
+        label=label,
+        figure=partial(figures.maps, cap, layer=layer, head=head),
+        page=page,
+        data=partial(cap.maps, layer, [head]),
+        code=code + f'\ndiffscope.figures.maps({subject}, layer={layer}, head={head}).save("maps.pdf")\n',
+    )
