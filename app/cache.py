@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import streamlit as st
 from access import rules
@@ -141,10 +142,10 @@ def _check_length(what: str, count: int) -> None:
         raise PromptError(f"{what} has {count:,} tokens, and {rules().tokens:,} are taken here; shorten it")
 
 
-@st.cache_resource(show_spinner="Reading the training", max_entries=16)
-def along_training(_captures: dict, key: tuple, query: int):
-    """What is said of captures by step of training; `key` says of which."""
-    return readings.along_training(_captures, query)
+@st.cache_resource(show_spinner="Measuring", max_entries=128)
+def once(what: str, key: tuple, _compute: Callable[[], Any]) -> Any:
+    """What is computed of captures, once for all who ask the same; `key` says of which captures, and how."""
+    return _compute()
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)

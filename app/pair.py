@@ -65,7 +65,7 @@ class Pair(NamedTuple):
     @property
     def key(self) -> tuple:
         """What distinguishes it from any other pair."""
-        return (self.first.subject.key, self.second.subject.key)
+        return (self.first.subject.key, self.second.subject.key, self.names)
 
     @property
     def names(self) -> tuple[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import streamlit as st
 import xarray as xr
-from cache import measured
+from cache import measured, once
 from url_state import bound
 
 from diffscope.attention.maps import MAPS
@@ -145,12 +146,8 @@ def signs_of(chosen: Chosen, cap, key: tuple) -> str:
     """In which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
     if chosen.name != "span_mass" or not is_unsigned(chosen.over_heads.attrs["selection"]):
         return ""
-    return _signs(key, cap, chosen.where["span"], chosen.query)
-
-
-@st.cache_data(show_spinner=False, max_entries=64)
-def _signs(key: tuple, _cap, span: str, query: int | str) -> str:
-    return of_span(_cap, span, query)
+    span = chosen.where["span"]
+    return once("signs", (*key, span, chosen.query), partial(of_span, cap, span, chosen.query))
 
 
 def _asked(cap) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ from functools import partial
 import blocks
 import pandas as pd
 import streamlit as st
+from cache import once
 from compare_depths import show_depths
 from messages import escape_markdown, show_errors
 from pair import MODELS, Pair, Side, about_second, choose_sides, offer_maps
@@ -70,7 +71,7 @@ def show_answers(pair: Pair) -> None:
     """Say what the second side is beside the first, what each says next, which heads find the answer, and what chance gives."""
     if words := about_second(pair):
         st.markdown(escape_markdown(words))
-    finders = [_finders(side.subject.key, side.cap) for side in pair.sides]
+    finders = [once("finders", side.subject.key, partial(readings.answer_heads, side.cap)) for side in pair.sides]
     chance = ""
     with suppress(DiffscopeError):  # which is said where the differences are listed
         chance = chance_in_words(measure_differences(pair).estimates)
@@ -166,7 +167,7 @@ def show_side(side: Side, key: str, prefix: str, place: Place) -> None:
 def show_bars(pair: Pair, places: list[Place]) -> None:
     """Show what the last token gives to the five parts of the prompt."""
     title("What the last token gives to each part of the prompt")
-    allocated = [_allocation(side.subject.key, side.cap) for side in pair.sides]
+    allocated = [once("allocation", side.subject.key, partial(readings.allocation, side.cap)) for side in pair.sides]
     show_shares(pair, allocated)
     with st.expander("In words, with what is negative and what heads range over"):
         for side, reading in zip(pair.sides, allocated):
@@ -182,7 +183,9 @@ def show_bars(pair: Pair, places: list[Place]) -> None:
         usual = bound("compare-normalisation", options=options, default="share")
         how = st.selectbox("Normalisation", options, **usual, format_func=NORMALISED.__getitem__, width=200)
     layers, numbers = zip(*places) if heads == THESE_HEADS else (None, None)
-    figure = _bars((pair.key, pair.names), pair, map=drawn, normalisation=how, layer=layers, head=numbers)
+    choices = {"map": drawn, "normalisation": how, "layer": layers, "head": numbers}
+    key = (*pair.key, *choices.values())
+    figure = once("bars", key, lambda: figures.allocation(pair.comparison(), **choices))
     blocks.show_figure(
         figure,
         "Attention to each part of the prompt, both sides beside each other",
@@ -218,7 +221,7 @@ def show_statistic(pair: Pair) -> None:
     leads = pair.second if pair.second.cap.differential and not pair.first.cap.differential else pair.first
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = choose_statistic(leads.cap, leads.subject.key)
-    figure = _heads((pair.key, pair.names), pair, chosen.name, chosen.query, tuple(chosen.where.items()))
+    figure = draw_heads(pair, chosen)
     words = STATISTICS[chosen.name]
     blocks.show_chart(figure, f"{words.description} of every head of both sides", key="compare-statistic-chart")
     about = f"{words.description} · {chosen.over_heads.attrs['selection']}."
@@ -236,6 +239,18 @@ def show_statistic(pair: Pair) -> None:
         data=lambda: figure.data,
         code=pair.code() + blocks.saved(figure, "comparison", "heads"),
     )
+
+
+def draw_heads(pair: Pair, chosen: Chosen) -> figures.Figure:
+    """Return a statistic of all heads of both sides, drawn once."""
+    queries = [chosen.query] if isinstance(chosen.query, int) else None
+
+    def draw() -> figures.Figure:
+        comparison = pair.comparison()
+        measured = comparison.measure([chosen.name], queries=queries)
+        return figures.heads(comparison, statistic=chosen.name, query=chosen.query, where=chosen.where, measured=measured)
+
+    return once("heads", (*pair.key, chosen.name, chosen.query, *chosen.where.items()), draw)
 
 
 def say_signs(pair: Pair, chosen: Chosen) -> None:
@@ -269,41 +284,9 @@ def title(words: str) -> None:
     st.markdown(f"##### {words}")
 
 
-@st.cache_resource(show_spinner="Measuring", max_entries=16)
-def _allocation(key: tuple, _cap):
-    return readings.allocation(_cap)
-
-
-@st.cache_resource(show_spinner="Measuring", max_entries=16)
-def _finders(key: tuple, _cap):
-    return readings.answer_heads(_cap)
-
-
 def measure_differences(pair: Pair):
     """Return what differs most between both sides."""
-    return _differences((pair.key, pair.names), pair)
-
-
-@st.cache_resource(show_spinner="Comparing", max_entries=16)
-def _differences(key: tuple, _pair: Pair):
-    return readings.differences(_pair.comparison(), matched=_pair.matched)
-
-
-@st.cache_resource(show_spinner="Measuring", max_entries=16)
-def _bars(key: tuple, _pair: Pair, **choices):
-    return figures.allocation(_pair.comparison(), **choices)
-
-
-@st.cache_resource(show_spinner="Measuring", max_entries=16)
-def _heads(key: tuple, _pair: Pair, statistic: str, query: int | str, where: tuple):
-    comparison = _pair.comparison()
-    measured = comparison.measure([statistic], queries=_queries(query))
-    return figures.heads(comparison, statistic=statistic, query=query, where=dict(where), measured=measured)
-
-
-def _queries(query: int | str) -> list[int] | None:
-    """Return the tokens to measure at; None for all."""
-    return [query] if isinstance(query, int) else None
+    return once("differences", pair.key, lambda: readings.differences(pair.comparison(), matched=pair.matched))
 
 
 with show_errors():

@@ -9,7 +9,7 @@ import blocks
 import streamlit as st
 from access import rules
 from background import CancellableScope, Job, background
-from cache import along_training, capture_once, checkpoints, modified_at, opener
+from cache import capture_once, checkpoints, modified_at, once, opener
 from catalog import bundled, display_name
 from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
@@ -18,7 +18,7 @@ from sidebar import Subject, as_code, choose_subject
 from training_views import show_cohort, show_pictures, show_statistics, show_steps
 from url_state import bound
 
-from diffscope import figures
+from diffscope import figures, readings
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.figures.escaping import short_name
@@ -50,7 +50,8 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
-    reading = along_training(captures, (subject.key, tuple(captures)), query)
+    key = (subject.key, tuple(captures), query)
+    reading = once("training", key, partial(readings.along_training, captures, query))
     code = python(subject, kept_steps)
     show_lambda(reading, layer, head, query, code)
     with st.expander("The answer, λ and overlap in numbers"):
