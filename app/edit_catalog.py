@@ -81,14 +81,6 @@ class Number(Control):
         return f"{value:g}"
 
 
-class Texts(Number):
-    """How many texts an edit is made from."""
-
-    def code(self, value: float) -> str:
-        """Captures of so many of a list `texts`."""
-        return f"map(scope.capture, texts[:{value}])"
-
-
 @dataclass(frozen=True)
 class Choice(Control):
     """One of a few, each by the word that an address has for it."""
@@ -225,7 +217,7 @@ class Kind:
 
 
 BRANCH = Choice("branch", "Map", {"both": None, "A1": 1, "A2": 2})
-COUNT = Texts("prompts", "Texts", 16, 1, 64, 1, whole=True)
+COUNT = Number("prompts", "Texts", 16, 1, 64, 1, whole=True)
 SWITCH = {"no": False, "yes": True}
 #: of an edit its title, how it is listed, and what it takes; an edit that is not here has what `plain` gives
 WORDED: dict[str, tuple[str, str, tuple]] = {
@@ -345,8 +337,10 @@ class Written:
     @property
     def code(self) -> str:
         """As Python writes it, beside a Scope `scope`, a capture `cap` and lists of token ids `texts`."""
-        values = [(takes, takes.code(value)) for takes, value in zip(self.kind.takes, self.values)]
-        given = [code if isinstance(takes, Texts) else f"{takes.name}={code}" for takes, code in values]
+        if self.kind.declared.of_captures:
+            given = [f"map(scope.capture, texts[:{self.values[0]}])"]
+        else:
+            given = [f"{takes.name}={takes.code(value)}" for takes, value in zip(self.kind.takes, self.values)]
         where = [f"{name}={list(at)}" for name, at in self._places()]
         return f"diffscope.edits.{self.kind.name}({', '.join([*given, *where])})"
 
