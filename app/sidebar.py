@@ -28,6 +28,7 @@ FILE = "a file"
 CHAT = "a chat"
 LAST_STEP = "end of training"
 EXAMPLES = "How long an example is, how many numbers it states (needles), and how far into it the answer stands."
+NO_MODEL = "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
 UNMARKED = "not marked"
 LAYERS = {"self": "self-attention", "encoder": "the encoder", "cross": "cross-attention"}  # by kind
 SIDES = "In cross-attention the prompt's tokens look at tokens of another side; in the encoder these look at one another."
@@ -197,20 +198,14 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
     A page with two models gives each a key. Without `at_step` it is the model that was trained, whatever the step.
     """
     offered = cards()
-    asked = st.query_params.get(key, "")
-    if (
-        rules().paths and asked and asked not in offered and Path(asked).is_dir()
-    ):  # an address may name a folder, and nothing to fetch
-        add_session_model(asked, session_models().get(asked, SessionModel(asked)))
     first = key == "model"
+    _offer_folder(st.query_params.get(key, ""), offered)
     options = [*offered, *session_models(), *([OTHER] if rules().paths else []), *([OPEN] if first else [])]
     if state.get(key) not in options:  # of an upload that was replaced
         state.pop(key, None)
     with st.sidebar:
         if not offered:
-            st.info(
-                "No model is installed with this package. Train one with `diffscope train`, or give the folder of a model below."
-            )
+            st.info(NO_MODEL)
         name = st.selectbox(label, options, **bound(key, options=options), on_change=_keep_model if first else None)
         if name == OPEN:  # there is no other, or a reader wrote it into the address
             st.button("Open a model", key="model-open", on_click=open_panel)
@@ -220,15 +215,21 @@ def choose_model(key: str = "model", label: str = "Model", saved_too: bool = Tru
             if "attention" in offered[name]:  # a folder that is offered has no card
                 st.caption(_described(offered[name]))
             return _at_step(name, offered[name], key) if at_step else name
-        if name != OTHER:
-            return session_models()[name].name
-        path = st.text_input(
-            f"{label}: its folder, or the file of a capture" if saved_too else f"{label}: its folder",
-            **bound("path" if key == "model" else f"{key}-path"),
-            placeholder="/path/to/model",
-        ).strip()
+    return _choose_path(label, "path" if first else f"{key}-path", saved_too) if name == OTHER else session_models()[name].name
+
+
+def _offer_folder(asked: str, offered: dict[str, dict]) -> None:
+    """Offer the folder that an address names as its model: an address may name a folder, and nothing to fetch."""
+    if rules().paths and asked and asked not in offered and Path(asked).is_dir():
+        add_session_model(asked, session_models().get(asked, SessionModel(asked)))
+
+
+def _choose_path(label: str, key: str, saved_too: bool) -> str | None:
+    """The path of a model's folder, or of a saved capture; None while there is none, which is said."""
+    what, give = ("its folder, or the file of a capture", ", or the file of a saved capture") if saved_too else ("its folder", "")
+    path = st.sidebar.text_input(f"{label}: {what}", **bound(key), placeholder="/path/to/model").strip()
     if not path:
-        st.info("Give the folder of a model, or the file of a saved capture." if saved_too else "Give the folder of a model.")
+        st.info(f"Give the folder of a model{give}.")
         return None
     place = os.path.expanduser(path)
     if not (os.path.exists(place) or os.path.exists(place.rpartition("@")[0])):  # FOLDER@STEP is a checkpoint
