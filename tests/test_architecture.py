@@ -49,7 +49,7 @@ LIBRARIES = {
     "cli": {"typer", "rich"},
     "__init__": set(),
     "__main__": set(),
-    "app": CORE | {"huggingface_hub", "pandas", "plotly", "starlette", "streamlit"},
+    "app": CORE | {"pandas", "plotly", "starlette", "streamlit"},
 }
 
 

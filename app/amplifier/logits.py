@@ -12,7 +12,7 @@ from question import ask, choose_distractors, in_python
 from selection import choose_head, choose_query
 from url_state import bound
 
-from amplifier import heading, show
+from amplifier import Section, heading
 from diffscope import figures
 from diffscope.attribution import score_attribution
 from diffscope.errors import PromptError
@@ -75,16 +75,19 @@ def show_branches(subject, cap, distractors: tuple[str, ...]) -> None:
             f"asked = {in_python(subject, cap, question)}\n"
             f"reading = readings.branches(scope, asked, readings.synthetic_prompts(scope, len(asked.ids), {OTHERS}))"
         )
-        show(
-            *(subject, python, estimates, "contribution", charts.added),
+        section = Section(subject, python, estimates)
+        section.show(
+            "contribution",
+            charts.added,
             alt="What A₁ and −λ·A₂ of every head add to the logits of the answer and of distractors",
             name="branches",
             says=reading.sentence,
         )
         with blocks.folded("All parts of the model", "amplifier-more-logits") as is_open:
             if is_open:
-                show(
-                    *(subject, python, estimates, "account", charts.account),
+                section.show(
+                    "account",
+                    charts.account,
                     alt="What all parts of the model add to the logits of the answer and of distractors, by layer",
                     data=estimates[["account", "logit", "unexplained"]],
                     reads="All bars of a panel together, those up minus those down, are the logit.",

@@ -11,7 +11,7 @@ from messages import escape_markdown, show_errors
 from question import ask, in_python
 from url_state import bound
 
-from amplifier import show
+from amplifier import Section
 from diffscope.figures import amplifier_charts as charts
 from diffscope.instruments.injection import DRAWS
 from diffscope.numbers import head_name
@@ -83,10 +83,13 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
     estimates = reading.estimates
     data = estimates[["cmrr_injected", "cmrr_injected_error", "cmrr_ceiling", "equal_maps"]]
     python = f"reading = readings.rejection(cap, {query}, span={noise.span!r}, sigmas={SIGMAS})"
+    section = Section(subject, python, estimates)
     with blocks.columns("amplifier-rejected", "amplifier-by-sigma") as (left, right):
         with left:
-            show(
-                *(subject, python, estimates, "cmrr_injected", charts.rejected, noise.sigma),
+            section.show(
+                "cmrr_injected",
+                charts.rejected,
+                noise.sigma,
                 alt=f"CMRR by injection of every head at σ = {noise.sigma:g}, beside controls and ceiling",
                 name="rejected",
                 data=data,
@@ -94,8 +97,11 @@ def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise
                 prints=f"readings.rejection_sentence(reading.estimates, {noise.sigma})",
             )
         with right:
-            show(
-                *(subject, python, estimates, "cmrr_injected", charts.rejected_by_sigma, layer, head),
+            section.show(
+                "cmrr_injected",
+                charts.rejected_by_sigma,
+                layer,
+                head,
                 alt=f"CMRR by injection of {head_name(layer, head)} over σ, beside controls and ceiling",
                 name="by-sigma",
                 data=data.drop_vars("equal_maps").sel(layer=layer, head=head),
@@ -132,8 +138,9 @@ def show_answer(subject, cap, noise: Noise, distractors: tuple[str, ...]) -> Non
     given = ", ".join(f"{name}={value!r}" for name, value in common.items())
     asked = in_python(subject, cap, question)
     python = f"reading = readings.noise_cost(scope, {asked}, sigmas={SIGMAS}, {given})"
-    show(
-        *(subject, python, reading.estimates, "log_odds_lost", charts.lost),
+    Section(subject, python, reading.estimates).show(
+        "log_odds_lost",
+        charts.lost,
         alt="Log-odds of the answer lost to common and to opposite noise, over σ",
         name="lost",
         data=reading.estimates.drop_vars("log_odds"),

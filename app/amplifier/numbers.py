@@ -12,7 +12,7 @@ from question import choose_distractors
 from selection import choose_query
 from url_state import bound
 
-from amplifier import heading, show
+from amplifier import Section, heading
 from diffscope import readings
 from diffscope.errors import PromptError
 from diffscope.figures import amplifier_charts as charts
@@ -70,13 +70,15 @@ def show_gains(subject, cap, query: int) -> None:
         if reading is None:
             return
         estimates = reading.estimates
+        section = Section(subject, f"reading = readings.amplifier(cap, {query}, ranks=False)", estimates)
 
         def shown(quantity: str, alt: str = "") -> None:
             name = charts.QUANTITIES[quantity].variable
             about = estimates[name].attrs
-            python = f"reading = readings.amplifier(cap, {query}, ranks=False)"
-            show(
-                *(subject, python, estimates, name, charts.by_quantity, quantity),
+            section.show(
+                name,
+                charts.by_quantity,
+                quantity,
                 alt=alt or f"{about['long_name']}, by head, beside controls",
                 says=about.get("says", ""),
                 prints=f"reading.estimates[{name!r}].attrs['says']",
@@ -138,11 +140,11 @@ def show_signal(subject, cap, query: int, distractors: tuple[str, ...]) -> None:
             "spans = {name: list(at) for name, at in cap.prompts[0].spans.items()}\n"
             f"reading = readings.signal_to_noise(scope, cap.ids, spans=spans, {given})"
         )
+        section = Section(subject, python, estimates)
 
         def shown(chart) -> None:
             alt, variables = SIGNAL[chart]
-            name = f"signal-{variables[0]}"
-            show(subject, python, estimates, variables[0], chart, alt=alt, name=name, data=estimates[variables])
+            section.show(variables[0], chart, alt=alt, name=f"signal-{variables[0]}", data=estimates[variables])
 
         first, *others = SIGNAL if cap.differential else [charts.heard]
         shown(first)
@@ -174,8 +176,10 @@ def show_ranks(subject, cap) -> None:
             width=420,
         )
         estimates = reading.estimates
-        show(
-            *(subject, "reading = readings.ranks(cap)", estimates, "effective_rank", charts.ranks, definition),
+        Section(subject, "reading = readings.ranks(cap)", estimates).show(
+            "effective_rank",
+            charts.ranks,
+            definition,
             alt=f"{definition} of the maps of every head, beside the uniform map and permuted rows",
             name="ranks",
             data=estimates[["effective_rank", "effective_rank_error"]],
@@ -213,5 +217,5 @@ def show_anatomy(subject, cap) -> None:
         st.caption(escape_markdown(f"What distance explains is fitted to {fitted}."))
         python = f"reading = readings.composition(cap, readings.other_prompts(scope, cap, {OTHERS}))"
         alt = "Parts of the maps of every head, as stacked bars"
-        told = {"alt": alt, "name": "anatomy", "data": estimates, "says": reading.sentence}
-        show(subject, python, estimates, way, charts.made_of, way, **told)
+        section = Section(subject, python, estimates)
+        section.show(way, charts.made_of, way, alt=alt, name="anatomy", data=estimates, says=reading.sentence)
