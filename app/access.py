@@ -7,9 +7,7 @@ import hmac
 import os
 from dataclasses import dataclass
 from functools import cache
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
-from urllib.parse import parse_qs
 
 import streamlit as st
 
@@ -60,7 +58,6 @@ def rules() -> Rules:
 
 
 REFUSAL = "This dashboard is opened by an address with its token; ask whoever started it for the whole address."
-HEALTH = "/_stcore/health"  # says only that the server is up
 
 
 def cookie() -> str:
@@ -86,55 +83,3 @@ def admitted() -> bool:
         return False
     st.query_params["token"] = rules().token
     return True
-
-
-class Door:
-    """In front of the server: without the token nobody gets any of it, and nobody can send it anything.
-
-    The token comes in the address first, and then in a cookie, which the browser sends with all that the page asks for.
-    """
-
-    def __init__(self, app) -> None:
-        self.app = app
-
-    async def __call__(self, scope, receive, send) -> None:
-        if scope["type"] == "lifespan" or scope.get("path") == HEALTH:
-            await self.app(scope, receive, send)
-            return
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
-        if is_right(given):
-            await self.app(scope, receive, _with_cookie(send, given))
-        elif is_right(_cookie(headers.get("cookie", ""))):
-            await self.app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
-        else:
-            await _refuse(send)
-
-
-def _cookie(header: str) -> str:
-    try:
-        kept = SimpleCookie(header).get(cookie())
-    except CookieError:
-        return ""
-    return "" if kept is None else kept.value
-
-
-def _with_cookie(send, token: str):
-    """What sends an answer, with the cookie that lets the browser ask for the rest."""
-    line = f"{cookie()}={token}; Path=/; HttpOnly; SameSite=Lax".encode()
-
-    async def sent(message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"set-cookie", line)]}
-        await send(message)
-
-    return sent
-
-
-async def _refuse(send) -> None:
-    body = REFUSAL.encode()
-    kind = [(b"content-type", b"text/plain; charset=utf-8"), (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": 403, "headers": kind})
-    await send({"type": "http.response.body", "body": body})

@@ -179,7 +179,7 @@ def test_any_paste_is_shown_or_refused_in_a_line(app, text):
 
 def at_the_door(path="/", query="", cookie="", kind="http"):
     """What the door sends, and whether it let through."""
-    from access import Door
+    from server import Door
 
     through, sent = [], []
 
