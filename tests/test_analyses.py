@@ -129,6 +129,7 @@ def test_the_notebook_runs_on_another_model(model, begin, folders):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")  # diffusers' autoencoder
 def test_the_notebook_of_sound_runs_on_a_pipeline(tmp_path, monkeypatch):
     logs = pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'").utils.logging
     from tests import stable_audio
