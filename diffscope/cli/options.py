@@ -65,9 +65,7 @@ def read_capture(
     """
     if saved is not None:
         if any((model, prompt, prompt_file, span, device, dtype, decoder_prompt, key_span)):
-            raise DiffscopeError(
-                f"{saved} is a capture already; leave out the options of a new one: models, prompts, spans, --device, --dtype"
-            )
+            raise DiffscopeError(f"{saved} is a capture already; leave out --model, prompts, spans, --device and --dtype")
         capture = diffscope.open(saved)
         if not isinstance(capture, diffscope.Capture):
             raise DiffscopeError(
