@@ -6,7 +6,7 @@ MINUTES ?= 30
 BIN := .venv/bin
 export PYTHON TORCH
 
-.PHONY: app test lint dev docs docs-links suites constraints grid gpu notebooks screenshots drive wheel clean
+.PHONY: app test lint dev docs docs-links suites constraints grid gpu notebooks screenshots animation drive wheel release clean
 .NOTPARALLEL: # two at once would make the same environment
 
 app:
@@ -45,11 +45,15 @@ gpu:
 notebooks: dev
 	$(BIN)/python -m tools.notebooks $(if $(MODEL),--model $(MODEL) --out $(OUT))
 
-# The pictures of the dashboard that README and docs show, taken anew; and every control of every page used once, with what the
-# address of each brings back. Both need Chromium.
+# The pictures of the dashboard that docs show, taken anew; needs Chromium.
 screenshots: dev
 	$(BIN)/python -m tools.screenshots --docs
 
+# The animation at the top of README; needs Chromium.
+animation: dev
+	$(BIN)/python -m tools.animation
+
+# Every control of every page used once, with what the address of each brings back; needs Chromium.
 drive: dev
 	$(BIN)/python -m tools.drive_dashboard
 
@@ -66,6 +70,10 @@ docs-links:
 
 wheel: dev
 	$(BIN)/python -m build --wheel
+
+# Both distributions, checked, and tried in an environment that holds nothing else; nothing is uploaded.
+release: dev
+	$(BIN)/python -m tools.release
 
 clean:
 	rm -rf .venv .venvs build dist docs/_build docs/api docs/project docs/tutorials docs/gallery/*.md .pytest_cache .hypothesis .ruff_cache .import_linter_cache .mypy_cache

@@ -119,6 +119,17 @@ def test_test_tools_come_with_timm_or_have_it_apart(checkout):
     assert commands == expected
 
 
+def test_a_wheel_is_installed_with_nothing_but_what_it_needs(checkout):
+    checkout.put("python3", PYTHON)
+    checkout.put("uv", UV)
+    (checkout.folder / "dist").mkdir()
+    (checkout.folder / "dist" / "it.whl").touch()
+    assert checkout.prepare("wheel")[2] == [MADE, INSTALLED.format("dist/it.whl")]
+    build = "--no-deps --index-url https://download.pytorch.org/whl/cpu"
+    commands = checkout.prepare("wheel", TORCH="cpu")[2]
+    assert commands[1:] == [INSTALLED.format(f"{build} torch"), INSTALLED.format("dist/it.whl")]
+
+
 def test_it_does_nothing_when_nothing_has_changed(checkout):
     checkout.put("python3", PYTHON)
     checkout.put("uv", UV)

@@ -39,9 +39,7 @@ def dashboard(
     """Run the dashboard of this checkout, or another script; yield its address, without a slash at the end, and its process."""
     from diffscope.cli.app import SERVE  # what it needs is not there where tests for a GPU run
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
     command = [sys.executable, "-c", SERVE, "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -49,14 +47,22 @@ def dashboard(
     server = subprocess.Popen([*command, *options], cwd=ROOT, env=variables, **quiet)
     address = f"http://127.0.0.1:{port}"
     try:
-        _wait(server, address)
+        wait_until_up(server, address)
         yield address, server
     finally:
         server.terminate()
         server.wait(30)
 
 
-def _wait(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
+def free_port() -> int:
+    """Return a port of this machine on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_up(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
+    """Wait until a dashboard answers; raise RuntimeError if it ended or took too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if server.poll() is not None:

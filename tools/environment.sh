@@ -1,5 +1,6 @@
 #!/bin/sh
 # Make or mend the environment of this checkout: environment.sh app | dev | docs [FOLDER, by default .venv]
+# Or one that holds nothing but the built wheel and what it needs: environment.sh wheel FOLDER
 #
 # Takes the best Python at hand, and uv if it is there, else pip. Called again, it goes on where it was stopped, and does
 # nothing if nothing has changed. Settable, and kept until set otherwise:
@@ -110,15 +111,17 @@ if [ "$TORCH" != PyPI ]; then
     *) index=https://download.pytorch.org/whl/$TORCH ;;
     esac
     install --no-deps --index-url "$index" torch
-    [ "$extras" = app ] || install --no-deps --index-url "$index" torchvision
-fi
-if [ "$extras" = app ]; then
-    install --editable .
-else
     case $extras in
-    docs) install --editable ".[dev,docs]" ;;
-    *) install --editable ".[$extras]" ;;
+    dev | docs) install --no-deps --index-url "$index" torchvision ;;
     esac
+fi
+case $extras in
+app) install --editable . ;;
+wheel) install dist/*.whl ;;
+dev) install --editable ".[dev]" ;;
+docs) install --editable ".[dev,docs]" ;;
+esac
+if [ "$extras" = dev ] || [ "$extras" = docs ]; then
     # timm needs a torchvision of the same build as torch. Where the two do not fit, importing it fails, and so does transformers
     # wherever it finds it: then they lie apart, where the tests alone look for them.
     install timm torchvision
