@@ -1,4 +1,4 @@
-"""What the first pages say is true: their code runs, their links lead somewhere, their table names every family."""
+"""What the first pages say is true: their code prints what they say, their links lead somewhere, their numbers are right."""
 
 import importlib
 import re
@@ -14,20 +14,21 @@ from diffscope.families import FAMILIES
 from diffscope.figures import FIGURES
 from diffscope.hypotheses import Models, Settings
 from diffscope.hypotheses.tests import FILE, read_tests
-from diffscope.stats import rows
+from diffscope.stats import STATISTICS, rows
 from diffscope.stats.statistic import DECLARED
+from tools import readme
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 SITE = [path for folder in ("", "evidence") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
-PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *SITE]
+PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "SECURITY.md", *SITE]
 MADE = ("gallery/index.md", "api/index.md", "tutorials", "project")  # when the site is built
 
 
 def test_the_first_commands_of_the_readme_start_the_app_and_run_the_tests_as_ci_does():
-    block = re.search(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
-    commands = [line.partition("#")[0].strip() for line in block[1].splitlines()]
-    assert commands == ["make app", "make test"]
+    first, *others = readme.blocks(README, "sh")
+    commands = [line.partition("#")[0].strip() for line in first.splitlines() if line]
+    assert not others and commands == ["make app", "make test", "pip install -c constraints.txt .", "diffscope app"]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     assert {"app", "test"} <= set(targets)
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
@@ -37,10 +38,37 @@ def test_the_first_commands_of_the_readme_start_the_app_and_run_the_tests_as_ci_
     ]
 
 
-def test_the_code_of_the_readme_runs(tmp_path, monkeypatch):
-    blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
+def test_the_code_of_the_readme_prints_what_the_readme_says(tmp_path, monkeypatch):
+    assert [text is not None for _, text in readme.examples(README)] == [True, False, True]
     monkeypatch.chdir(tmp_path)  # it writes files
-    exec(compile("\n".join(blocks), str(README), "exec"), {})
+    assert not readme.faults(README)
+
+
+def test_other_output_than_the_page_gives_is_found(tmp_path):
+    blocks = [("python", "a = 2\nprint('one', a)"), ("text", "one\n2"), ("python", "print(a + 1)"), ("text", "4")]
+    page = tmp_path / "page.md"
+    page.write_text("\n".join(f"```{kind}\n{code}\n```\n" for kind, code in blocks))
+    (fault,) = readme.faults(page)
+    assert "says\n4" in fault and "prints\n3" in fault
+
+
+def test_code_of_the_readme_is_no_wider_than_a_page_of_the_repository_shows():
+    lines = [line for kind in ("python", "text", "sh") for block in readme.blocks(README, kind) for line in block.splitlines()]
+    assert max(map(len, lines)) <= 88
+
+
+def test_the_numbers_of_the_readme_are_those_of_the_pages_that_it_links_to():
+    page = README.read_text(encoding="utf-8")
+    assert "[Forty statistics](docs/definitions.md)" in page and len(STATISTICS) == 40
+    own = {"standard", "diffscope"}
+    assert "[Eighteen implementations of differential attention]" in page and len(FAMILIES) - len(own) == 18
+    table = (ROOT / "docs" / "transformers_table.md").read_text(encoding="utf-8")
+    equal, refused = map(int, re.search(r"In all (\d+) equal, (\d+) refused", table).groups())
+    assert f"\n{equal} of the [{equal + refused} causal language models that were tried](docs/transformers_table.md)" in page
+    found = page.partition("## What was found")[2].partition("\n## ")[0]
+    study = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"−?\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|95 %", "", found))
+    assert len(numbers) >= 10 and not [number for number in numbers if not re.search(rf"(?<![\d.−]){number}(?![\d.])", study)]
 
 
 def test_the_code_of_contributing_runs_where_it_says(tmp_path, capsys):
@@ -87,6 +115,17 @@ def test_the_links_of_the_page_lead_somewhere(page):
     here = [link for link in links if "://" not in link and not link.endswith(MADE)]
     absent = [link for link in here if not (page.parent / link).exists()]
     assert not absent
+
+
+@pytest.mark.parametrize("page", PAGES[:4], ids=lambda page: page.name)
+def test_the_links_of_the_page_lead_to_headings(page):
+    """Of pages that are read in the repository; where the site links to is checked when it is built."""
+    links = re.findall(r"\]\(([^):]+\.md)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    headings = {link: re.findall(r"^#+ (.+)", (page.parent / link).read_text(encoding="utf-8"), re.M) for link, _ in links}
+    places = {
+        link: [re.sub(r"[^\w\- ]", "", line.lower()).replace(" ", "-") for line in lines] for link, lines in headings.items()
+    }
+    assert not [f"{link}#{place}" for link, place in links if place not in places[link]]
 
 
 def test_the_page_on_families_names_every_family():
