@@ -59,14 +59,14 @@ def test_code_of_the_readme_is_no_wider_than_a_page_of_the_repository_shows():
 
 def test_the_numbers_of_the_readme_are_those_of_the_pages_that_it_links_to():
     page = README.read_text(encoding="utf-8")
-    assert "[Forty statistics](docs/definitions.md)" in page and len(STATISTICS) == 40
+    assert "[Forty statistics](docs/statistics.md)" in page and len(STATISTICS) == 40
     own = {"standard", "diffscope"}
     assert "[Eighteen implementations of differential attention]" in page and len(FAMILIES) - len(own) == 18
-    table = (ROOT / "docs" / "transformers_table.md").read_text(encoding="utf-8")
+    table = (ROOT / "docs" / "evidence" / "transformers.md").read_text(encoding="utf-8")
     equal, refused = map(int, re.search(r"In all (\d+) equal, (\d+) refused", table).groups())
-    assert f"\n{equal} of the [{equal + refused} causal language models that were tried](docs/transformers_table.md)" in page
+    assert f"\n{equal} of the [{equal + refused} causal language models that were tried](docs/evidence/transformers.md)" in page
     found = page.partition("## What was found")[2].partition("\n## ")[0]
-    study = (ROOT / "docs" / "study.md").read_text(encoding="utf-8")
+    study = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "study/report.md"))
     numbers = re.findall(r"−?\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|95 %", "", found))
     assert len(numbers) >= 10 and not [number for number in numbers if not re.search(rf"(?<![\d.−]){number}(?![\d.])", study)]
 
