@@ -36,7 +36,7 @@ LIBRARIES = {
     "latex": set(),
     "numbers": set(),
     "render": set(),
-    "models": CORE | {"huggingface_hub", "timm"},
+    "models": CORE | {"diffusers", "huggingface_hub", "timm"},
     "stats": CORE | {"triton"},
     "storage": CORE | {"pandas", "pyarrow", "zarr"},
     "tasks": CORE | {"tokenizers", "pyarrow", "datasets"},
