@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.lab.forked import environment
+from tests.forked import environment
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.storage.statistics import open_statistics
-from tests.lab.forked import begun, ended
+from tests.forked import begun, ended
 from tests.lab.small_recipes import PIECE, recipe_in
 
 KILLS, KILLS_IN_FULL = 1, 5

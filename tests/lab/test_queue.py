@@ -19,7 +19,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.items import Item, Outcome, lock
 from diffscope.lab.queue import run
 from diffscope.storage.atomic import disk_is_full, unfinished_folder
-from tests.lab.forked import begun, ended, environment
+from tests.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]
 ALL_DONE = Outcome(tuple(ITEMS), {}, ())

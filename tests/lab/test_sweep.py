@@ -32,7 +32,7 @@ from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
 from tests import tiny
-from tests.lab.forked import begun, ended, environment
+from tests.forked import begun, ended, environment
 
 PLAN = """
 models = ["mini-diff", "mini-standard"]

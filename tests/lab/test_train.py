@@ -21,7 +21,7 @@ from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
 from diffscope.storage.checksum import KEY, write_proven_json
 from diffscope.tasks import Retrieval
-from tests.lab.forked import begun, ended
+from tests.forked import begun, ended
 from tests.lab.small_recipes import PIECE, pair
 
 

@@ -24,7 +24,7 @@ from diffscope.lab.training.train_cohort import check_prompts, train_cohort
 from diffscope.tasks import Backcopy
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
-from tests.lab.forked import begun, ended
+from tests.forked import begun, ended
 from tests.lab.small_recipes import COPYING, RUNNING, recipe_in
 
 

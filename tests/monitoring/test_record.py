@@ -1,9 +1,7 @@
 """One folder a training, every step once, whatever happens to the process."""
 
-import os
 import signal
-import subprocess
-import sys
+import time
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from diffscope import CorruptFile, DiffscopeError, DiffscopeWarning
 from diffscope.monitoring import Monitor
 from diffscope.monitoring.record import Record, stamp
 from tests import tiny
+from tests.forked import begun, ended
 
 PROMPTS = [tiny.ids(9)]
 
@@ -55,25 +54,27 @@ def test_another_course_of_the_training_replaces_later_steps_and_says_so(tmp_pat
     assert len(list((tmp_path / "kept" / "replaced-1").glob("*.nc"))) == 3
 
 
-HOLDS = """
-import sys
-from diffscope.monitoring.record import Record
-record = Record(sys.argv[1])
-print(record.claimed(), flush=True)
-sys.stdin.read()
-"""
+def hold(path, sign):
+    """Claim a folder, say so and keep it."""
+    record = Record(path)
+    sign.write_text(f"{record.claimed()}")
+    time.sleep(600)
 
 
 def test_a_folder_that_another_process_writes_is_left_to_it_until_that_ends(tmp_path):
     list(watched(tmp_path / "kept", range(2)))
     again = watched(tmp_path / "kept", range(2, 6), seed=1, strict=False)
-    command = [sys.executable, "-c", HOLDS, str(tmp_path / "kept")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "True\n"
+    other = begun(hold, tmp_path / "kept", tmp_path / "sign")
+    try:
+        while not ((tmp_path / "sign").exists() and (tmp_path / "sign").read_text() == "True"):
+            assert other.is_alive()
+            time.sleep(0.01)
         with pytest.warns(DiffscopeWarning, match="another process keeps its measurements in .*; give another path, or end it"):
             assert next(again)  # trackers get it all the same
         assert next(again) and Record(tmp_path / "kept").steps == [0, 1]
-        process.kill()
+    finally:
+        other.kill()
+        ended(other)
     assert next(again) and Record(tmp_path / "kept").steps == [0, 1, 4]
 
 
@@ -188,23 +189,23 @@ def test_a_record_is_followed_without_reading_what_was_read(tmp_path, monkeypatc
     assert read == ["step-00000003.nc", "step-00000004.nc"]
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.monitoring.test_record import watched
-for step, values in enumerate(watched(Path(sys.argv[1]), range(int(sys.argv[2])))):
-    print(step, flush=True)
-"""
+def go_through(path, steps, log):
+    """Measure a training, with a line in a log after each step."""
+    for step, _ in enumerate(watched(path, range(steps))):
+        with open(log, "a") as file:
+            file.write(f"{step}\n")
 
 
 @pytest.mark.slow
 def test_killed_at_several_moments_it_has_every_step_once(tmp_path, full):
     moments = (2, 5, 7, 11, 13) if full else (4,)
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "kept"), "16"]
     for moment in moments:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            for line in process.stdout:
-                if int(line) == moment:
-                    os.kill(process.pid, signal.SIGKILL)
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        log = tmp_path / f"until-{moment}"
+        log.touch()
+        process = begun(go_through, tmp_path / "kept", 16, log)
+        while str(moment) not in log.read_text().split() and process.is_alive():
+            time.sleep(0.001)
+        process.kill()
+        assert ended(process) == -signal.SIGKILL
+    assert ended(begun(go_through, tmp_path / "kept", 16, tmp_path / "to the end")) == 0
     assert diffscope.open(tmp_path / "kept")["step"].values.tolist() == list(range(16))

@@ -9,13 +9,13 @@ import peft
 import pytest
 import torch
 import torch.distributed
-import torch.multiprocessing
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from diffscope.monitoring import Monitor
 from diffscope.monitoring.record import Record
 from tests import tiny
+from tests.forked import begun, ended
 
 PROMPTS = torch.tensor([tiny.ids(24, seed) for seed in (1, 2)])  # (prompt, token)
 
@@ -138,27 +138,42 @@ def whole(state):
     return {name: values if isinstance(state[name], list) else state[name] for name, values in gathered.items()}
 
 
-def _of_process(rank, folder, wrap, steps, with_monitor):
+WRAPS = [replicated, sharded]
+
+
+def _of_process(rank, folder, steps):
+    """Train as one of two processes, each way without a monitor and with one."""
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet-{with_monitor}", rank=rank, world_size=2)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     try:
-        model, forward = wrap(small())
-        monitor = monitor_of(forward or model, path=folder / "kept") if with_monitor else None
-        torch.save(whole(trained(model, steps, forward=forward, monitor=monitor)), folder / f"{with_monitor}-{rank}.pt")
+        for wrap in WRAPS:
+            for with_monitor in (False, True):
+                model, forward = wrap(small())
+                kept = folder / f"kept-{wrap.__name__}"
+                monitor = monitor_of(forward or model, path=kept) if with_monitor else None
+                state = whole(trained(model, steps, forward=forward, monitor=monitor))
+                torch.save(state, folder / f"{wrap.__name__}-{with_monitor}-{rank}.pt")
     finally:
         torch.distributed.destroy_process_group()
 
 
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory, full):
+    """The folder of what two processes came to, and the steps that they took."""
+    folder, steps = tmp_path_factory.mktemp("processes"), 200 if full else 45
+    both = [begun(_of_process, rank, folder, steps) for rank in range(2)]
+    assert [ended(process, 600) for process in both] == [0, 0]
+    return folder, steps
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", [replicated, sharded])
-def test_two_processes_train_as_without_it_and_the_first_writes(wrap, tmp_path, full):
-    steps = 200 if full else 45
-    for with_monitor in (False, True):
-        torch.multiprocessing.spawn(_of_process, (tmp_path, wrap, steps, with_monitor), nprocs=2)
+@pytest.mark.parametrize("wrap", WRAPS)
+def test_two_processes_train_as_without_it_and_the_first_writes(wrap, two_processes):
+    folder, steps = two_processes
     for rank in range(2):
-        with_it, without = (torch.load(tmp_path / f"{kind}-{rank}.pt") for kind in (True, False))
+        with_it, without = (torch.load(folder / f"{wrap.__name__}-{kind}-{rank}.pt") for kind in (True, False))
         assert_equal(with_it, without)
-    assert Record(tmp_path / "kept").steps == [0, 3, *range(20, steps, 20)]
+    assert Record(folder / f"kept-{wrap.__name__}").steps == [0, 3, *range(20, steps, 20)]
 
 
 @pytest.fixture

@@ -22,4 +22,4 @@ def ended(process, seconds=60):
 
 def environment():
     """Return an environment in which a new process finds the tests."""
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]), "OMP_NUM_THREADS": "1"}
