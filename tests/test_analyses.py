@@ -31,6 +31,7 @@ SHORTER = {  # what is kept was made of more
     "prompts=12, untrained=6)": "prompts=10, untrained=3)",
     "prompts, count=5)": "prompts, count=3)",
     "trained(steps=1200": "trained(steps=40",
+    "in range(600):": "in range(20):",
 }
 LARGEST = 500_000  # bytes
 

@@ -606,11 +606,34 @@ def test_the_dashboard_is_started_with_what_its_readers_may_do(run, port, tmp_pa
     assert started[4][1]["DIFFSCOPE_MODELS"] == str(tmp_path) and started[3][1]["DIFFSCOPE_MODELS"] == ""
 
 
+STANDS_IN = """
+import signal, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+signal.signal(signal.SIGINT, lambda *_: sys.exit())
+(port,) = (int(option.partition("=")[2]) for option in sys.argv if option.startswith("--server.port="))
+HTTPServer(("localhost", port), Answers).serve_forever()
+"""
+BESIDE_A_STAND_IN = f"import sys; from diffscope.cli import app, main; app.SERVE = {STANDS_IN!r}; sys.exit(main(sys.argv[1:]))"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("asked, status", [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
-def test_the_dashboard_answers_and_stops(port, tmp_path, asked, status):
+@pytest.mark.parametrize(
+    "program, asked, status",
+    [(["-m", "diffscope"], signal.SIGINT, 130), (["-c", BESIDE_A_STAND_IN], signal.SIGTERM, 0)],
+    ids=["Ctrl-C", "terminated beside a server that is there at once"],
+)
+def test_the_dashboard_answers_and_stops(port, tmp_path, program, asked, status):
     assert find_app().is_file()
-    command = [sys.executable, "-m", "diffscope", "app", "--port", str(port)]
+    command = [sys.executable, *program, "app", "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         address = f"http://localhost:{port}"

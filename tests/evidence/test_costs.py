@@ -20,10 +20,18 @@ from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_e
 from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
 
+FEW = Settings(prompts=5, length=128, untrained=3)
+
 
 @pytest.fixture(scope="module")
 def scope():
     return diffscope.load("mini-diff")
+
+
+@pytest.fixture(scope="module")
+def models(scope):
+    """The bundled model beside untrained ones; each part of the evidence is taken once for all tests."""
+    return Models.open([scope], FEW)
 
 
 def test_costs_are_rises_of_the_loss_and_falls_of_the_log_odds(scope, prompts):
@@ -45,13 +53,12 @@ def test_a_standard_layer_has_no_second_map_to_lose(prompts):
     assert a2["alone"].isnull().all() and a2["layer_together"].isnull().all() and (a2["together"] == 0).all()
 
 
-def test_idle_heads_come_out_idle_and_working_ones_not(scope):
+def test_idle_heads_come_out_idle_and_working_ones_not(scope, models):
     """In mini-diff A2 works in layer 0, and the answer is read in layers 1 and 2."""
-    few = Settings(prompts=5, length=128, untrained=3)
-    by_cost, by_answer = (Models.open([scope], replace(few, weights=weights)).a2_cost for weights in ("knock-out", "answer"))
+    by_cost, by_answer = models.a2_cost, Models.open([scope], replace(FEW, weights="answer")).a2_cost
     assert by_cost.of == "A2" and by_cost.low > 2 and by_cost.layers == by_answer.layers and len(by_cost.layers) == 3
     assert abs(by_answer.value) < 0.5 < by_cost.value
-    assert Models.open([diffscope.load("mini-standard")], few).a2_cost is None
+    assert Models.open([diffscope.load("mini-standard")], FEW).a2_cost is None
 
 
 def test_the_kept_cohort_by_what_its_heads_cost(laptop_runs):
@@ -108,14 +115,13 @@ def test_ratios_are_of_weighted_sums_and_not_means_of_ratios():
     assert float(idle.by_layer("noise")[0]) == pytest.approx(1.5)
 
 
-def test_heads_of_untrained_models_count_as_those_of_the_trained(scope):
-    models = Models.open([scope], Settings(prompts=5, length=128, untrained=3))
+def test_heads_of_untrained_models_count_as_those_of_the_trained(scope, models):
     (trained,), untrained = models.tables("sparser")
     assert all(table.costs is models.costs[0] for table in (trained, *untrained))
     costs = models.costs[0].values
     gini = models.evidence("last_query")[0]["sparser.gini"].transpose("prompt", "layer", "head").values
     np.testing.assert_allclose(trained.mean("gini"), (gini * costs).sum((1, 2)) / costs.sum(), rtol=1e-6)
-    (by_a2,), _ = Models.open([scope], Settings(prompts=5, length=128, untrained=3, weights="a2")).tables("sparser")
+    (by_a2,), _ = Models.open([scope], replace(FEW, weights="a2")).tables("sparser")
     expected = models.evidence("a2_out")[0]["a2_out.loss"].mean("few").clip(min=0)
     np.testing.assert_allclose(by_a2.costs, expected)
     with pytest.raises(DiffscopeError, match="not weighted by 'mass'"):

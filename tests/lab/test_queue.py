@@ -183,7 +183,9 @@ def test_a_process_that_is_killed_costs_only_its_item(tmp_path):
 def test_processes_that_cannot_start_are_one_line(tmp_path):
     script = tmp_path / "script.py"  # without a guard, every process would run it again
     script.write_text(
+        "from multiprocessing.context import BaseContext\n"
         "from tests.lab.test_queue import *\n"
+        "BaseContext.set_forkserver_preload = lambda *_: None\n"  # which would take seconds for nothing
         "from diffscope.errors import DiffscopeError\n"
         "try:\n    run(ITEMS, write, 'out', processes=1)\n"
         "except DiffscopeError as error:\n    sys.stdout.write(f'{error}')\n"

@@ -66,7 +66,7 @@ def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, sh
     ],
 )
 def test_kernels_that_differ_are_left_for_blocks_with_one_warning(interpreted, moment, wrong):
-    layer = _random(0, tokens=40)
+    layer = _random(0, tokens=16)
     (first, second), caught = interpreted(interpreting.measured_with_wrong_kernels, layer, moment, wrong)
     assert first.identical(second) and "backend" not in first["gini"].attrs
     np.testing.assert_allclose(first["entropy"], measure_layer(layer, "row")["entropy"], atol=1e-5)
