@@ -13,7 +13,18 @@ pytest_plugins = ["tests.fixtures"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
-LONGEST = ("test_analyses.py", "test_gpu_program.py")  # so that no process is left with one of them at the end
+LONGEST = (  # so that no process is left with one of them at the end
+    "test_browser.py",
+    "test_analyses.py",
+    "test_queue.py",
+    "test_sweep.py",
+    "test_docs.py",
+    "test_gpu_program.py",
+    "test_conformance.py",
+    "test_runs.py",
+    "test_golden.py",
+)
+OBJECTS = 20_000  # new ones after which the youngest are looked through for garbage
 
 
 def pytest_addoption(parser):
@@ -43,12 +54,13 @@ def pytest_collection():
 def pytest_collection_finish():
     """What is imported stays to the end, and need not be looked through again."""
     gc.freeze()
+    gc.set_threshold(OBJECTS)
     gc.enable()
 
 
 def pytest_collection_modifyitems(config, items):
     """Run the longest files first; skip browser tests without Chromium, gpu tests without CUDA, full ones unless asked for."""
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if not config.getoption("--full"):
         _skip(items, "full", "needs --full")
     if CHROMIUM is None:

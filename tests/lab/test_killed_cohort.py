@@ -17,7 +17,7 @@ from tests.forked import begun, ended
 from tests.lab.small_recipes import PIECE, recipe_in
 
 KILLS, KILLS_IN_FULL = 1, 5
-STEPS, STEPS_IN_FULL = 160, 400
+STEPS, STEPS_IN_FULL = 80, 400
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_two_arms_killed_at_random_moments_are_bit_equal(undisturbed, tmp_path, 
         process = begun(train_in, undisturbed.out.parent / "small.toml", out)
         while logged(out) == before and process.is_alive():
             time.sleep(0.01)
-        time.sleep(draw.uniform(0, 0.5))
+        time.sleep(draw.uniform(0, 0.25))
         process.kill()
         assert ended(process) == -signal.SIGKILL
     assert len(Cohort(undisturbed.recipe, out).outcome().done) < 2, "the last kill came too late to show anything"
