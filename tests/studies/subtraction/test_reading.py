@@ -174,7 +174,8 @@ def copier():
     return Scope(model, task.tokenizer, "copier")
 
 
-def test_evidence_of_uniform_maps_is_as_it_has_to_be(copier):
+def test_evidence_of_uniform_maps_is_as_it_has_to_be(copier, monkeypatch):
+    monkeypatch.setattr(evidence, "COUNT", 4)
     taken = evidence.take("sinks", copier, 0)
     assert "previous_token_a1" not in taken  # which is of lookups
     uniform = taken["sink"].sel(queries="dormant", map="A1")
