@@ -1,4 +1,4 @@
-"""What a model's files say of it before any of it is loaded: its tensors, the memory it takes, whether the two agree."""
+"""The outline of a model, read from its files before it is loaded: its tensors, the memory it takes, whether the two agree."""
 
 from __future__ import annotations
 
