@@ -25,6 +25,7 @@ from diffscope.hypotheses.intervals import (
     sign_flip_test,
     students_t,
 )
+from diffscope.numbers import head_name
 from diffscope.stats.intervals import LEVEL
 
 OVER_SEEDS = "Student's t over seeds, prompts nested in them"
@@ -90,7 +91,7 @@ class LeaveOneOut:
     ----------
     unit : {"seed", "head"}
     what : str
-        Which one was left out.
+        Which one was left out, such as "seed 3" or "L0H1".
     value, low, high, p : float
         As of :class:`Estimate`.
     """
@@ -306,7 +307,7 @@ def _leave_one_out(sample: Sample, whole: Estimate) -> tuple[LeaveOneOut, ...]:
         for (layer, head), change in np.ndenumerate(changes[0]):
             if np.isfinite(change):
                 moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
-                rest.append(LeaveOneOut("head", f"head {head} of layer {layer}", *moved, math.nan))
+                rest.append(LeaveOneOut("head", head_name(layer, head), *moved, math.nan))
         return tuple(rest)
     flat = changes.reshape(len(changes), -1)  # heads of different seeds do not correspond: in each seed the one that changes most
     for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):

@@ -127,7 +127,7 @@ def test_ratios_without_a_bound_are_not_averaged_arithmetically():
     assert geometric.value == pytest.approx((4 / 3 + 1.5) / 2) and geometric.undefined == pytest.approx(1 / 6)
     heads = np.array([[[2.0, 8.0]]])  # in octaves as the prompts are
     one = estimate(Sample(np.full((1, 8), 4.0) * 2 ** np.linspace(-0.1, 0.1, 8), heads=heads, average="geometric"))
-    assert {left.what: round(left.value, 6) for left in one.leave_one_out} == {"head 0 of layer 0": 3.0, "head 1 of layer 0": 1.0}
+    assert {left.what: round(left.value, 6) for left in one.leave_one_out} == {"L0H0": 3.0, "L0H1": 1.0}
     median = estimate(Sample(ratios[:2], average="median"))
     assert median.value == 3 and median.interval == "seeds and prompts, crossed"
 
@@ -154,8 +154,8 @@ def test_what_one_head_decides_is_said():
     values = np.full((1, 8), heads.mean()) + np.linspace(-0.05, 0.05, 8)
     result = estimate(Sample(values, heads=heads))
     assert result.low > 0.2
-    assert [left.what for left in decisive(result, quantity)] == ["head 1 of layer 0"]
-    assert decided(result, quantity).startswith("decided by head 1 of layer 0 (without it 0, ")
+    assert [left.what for left in decisive(result, quantity)] == ["L0H1"]
+    assert decided(result, quantity).startswith("decided by L0H1 (without it 0, ")
     several = estimate(Sample(np.full((6, 1), 0.3) + np.linspace(-0.05, 0.05, 6)[:, None], heads=np.repeat(heads, 6, 0)))
     raises = next(left for left in several.leave_one_out if "raises" in left.what)
     assert raises.value == pytest.approx(0.0, abs=1e-12) and decisive(several, quantity) == [raises]
