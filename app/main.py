@@ -26,37 +26,8 @@ st.html(
     "</style>"
 )
 
-NAME = '<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>'
-# Streamlit makes each value that a page writes into its address a step of its own: Back would stay on the page for them all. And
-# it forgets on the way back what two pages share, such as the prompt: Back does what a click on the page's name does.
-BACK = """
-<script>
-if (!window.diffscopeBack) {
-  window.diffscopeBack = true;
-  const { pushState, replaceState } = history;
-  const place = (url) => `${url.pathname} ${url.searchParams.get("PANEL")}`;
-  let page = location.pathname;
-  history.pushState = function (state, title, url) {
-    const stays = place(new URL(url, location)) === place(new URL(location));
-    (stays ? replaceState : pushState).call(this, state, title, url);
-    page = location.pathname;
-  };
-  const turn = (event) => {
-    if (location.pathname === page) return;
-    page = location.pathname;
-    const names = [...document.querySelectorAll("[data-testid=stTopNavLink]")];
-    const name = names.find((link) => link.pathname === page);
-    if (!name) return;
-    event.stopImmediatePropagation();
-    name.click();
-  };
-  window.addEventListener("popstate", turn, true);
-}
-</script>
-""".replace("PANEL", PANEL)
-
 with st.sidebar:
-    st.html(NAME + BACK, unsafe_allow_javascript=True)
+    st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
 #: one page a question: file, title
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}

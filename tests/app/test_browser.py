@@ -129,23 +129,6 @@ def test_every_page_opens_and_the_reader_keeps_the_place(page, address):
     page.wait_for_selector(f"{VIEW} strong:text('L2H0')")
 
 
-def test_back_leads_to_the_page_before_in_one_step_and_keeps_the_model_and_the_prompt(page, address):
-    page.goto(address)
-    page.wait_for_selector(MAPS)
-    settle(page)
-    shown = {"Compare": ".st-key-compare-right canvas[data-map]", "Change": f"{GRID} canvas"}
-    for name, part in shown.items():
-        page.get_by_role("link", name=name).first.click()
-        page.wait_for_selector(part)
-        settle(page)
-    for path, part in {"/compare": shown["Compare"], "/": MAPS}.items():
-        page.go_back()
-        page.wait_for_selector(part)
-        settle(page)
-        assert page.evaluate("location.pathname") == path
-    assert page.get_by_label("Text", exact=True).input_value() == PROMPT and faults(page) == []
-
-
 UNTOLD = """
 window.Blob = class extends Blob {
   constructor(parts, options) { super(parts.map((part) => (`${part}`.includes('"drawn"') ? "throw Error()" : part)), options) }
