@@ -96,7 +96,7 @@ def in_print(
     for row in grid:
         row[0].set_ylabel(for_print(dataset.attrs["y"]))
     handles, labels = _entries(grid[0, 0], colours, factors)
-    if others and len(colours) > len(highlight):
+    if others and highlight and len(colours) > len(highlight):
         handles, labels = [*handles, grid[0, 0].lines[0]], [*labels, for_print(others)]
     if free:
         grid[-1, -1].legend(handles, labels, loc="center")

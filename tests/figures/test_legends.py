@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from diffscope import figures
+import diffscope
+from diffscope import figures, readings
 from diffscope.figures import theme
 
 
@@ -106,3 +107,10 @@ def test_the_control_of_a_model_is_grey_and_has_its_marker():
     (legend,) = figure.matplotlib().legends
     assert [text.get_text() for text in legend.get_texts()] == ["a", "b", "permuted"]
     assert [handle.get_color() for handle in legend.get_lines()][-1] == theme.MUTED
+
+
+def test_a_legend_names_other_lines_only_if_there_are_some():
+    captures = {step: diffscope.load(f"mini-diff@{step}").capture("Paris 7421. Rome 2174. Paris") for step in (0, 400)}
+    course = readings.along_training(captures).estimates
+    assert legend_of(figures.training(course, statistic="lambda", layer=1, head=1)) == ["layer 0", "layer 1", "layer 2"]
+    assert legend_of(figures.training(course, statistic="overlap", layer=1, head=1))[-1] == "other heads"
