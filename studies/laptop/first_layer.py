@@ -14,12 +14,12 @@ from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.ablations import answers
 from diffscope.evidence.signs import previous_token_share
-from diffscope.hypotheses.intervals import students_t
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
+from studies.markdown import mean_in_words, table
 
 MODEL = "mini-diff"
 LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
@@ -58,17 +58,6 @@ def rises(scope: Scope, prompts: Sequence[Prompt], layers: int) -> Iterator[tupl
         )
 
 
-def in_words(values: np.ndarray) -> str:
-    """Mean and 95 % interval over prompts."""
-    (low, high), _, _ = students_t(values.astype(float))
-    return f"{values.mean():.2f} ({low:.2f} to {high:.2f})".replace("-", "−")
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Format a Markdown table."""
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, ["---"] * len(header), *rows))
-
-
 def page(count: int = PROMPTS) -> str:
     """All of it, as Markdown."""
     scope = diffscope.load(MODEL)
@@ -77,10 +66,10 @@ def page(count: int = PROMPTS) -> str:
     layers, heads = masses["A1"].shape[1:]
     places = [(layer, head) for layer in range(layers) for head in range(heads)]
     looks = [
-        (f"layer {layer}, head {head}", *(in_words(masses[name][:, layer, head]) for name in MAPS)) for layer, head in places
+        (f"layer {layer}, head {head}", *(mean_in_words(masses[name][:, layer, head]) for name in MAPS)) for layer, head in places
     ]
     named = [f"layer {layer}" for layer in range(layers)]
-    costs = [(words, *map(in_words, by_layer)) for words, by_layer in rises(scope, prompts, layers)]
+    costs = [(words, *map(mean_in_words, by_layer)) for words, by_layer in rises(scope, prompts, layers)]
     learned = answers(scope, prompts)
     return (
         "# The second map of mini-diff, layer by layer\n\n"

@@ -1,18 +1,13 @@
-"""The pages of the documentation that are made of a study: its boards, published claims, figures, and tables.
-
-``docs/study.md`` and ``docs/study/report.md`` quote a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between
-them is replaced.
-"""
+"""What the documentation shows of a study: pages of its boards and of published claims, figures, and what other pages quote."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from diffscope import figures, numbers, tables
-from diffscope.errors import DiffscopeError
 from diffscope.figures.tests import quantities
 from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.conclusion import of_kind, overall
@@ -20,13 +15,12 @@ from diffscope.hypotheses.report import left_out, rates_section, runs_section, s
 from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study
 from diffscope.hypotheses.verdict import Verdict
+from studies.markdown import table
 
 QUOTING = ("study.md", "study/report.md")  # below docs/
 WIDTH = 7.0  # inches of a figure
 WITHOUT = "without one seed or head"
-ESCAPED = "\\|"
 MINUS = re.compile(r"(?<!\w)-(?=\d)")
-QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
 def pages(study: Study) -> dict[str, str]:
@@ -97,7 +91,7 @@ def _judged(verdicts: Sequence[Verdict]) -> str:
             (f"{verdict.test.id}: {verdict.test.question}", *first, *end),
             *(("", *cells, *[""] * len(end)) for cells in others),
         ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
@@ -122,37 +116,15 @@ def _p(verdict: Verdict, name: str) -> str:
 def _answers(study: Study) -> str:
     """How many published claims have which answer."""
     counts = Counter(record["answer"] for record in tables.claims(study).data.to_dict("records"))
-    return _table(("answer", "quantities"), [(answer, str(count)) for answer, count in counts.most_common()])
+    return table(("answer", "quantities"), [(answer, str(count)) for answer, count in counts.most_common()])
 
 
 def _decided(board: Iterable[Verdict]) -> str:
     """Which tests one seed or one head decides, or leaves open."""
     rows = [(verdict.test.id, verdict.shown, ", ".join(what)) for verdict in board if (what := verdict.decisive())]
-    return _table(("test", "verdict", "decided, or left open, by"), rows)
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ("---",) * len(header), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in line)} |\n" for line in lines) if rows else "None.\n"
+    return table(("test", "verdict", "decided, or left open, by"), rows)
 
 
 def _below(section: str) -> str:
     """Return a section without its heading."""
     return section.partition("\n\n")[2]
-
-
-def quoted(page: str, known: Mapping[str, str]) -> str:
-    """Return a page with what it quotes made anew.
-
-    Raises
-    ------
-    DiffscopeError
-        It quotes something that there is not.
-    """
-
-    def anew(match: re.Match) -> str:
-        if match["name"] not in known:
-            raise DiffscopeError(f"the page quotes {match['name']!r}; there are {', '.join(known)}")
-        return f"{match[1]}\n{known[match['name']]}\n{match[3]}"
-
-    return QUOTED.sub(anew, page)

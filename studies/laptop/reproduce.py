@@ -36,6 +36,7 @@ from studies.laptop import cells, first_layer, pages, second_reading, text
 from studies.laptop.calibration import power
 from studies.laptop.results import read_result, write_result
 from studies.laptop.runs import COHORTS, pack, unpack
+from studies.markdown import quoted
 
 ROOT = Path(__file__).parents[2]
 HOME = Path("studies", "laptop")
@@ -78,7 +79,7 @@ def make(runs: Path, target: Path) -> None:
         (target / PAGES / name).write_text(words, encoding="utf-8")
     for name in pages.QUOTING:
         page = (ROOT / DOCS / name).read_text(encoding="utf-8")
-        (target / DOCS / name).write_text(pages.quoted(page, pages.quotes(study)), encoding="utf-8")
+        (target / DOCS / name).write_text(quoted(page, pages.quotes(study)), encoding="utf-8")
     for name, figure in pages.drawings(study).items():
         figure.save(target / PAGES / f"{name}.svg")
     capture = diffscope.load(MAPS_OF).capture(MAPS_PROMPT)

@@ -6,7 +6,7 @@ Means over seeds, 95 % intervals (Student's t over seeds, paired), p of sign fli
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +15,13 @@ import xarray as xr
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.run_file import EVIDENCE, open_evidence
 from diffscope.hypotheses.cohort import continued_arms, formed, octaves_of_steps, onsets, rates, with_distractors
-from diffscope.hypotheses.intervals import students_t
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import SCORES
 from diffscope.stats.ranks.exact import DEFINITIONS
 from diffscope.storage.statistics import open_statistics
 from studies.laptop.cells import BASELINES, in_words
+from studies.markdown import mean_in_words, table
 
 DIFF = "diff"
 FEWEST = 5  # seeds of a contrast of arms
@@ -55,17 +55,6 @@ TITLE = (
 )
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Format a Markdown table."""
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)]
-
-
-def mean_in_words(values: Sequence[float], digits: int = 2) -> str:
-    """Mean and interval of one number a seed."""
-    (low, high), _, _ = students_t(np.asarray(values))
-    return f"{np.mean(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})".replace("-", "−")
-
-
 def by_criterion(cohort: xr.Dataset) -> list[str]:
     """When DIFF and both controls learn the lookup, by every criterion."""
     three = (DIFF, *BASELINES)
@@ -91,7 +80,7 @@ def by_criterion(cohort: xr.Dataset) -> list[str]:
         "gets there counts with the steps that it was given. The last row is the criterion that was fixed before the reading. "
         "100 prompts are asked every 25 steps: near 95 % their share has a standard error of 2 points. "
         f"{_rates(cohort, three)}\n",
-        *table(header, rows),
+        table(header, rows).rstrip(),
     ]
 
 
@@ -112,7 +101,7 @@ def other_arms(cohort: xr.Dataset) -> list[str]:
     for words, criterion in CRITERIA.items():
         steps = onsets(cohort, criterion)
         rows.append((words, *(in_words(octaves_of_steps(cohort, steps, DIFF, arm)) for arm in arms)))
-    return ["\n### DIFF − other arms (octaves)\n", *table(("onset", *arms), rows)]
+    return ["\n### DIFF − other arms (octaves)\n", table(("onset", *arms), rows).rstrip()]
 
 
 def at_one_rate(folder: Path, recipe: Recipe) -> list[str]:
@@ -128,7 +117,7 @@ def at_one_rate(folder: Path, recipe: Recipe) -> list[str]:
     return [
         "\n### The runs that chose the rates\n",
         f"Steps, of the two tuning seeds in turn, of {recipe.tuning.steps}: all that was trained of these arms at one rate.\n",
-        *table(("rate", "onset", "DIFF", *BASELINES), rows),
+        table(("rate", "onset", "DIFF", *BASELINES), rows).rstrip(),
     ]
 
 
@@ -151,7 +140,7 @@ def contrasts(cohort: xr.Dataset) -> list[str]:
         "\n## Every arm beside DIFF and beside both controls\n",
         "Log-odds of the answer in nats, mean over 24 and 48 distractors, of the seeds in which both circuits formed; the least "
         "p that five seeds can have is 0.0625. All pairs are here, so that none is picked.\n",
-        *table(header, rows),
+        table(header, rows).rstrip(),
     ]
 
 
@@ -192,7 +181,7 @@ def by_layer(runs: Sequence[xr.Dataset]) -> list[str]:
         "The knock-out cost of a head is the rise of the answer's loss without it, of five prompts of 256 tokens a seed, mean "
         "over 8 and 24 distractors; shares are of costs above 0. It is of whole heads, A1 and A2 together: of A2 alone it was "
         "not kept.\n",
-        *table(("", *(f"layer {layer}" for layer in range(lam.shape[1]))), rows),
+        table(("", *(f"layer {layer}" for layer in range(lam.shape[1]))), rows).rstrip(),
     ]
 
 
@@ -214,7 +203,7 @@ def by_weights(runs: Sequence[xr.Dataset]) -> list[str]:
     return [
         "\n## What heads are weighted by\n",
         "Of the answering query, at the end of training, DIFF alone; ranks are of whole maps.\n",
-        *table(("", *WEIGHTS), rows),
+        table(("", *WEIGHTS), rows).rstrip(),
     ]
 
 

@@ -18,6 +18,7 @@ from diffscope.storage.statistics import save_statistics
 from studies.laptop import first_layer, reproduce, second_reading
 from studies.laptop import pages as study_pages
 from studies.laptop.runs import RUNS, pack, unpack
+from studies.markdown import quoted
 from tests.study_data import study as planted_study
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_pages_are_those_of_the_committed_study(committed):
         assert text == (ROOT / reproduce.PAGES / name).read_text(encoding="utf-8"), "python -m studies.laptop.reproduce"
     for name in study_pages.QUOTING:
         page = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert study_pages.quoted(page, study_pages.quotes(committed)) == page
+        assert quoted(page, study_pages.quotes(committed)) == page
 
 
 @pytest.mark.full
@@ -94,8 +95,8 @@ def test_runs_are_packed_byte_for_byte_as_they_were(laptop_runs, tmp_path):
 
 
 def test_a_page_quotes_the_study(study):
-    page = study_pages.quoted(PAGE, study_pages.quotes(study))
-    assert "of before" not in page and "text" in page and study_pages.quoted(page, study_pages.quotes(study)) == page
+    page = quoted(PAGE, study_pages.quotes(study))
+    assert "of before" not in page and "text" in page and quoted(page, study_pages.quotes(study)) == page
     formation = next(verdict for verdict in study.boards["all seeds"] if verdict.test.id == "formation")
     (row,) = (line for line in page.splitlines() if line.startswith("| formation: "))
     estimate = formation.estimates[next(iter(formation.corrected))]
@@ -109,7 +110,7 @@ def test_a_page_quotes_the_study(study):
 
 def test_what_is_not_there_cannot_be_quoted(study):
     with pytest.raises(DiffscopeError, match="quotes 'mine'; there are conclusion, primaries"):
-        study_pages.quoted("<!-- mine -->\n<!-- end -->\n", study_pages.quotes(study))
+        quoted("<!-- mine -->\n<!-- end -->\n", study_pages.quotes(study))
 
 
 def cells(page, row):
