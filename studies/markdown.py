@@ -1,4 +1,4 @@
-"""Markdown of a study's pages: tables, means with intervals, and what a page quotes.
+"""Markdown of a study's pages: means with intervals, and what a page quotes.
 
 A page quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stands between them is replaced.
 """
@@ -6,7 +6,7 @@ A page quotes a table between ``<!-- NAME -->`` and ``<!-- end -->``; what stand
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -14,16 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import students_t
 from diffscope.numbers import minus
 
-ESCAPED = "\\|"
 QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Format a table; "None." if it has no row."""
-    lines = [header, ("---",) * len(header), *rows]
-    if len(lines) == 2:
-        return "None.\n"
-    return "".join(f"| {' | '.join(cell.replace('|', ESCAPED) for cell in line)} |\n" for line in lines)
 
 
 def mean_in_words(values: np.ndarray | Sequence[float], digits: int = 2) -> str:

@@ -14,12 +14,13 @@ from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.ablations import answers
 from diffscope.evidence.signs import previous_token_share
+from diffscope.render import pipe_table
 from diffscope.scope import Scope
 from diffscope.tasks import Retrieval
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
-from studies.markdown import mean_in_words, table
+from studies.markdown import mean_in_words
 
 MODEL = "mini-diff"
 LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
@@ -79,10 +80,10 @@ def page(count: int = PROMPTS) -> str:
         "this model, and of no other. Read after the study, and corrected for nothing. The next study does the same with all "
         "eight seeds.\n\n"
         "## What the token before the number gets\n\nQuery: the number that is asked for, where the text states it. Key: the "
-        f"token before it, the end of its city.\n\n{table(('', *MAPS), looks)}\n"
-        f"## The same along the training, layer 0\n\n{table(('step', 'λ', *_columns(heads)), _along(prompts, count))}\n"
+        f"token before it, the end of its city.\n\n{pipe_table(('', *MAPS), looks)}\n"
+        f"## The same along the training, layer 0\n\n{pipe_table(('step', 'λ', *_columns(heads)), _along(prompts, count))}\n"
         "## What the answer loses\n\nRise of its loss in nats, one layer changed at a time; its λ at the end is "
-        f"{', '.join(f'{lam:.2f}' for lam in _lambdas(scope, prompts))}.\n\n{table(('', *named), costs)}"
+        f"{', '.join(f'{lam:.2f}' for lam in _lambdas(scope, prompts))}.\n\n{pipe_table(('', *named), costs)}"
     )
 
 

@@ -15,7 +15,7 @@ from diffscope.hypotheses.report import left_out, rates_section, runs_section, s
 from diffscope.hypotheses.sentence import by_signs, whole, word
 from diffscope.hypotheses.study import ALL, Study
 from diffscope.hypotheses.verdict import Verdict
-from studies.markdown import table
+from diffscope.render import pipe_table
 
 QUOTING = ("study.md", "study/report.md")  # below docs/
 WIDTH = 7.0  # inches of a figure
@@ -91,7 +91,7 @@ def _judged(verdicts: Sequence[Verdict]) -> str:
             (f"{verdict.test.id}: {verdict.test.question}", *first, *end),
             *(("", *cells, *[""] * len(end)) for cells in others),
         ]
-    return table(header, rows)
+    return pipe_table(header, rows)
 
 
 def _of_rule(verdict: Verdict, name: str) -> tuple[str, ...]:
@@ -116,13 +116,13 @@ def _p(verdict: Verdict, name: str) -> str:
 def _answers(study: Study) -> str:
     """How many published claims have which answer."""
     counts = Counter(record["answer"] for record in tables.claims(study).data.to_dict("records"))
-    return table(("answer", "quantities"), [(answer, str(count)) for answer, count in counts.most_common()])
+    return pipe_table(("answer", "quantities"), [(answer, str(count)) for answer, count in counts.most_common()])
 
 
 def _decided(board: Iterable[Verdict]) -> str:
     """Which tests one seed or one head decides, or leaves open."""
     rows = [(verdict.test.id, verdict.shown, ", ".join(what)) for verdict in board if (what := verdict.decisive())]
-    return table(("test", "verdict", "decided, or left open, by"), rows)
+    return pipe_table(("test", "verdict", "decided, or left open, by"), rows) if rows else "None.\n"
 
 
 def _below(section: str) -> str:

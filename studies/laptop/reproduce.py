@@ -32,13 +32,14 @@ from diffscope.lab.training.cohort import DATASET, Cohort, collect
 from diffscope.lab.training.recipe import Recipe
 from diffscope.storage.atomic import write_json
 from diffscope.storage.statistics import save_statistics
+from studies import committed
+from studies.committed import ROOT
 from studies.laptop import cells, first_layer, pages, second_reading, text
 from studies.laptop.calibration import power
 from studies.laptop.results import read_result, write_result
 from studies.laptop.runs import COHORTS, pack, unpack
 from studies.markdown import quoted
 
-ROOT = Path(__file__).parents[2]
 HOME = Path("studies", "laptop")
 DOCS = Path("docs")
 PAGES = DOCS / "study"
@@ -108,18 +109,14 @@ def train(runs: Path, processes: int) -> None:
 
 def differing(target: Path) -> Iterator[Path]:
     """Yield the names of the files in a folder that say something else than those of the repository."""
-    for path in sorted(path for path in target.rglob("*") if path.is_file()):
-        name = path.relative_to(target)
-        committed = ROOT / name
-        if not committed.is_file() or not _alike(path, committed):
-            yield name
+    return committed.differing(target, _alike)
 
 
-def _alike(made: Path, committed: Path) -> bool:
+def _alike(made: Path, there: Path) -> bool:
     if made.name == STUDY:
-        ours, theirs = ({**json.loads(path.read_bytes()), "diffscope_digest": ""} for path in (made, committed))
+        ours, theirs = ({**json.loads(path.read_bytes()), "diffscope_digest": ""} for path in (made, there))
         return alike(ours, theirs)
-    return made.read_bytes() == committed.read_bytes()
+    return made.read_bytes() == there.read_bytes()
 
 
 def alike(one: Any, other: Any) -> bool:

@@ -18,10 +18,11 @@ from diffscope.hypotheses.cohort import continued_arms, formed, octaves_of_steps
 from diffscope.lab.training.onsets import CRITERIA, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import SCORES
+from diffscope.render import pipe_table
 from diffscope.stats.ranks.exact import DEFINITIONS
 from diffscope.storage.statistics import open_statistics
 from studies.laptop.cells import BASELINES, in_words
-from studies.markdown import mean_in_words, table
+from studies.markdown import mean_in_words
 
 DIFF = "diff"
 FEWEST = 5  # seeds of a contrast of arms
@@ -80,7 +81,7 @@ def by_criterion(cohort: xr.Dataset) -> list[str]:
         "gets there counts with the steps that it was given. The last row is the criterion that was fixed before the reading. "
         "100 prompts are asked every 25 steps: near 95 % their share has a standard error of 2 points. "
         f"{_rates(cohort, three)}\n",
-        table(header, rows).rstrip(),
+        pipe_table(header, rows).rstrip(),
     ]
 
 
@@ -101,7 +102,7 @@ def other_arms(cohort: xr.Dataset) -> list[str]:
     for words, criterion in CRITERIA.items():
         steps = onsets(cohort, criterion)
         rows.append((words, *(in_words(octaves_of_steps(cohort, steps, DIFF, arm)) for arm in arms)))
-    return ["\n### DIFF − other arms (octaves)\n", table(("onset", *arms), rows).rstrip()]
+    return ["\n### DIFF − other arms (octaves)\n", pipe_table(("onset", *arms), rows).rstrip()]
 
 
 def at_one_rate(folder: Path, recipe: Recipe) -> list[str]:
@@ -117,7 +118,7 @@ def at_one_rate(folder: Path, recipe: Recipe) -> list[str]:
     return [
         "\n### The runs that chose the rates\n",
         f"Steps, of the two tuning seeds in turn, of {recipe.tuning.steps}: all that was trained of these arms at one rate.\n",
-        table(("rate", "onset", "DIFF", *BASELINES), rows).rstrip(),
+        pipe_table(("rate", "onset", "DIFF", *BASELINES), rows).rstrip(),
     ]
 
 
@@ -140,7 +141,7 @@ def contrasts(cohort: xr.Dataset) -> list[str]:
         "\n## Every arm beside DIFF and beside both controls\n",
         "Log-odds of the answer in nats, mean over 24 and 48 distractors, of the seeds in which both circuits formed; the least "
         "p that five seeds can have is 0.0625. All pairs are here, so that none is picked.\n",
-        table(header, rows).rstrip(),
+        pipe_table(header, rows).rstrip(),
     ]
 
 
@@ -181,7 +182,7 @@ def by_layer(runs: Sequence[xr.Dataset]) -> list[str]:
         "The knock-out cost of a head is the rise of the answer's loss without it, of five prompts of 256 tokens a seed, mean "
         "over 8 and 24 distractors; shares are of costs above 0. It is of whole heads, A1 and A2 together: of A2 alone it was "
         "not kept.\n",
-        table(("", *(f"layer {layer}" for layer in range(lam.shape[1]))), rows).rstrip(),
+        pipe_table(("", *(f"layer {layer}" for layer in range(lam.shape[1]))), rows).rstrip(),
     ]
 
 
@@ -203,7 +204,7 @@ def by_weights(runs: Sequence[xr.Dataset]) -> list[str]:
     return [
         "\n## What heads are weighted by\n",
         "Of the answering query, at the end of training, DIFF alone; ranks are of whole maps.\n",
-        table(("", *WEIGHTS), rows).rstrip(),
+        pipe_table(("", *WEIGHTS), rows).rstrip(),
     ]
 
 

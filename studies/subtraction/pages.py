@@ -1,0 +1,257 @@
+"""What the report quotes of the study: primaries, mechanisms by layer and head, measurements and runs; and its figures.
+
+A number in a table is the mean over seeds with its 95 % interval by Student's t. Nothing but the p of primaries is corrected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from diffscope import figures, numbers
+from diffscope.hypotheses.accounts import ACCOUNTS
+from diffscope.hypotheses.cohort import onsets
+from diffscope.hypotheses.rules import NONE, Declared
+from diffscope.hypotheses.verdict import Verdict
+from diffscope.lab.training.onsets import CRITERIA
+from diffscope.render import pipe_table
+from diffscope.stats.intervals import t_half_width
+from studies.markdown import mean_in_words
+from studies.subtraction.judging import Judged, judge
+from studies.subtraction.primaries import PARTS
+from studies.subtraction.read import cost_of
+
+POWER = Path(__file__).with_name("power.json")
+WIDTH = 7.0  # inches of a figure
+DIFF = "diff"
+LOSSES = {  # rises of the answer's loss
+    "lost_without_a2": "without A2",
+    "lost_without_signs": "negative weights of D set to 0",
+    "lost_with_one_a2": "one A2 for all heads of the layer",
+    "lost_with_plus": "A2 added instead of subtracted",
+}
+OF_COPIES = {"copied": "copied right", "copy_loss": "loss on copies (nats)", "bigram_excess": "excess loss on bigrams (nats)"}
+MAP_NAMES = {"D": "|D|, its share", "net D": "D"}
+
+Parts = Mapping[str, xr.Dataset]
+
+
+def quotes(parts: Parts) -> dict[str, str]:
+    """Return what the report quotes, by name.
+
+    Parameters
+    ----------
+    parts : dict of str to Dataset
+        By name, of the parts whose runs are all finished: what :func:`studies.subtraction.evidence.gather` gives.
+    """
+    texts = {"runs": runs(parts), "primaries": primaries(parts)}
+    for name, part in parts.items():
+        texts |= {f"{name}-layers": by_layer(part), f"{name}-heads": by_head(part), f"{name}-gains": gains(part)}
+        texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part)} if "sink" in part else {}
+        texts |= {f"{name}-onsets": by_criterion(part)} if "sink" not in part else {}
+    return texts
+
+
+def runs(parts: Parts) -> str:
+    """How many runs each part has, how many of them diverged, and which parts are not trained yet."""
+    rows = []
+    for name, declared in PARTS.items():
+        if name not in parts:
+            rows.append((name, "–", str(declared.seeds), "not all trained yet, so not read", "–"))
+            continue
+        part = parts[name]
+        arms = part["arm"].values.tolist()
+        looked_at = part["sink"] if "sink" in part else part["previous_token_a1"]
+        has_model = np.isfinite(looked_at).any([name for name in looked_at.dims if name not in ("arm", "seed")])
+        diverged = has_model.size - int(has_model.sum())
+        rows.append((name, ", ".join(arms), str(part.sizes["seed"]), str(has_model.size), str(diverged)))
+    return pipe_table(("part", "arms", "seeds of each", "runs", "diverged"), rows)
+
+
+def verdicts(name: str, part: xr.Dataset) -> list[Verdict]:
+    """Return the primaries of a part with what they came to, as figures and tables of verdicts take them."""
+    cost = cost_of(part)
+    return [
+        Verdict(row.test, row.words, row.estimates, dict.fromkeys(row.test.asks, row.p), row.states, row.note, cost)
+        for row in judge(name, part, cost)
+    ]
+
+
+def primaries(parts: Parts) -> str:
+    """All primaries in their order: those of parts that are not trained yet with their power alone."""
+    rows = []
+    for name, declared in PARTS.items():
+        cost = cost_of(parts[name]) if name in parts else None
+        judged = judge(name, parts[name], cost) if name in parts else [Judged(test, note="not read") for test in declared.tests]
+        there = "–" if cost is None else f"{numbers.with_interval(cost.value, cost.low, cost.high)} nats"
+        for row in judged:
+            rows += _of_primary(name, row, there if row.test.inside else "–")
+    header = ("part", "question", "quantity", "estimate [95 %]", "matters from", "p", "power", *ACCOUNTS, "A2 costs there")
+    return pipe_table(header, rows)
+
+
+def _of_primary(name: str, row: Judged, cost: str) -> list[tuple[str, ...]]:
+    words = [row.words.get(account, row.note or "–") for account in ACCOUNTS]
+    lead = (name, row.test.question)
+    tail = (numbers.significant(row.p, 2), power_of(name, row.test), *words, cost)
+    cells = []
+    for key, quantity in row.test.quantities.items():
+        estimate = row.estimates.get(key)
+        value = "–" if estimate is None else numbers.with_interval(estimate.value, estimate.low, estimate.high)
+        cells.append((*lead, quantity.label, value, f"{quantity.margin:g}", *tail))
+        lead, tail = ("", ""), ("",) * len(tail)
+    return cells
+
+
+def power_of(name: str, test: Declared) -> str:
+    """Say how often a primary would detect an effect of middle size that an account predicts, by the simulation."""
+    rows = json.loads(POWER.read_text(encoding="utf-8"))["rows"]
+    predicting = [account for account, of in test.predictions.items() if any(side != NONE for side in of.values())]
+    shares = [
+        row["detected"][test.id] for row in rows if row["part"] == name and row["size"] == "middle" and row["truth"] in predicting
+    ]
+    return numbers.between(shares, numbers.percent)
+
+
+def mean(values: xr.DataArray | np.ndarray, digits: int = 2) -> str:
+    """Write the mean over the seeds that have a value; a dash if these are fewer than two, and how many if not all have one."""
+    each = np.asarray(values, dtype=float)
+    known = each[np.isfinite(each)]
+    if len(known) < 2:
+        return "–"
+    return mean_in_words(known, digits) + (f", {len(known)} seeds" if len(known) < len(each) else "")
+
+
+def two_maps(part: xr.Dataset) -> list[str]:
+    """Return the arms of a part that have a second map."""
+    return [str(arm) for arm in part["arm"].values if bool(np.isfinite(part["lost_without_a2"].sel(arm=arm)).any())]
+
+
+def by_layer(part: xr.Dataset) -> str:
+    """List what the answer loses by each edit of a layer's second map, by arm and layer, in nats."""
+    known = [name for name in LOSSES if name in part]
+    rows = [
+        (arm, str(layer), *(mean(part[name].sel(arm=arm, layer=layer)) for name in known))
+        for arm in two_maps(part)
+        for layer in part["layer"].values
+    ]
+    return pipe_table(("arm", "layer", *(LOSSES[name] for name in known)), rows)
+
+
+def by_head(part: xr.Dataset) -> str:
+    """DIFF's heads: of every layer and seed first the one whose second map costs most, and so on.
+
+    Heads have no order that seeds share, so they are put in that of their cost.
+    """
+    diff = part.sel(arm=DIFF)
+    costs = diff["lost_without_a2_of_head"]  # (seed, layer, head)
+    order = (-costs.fillna(-np.inf)).argsort(costs.get_axis_num("head"))
+    heads = int(np.isfinite(costs).sum("head").max())
+    ranked = [{"rank": rank, "at": order.isel(head=rank, drop=True)} for rank in range(heads)]
+    columns = _of_heads(diff)
+    rows = []
+    for layer in part["layer"].values:
+        for each in ranked:
+            values = [of.isel(head=each["at"]).sel(layer=layer) for of in columns.values()]
+            rows.append((str(layer), f"{each['rank'] + 1}.", *(mean(value) for value in values)))
+    return pipe_table(("layer", "head by cost", *columns), rows)
+
+
+def _of_heads(diff: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return what is told of each head of DIFF, by the words of the table."""
+    before = diff["gain_by_head"].sel(norm="before")
+    columns = {"its A2 costs (nats)": diff["lost_without_a2_of_head"]}
+    if "previous_token_a2" in diff:
+        columns |= {f"{name.upper()} on the token before": diff[f"previous_token_{name}"] for name in ("a1", "a2")}
+    return columns | {
+        "gain (dB)": before.sel(a2="own"),
+        "with a uniform A2 (dB)": before.sel(a2="uniform"),
+        "signal to noise of A1·V (dB)": diff["snr_by_head"].sel(output="A1"),
+        "of λA2·V (dB)": diff["snr_by_head"].sel(output="lambda_A2"),
+        "rejection (dB)": diff["rejection"],
+        "at most (dB)": diff["rejection_ceiling"],
+    }
+
+
+def gains(part: xr.Dataset) -> str:
+    """Signal-to-noise gain in the heads that tell the answer, weighted by what their A2 costs, by arm."""
+    columns = {
+        "a2_cost_where_told": "A2 costs there (nats)",
+        "signal_to_noise_gain": "gain (dB)",
+        "gain_over_uniform": "above a uniform A2 (dB)",
+        "snr_first_ahead": "A1·V minus λA2·V (dB)",
+    }
+    known = [name for name in columns if name in part]
+    rows = [(arm, *(mean(part[name].sel(arm=arm)) for name in known)) for arm in two_maps(part)]
+    return pipe_table(("arm", *(columns[name] for name in known)), rows)
+
+
+def sinks(part: xr.Dataset) -> str:
+    """List the first token's weight by arm and map, at dormant queries and at triggers: the mean over heads."""
+    weights = part["sink"].mean(("layer", "head"))  # (arm, seed, queries, map)
+    maps = weights["map"].values.tolist()
+    rows = [
+        (str(arm), str(queries), *(mean(weights.sel(arm=arm, queries=queries, map=name)) for name in maps))
+        for arm in weights["arm"].values
+        for queries in weights["queries"].values
+    ]
+    return pipe_table(
+        ("arm", "queries", *(name.replace("net D", "D") if name != "D" else "|D|, its share" for name in maps)), rows
+    )
+
+
+def copies(part: xr.Dataset) -> str:
+    """How well every arm copies and predicts bigrams at its last evaluation."""
+    columns = {words: last(part[name]) for name, words in OF_COPIES.items()}
+    columns["log-odds of the copy (nats)"] = part["copy_log_odds"]
+    columns["90 % right from step"] = part["onset"].sel(share=0.9)
+    rows = [(str(arm), *(mean(values.sel(arm=arm), 3) for values in columns.values())) for arm in part["arm"].values]
+    return pipe_table(("arm", *columns), rows)
+
+
+def last(values: xr.DataArray) -> xr.DataArray:
+    """Return the last value along the training that is defined."""
+    places = xr.DataArray(np.arange(values.sizes["step"]), dims="step")
+    return values.isel(step=places.where(values.notnull(), 0).max("step")).drop_vars("step")
+
+
+def by_criterion(part: xr.Dataset) -> str:
+    """When each arm finds the lookup, by every criterion: the median over seeds, the least, the most, and how many never do."""
+    rows = []
+    for words, criterion in CRITERIA.items():
+        steps = onsets(part, criterion)  # (arm, seed)
+        rows.append((words, *(_steps(steps.sel(arm=arm).values) for arm in part["arm"].values)))
+    return pipe_table(("criterion", *map(str, part["arm"].values)), rows)
+
+
+def _steps(steps: np.ndarray) -> str:
+    reached = np.sort(steps[np.isfinite(steps)])
+    never = int(np.isinf(steps).sum())
+    if not len(reached):
+        return f"never: {never}"
+    return f"{np.median(reached):g} ({reached[0]:g} to {reached[-1]:g})" + (f", never: {never}" if never else "")
+
+
+def drawings(parts: Parts) -> dict[str, figures.Figure]:
+    """Return the report's figures by name: the primaries, and what A2 costs and does by layer."""
+    read = [verdict for name, part in parts.items() for verdict in verdicts(name, part) if verdict.estimates]
+    drawn = {"primaries": figures.board(read, width=WIDTH, title="")} if read else {}
+    if "mechanism" in parts:
+        drawn["costs"] = _costs(parts["mechanism"])
+    return drawn
+
+
+def _costs(part: xr.Dataset) -> figures.Figure:
+    """Draw what the answer loses by each edit of a layer's second map, every seed a point."""
+    known = {name: words for name, words in LOSSES.items() if name in part}
+    rises = xr.concat([part[name].sel(arm=DIFF, drop=True) for name in known], "edit")  # (edit, seed, layer)
+    rises = rises.assign_coords(edit=list(known.values())).assign_attrs(long_name="rise of the answer's loss", units="nats")
+    middle = rises.mean("seed", keep_attrs=True)
+    count = rises.sizes["seed"]
+    half = rises.std("seed", ddof=1) * t_half_width(1 / np.sqrt(count), count - 1)
+    ends = {"low": middle - half, "high": middle + half}
+    return figures.curves(middle, series="edit", points=rises, style="points", width=WIDTH, title="", **ends)

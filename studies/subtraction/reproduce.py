@@ -1,0 +1,103 @@
+"""Make everything of the study again from its runs: each part's dataset, what the report quotes, and its figures.
+
+    python -m studies.subtraction.reproduce             # from runs.zip, in seconds
+    python -m studies.subtraction.reproduce --check     # write nothing, and say which committed file would differ
+
+Parts of which a run is missing are left out. A file is written only if it says something else than the committed one: numbers of
+datasets are compared to a relative 1e-12.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import xarray as xr
+
+from diffscope.errors import DiffscopeError
+from diffscope.storage.statistics import open_statistics, save_statistics
+from studies.committed import ROOT, differing
+from studies.markdown import quoted
+from studies.subtraction.evidence import gather
+from studies.subtraction.pages import Parts, drawings, quotes
+from studies.subtraction.preregister import check_declared, check_evidence
+from studies.subtraction.primaries import PARTS
+from studies.subtraction.runs import unpack
+from studies.subtraction.train import cohort as cohort_of
+
+EVIDENCE = Path("studies", "subtraction", "evidence")
+PAGES = Path("docs", "study")
+REPORT = PAGES / "subtraction.md"
+TOLERANCE = 1e-12
+
+
+def finished_parts(runs: Path, text: Path | None) -> dict[str, xr.Dataset]:
+    """Return the datasets of the parts of which all runs are finished, by name.
+
+    Raises
+    ------
+    DiffscopeError
+        A part has other runs than are declared, or its corpus is not given.
+    """
+    parts = {}
+    for name in PARTS:
+        if not (runs / name).is_dir():
+            continue
+        part = gather(name, cohort_of(name, runs, text))
+        if bool(part["finished"].all()):
+            check_evidence(name, part)
+            parts[name] = part
+    return parts
+
+
+def make(parts: Parts, target: Path) -> None:
+    """Make every file of the study from its parts, under the names that they have in the repository."""
+    (target / EVIDENCE).mkdir(parents=True)
+    (target / PAGES).mkdir(parents=True)
+    for name, part in parts.items():
+        save_statistics(part, target / EVIDENCE / f"{name}.nc", dated=False)
+    report = (ROOT / REPORT).read_text(encoding="utf-8")
+    (target / REPORT).write_text(quoted(report, quotes(parts)), encoding="utf-8")
+    for name, figure in drawings(parts).items():
+        figure.save(target / PAGES / f"subtraction_{name}.svg")
+
+
+def alike(made: Path, there: Path) -> bool:
+    """Whether two files say the same: of datasets the values, of others every byte."""
+    if made.suffix != ".nc":
+        return made.read_bytes() == there.read_bytes()
+    try:
+        xr.testing.assert_allclose(open_statistics(made), open_statistics(there), rtol=TOLERANCE, atol=TOLERANCE)
+    except AssertionError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, and say which committed file would differ")
+    parser.add_argument("--text", type=Path, help="the folder of the corpus, once a part that is trained on it has runs")
+    options = parser.parse_args()
+    try:
+        check_declared()
+        with TemporaryDirectory() as home:
+            runs, target = Path(home, "runs"), Path(home, "made")
+            unpack(runs)
+            make(finished_parts(runs, options.text), target)
+            names = list(differing(target, alike))
+            if not options.check:
+                for name in names:
+                    shutil.copyfile(target / name, ROOT / name)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+    print("\n".join(map(str, names)) or "nothing differs from what is committed")
+    if options.check and names:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
