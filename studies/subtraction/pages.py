@@ -57,19 +57,25 @@ def quotes(parts: Parts) -> dict[str, str]:
 
 
 def runs(parts: Parts) -> str:
-    """How many runs each part has, how many of them diverged, and which parts are not trained yet."""
+    """List how many runs each part has, how many diverged, what trained them, and which parts are not trained yet."""
     rows = []
     for name, declared in PARTS.items():
         if name not in parts:
-            rows.append((name, "–", str(declared.seeds), "not all trained yet, so not read", "–"))
+            rows.append((name, "–", str(declared.seeds), "not all trained yet, so not read", *("–",) * 3))
             continue
         part = parts[name]
-        arms = part["arm"].values.tolist()
         looked_at = part["sink"] if "sink" in part else part["previous_token_a1"]
-        has_model = np.isfinite(looked_at).any([name for name in looked_at.dims if name not in ("arm", "seed")])
-        diverged = has_model.size - int(has_model.sum())
-        rows.append((name, ", ".join(arms), str(part.sizes["seed"]), str(has_model.size), str(diverged)))
-    return pipe_table(("part", "arms", "seeds of each", "runs", "diverged"), rows)
+        has_model = np.isfinite(looked_at).any([dim for dim in looked_at.dims if dim not in ("arm", "seed")])  # (arm, seed)
+        counts = (part.sizes["seed"], has_model.size, has_model.size - int(has_model.sum()))
+        rows.append((name, ", ".join(part["arm"].values.tolist()), *map(str, counts), *_made_by(part)))
+    return pipe_table(("part", "arms", "seeds of each", "runs", "diverged", "trained by revision", "on"), rows)
+
+
+def _made_by(part: xr.Dataset) -> tuple[str, str]:
+    """Return the revisions of the code, and the processors, that a part's runs were trained by and on."""
+    facts = [fact for of_run in json.loads(part.attrs["made_by"]).values() for fact in of_run]
+    revisions, processors = (", ".join(sorted({fact[name] for fact in facts})) for name in ("revision", "processor"))
+    return revisions, processors
 
 
 def verdicts(name: str, part: xr.Dataset) -> list[Verdict]:

@@ -1,5 +1,7 @@
 """What the report quotes is what the datasets of the parts say, and parts that are not trained are said not to be read."""
 
+import json
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -31,7 +33,9 @@ def mechanism(diverged=()):
     curves = np.array([[[0.1, 0.95, 1.0]] * (SEEDS - 1) + [[0.0, 0.2, 0.3]]])  # the last never gets there
     values |= {"retrieval": (("arm", "seed", "step"), curves), "finished": (dims[:2], np.ones((1, SEEDS)))}
     coords = {"arm": ["diff"], "seed": range(SEEDS), "layer": [0, 1], "head": [0, 1], "step": STEPS, "norm": ["before", "after"]}
-    part = xr.Dataset(values, {**coords, "a2": ["own", "uniform", "next head"], "output": ["A1", "lambda_A2"]})
+    facts = [{"revision": revision, "processor": "EPYC"} for revision in ("def", "abc")]
+    attrs = {"made_by": json.dumps({f"diff/seed-{seed}": [fact] for seed, fact in enumerate(facts)})}
+    part = xr.Dataset(values, {**coords, "a2": ["own", "uniform", "next head"], "output": ["A1", "lambda_A2"]}, attrs)
     for seed in diverged:
         for name in part.data_vars:
             if name not in ("finished", "retrieval"):
@@ -53,7 +57,7 @@ def test_heads_are_put_in_the_order_of_their_cost_seed_by_seed():
 
 def test_a_seed_without_a_model_is_counted_and_left_out_of_means():
     part = mechanism(diverged=[3])
-    assert cells(pages.runs({"mechanism": part}), "mechanism") == ["diff", "4", "4", "1"]
+    assert cells(pages.runs({"mechanism": part}), "mechanism") == ["diff", "4", "4", "1", "abc, def", "EPYC"]
     assert cells(pages.by_layer(part), "diff", "0")[0].endswith(", 3 seeds")
     assert cells(pages.by_head(part), "0", "1.")[0].endswith(", 3 seeds")
 
