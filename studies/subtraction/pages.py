@@ -15,12 +15,12 @@ import xarray as xr
 from diffscope import figures, numbers
 from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.cohort import onsets
+from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import NONE, Declared
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
 from diffscope.render import pipe_table
 from diffscope.stats.intervals import t_half_width
-from studies.markdown import mean_in_words
 from studies.subtraction.judging import Judged, judge
 from studies.subtraction.primaries import PARTS
 from studies.subtraction.read import cost_of
@@ -123,13 +123,15 @@ def power_of(name: str, test: Declared) -> str:
     return numbers.between(shares, numbers.percent)
 
 
-def mean(values: xr.DataArray | np.ndarray, digits: int = 2) -> str:
+def mean(values: xr.DataArray | np.ndarray) -> str:
     """Write the mean over the seeds that have a value; a dash if these are fewer than two, and how many if not all have one."""
     each = np.asarray(values, dtype=float)
     known = each[np.isfinite(each)]
     if len(known) < 2:
-        return "–"
-    return mean_in_words(known, digits) + (f", {len(known)} seeds" if len(known) < len(each) else "")
+        return numbers.ABSENT
+    (low, high), _, _ = students_t(known)
+    of_seeds = f", {len(known)} seeds" if len(known) < len(each) else ""
+    return numbers.with_interval(float(known.mean()), low, high) + of_seeds
 
 
 def two_maps(part: xr.Dataset) -> list[str]:
@@ -211,12 +213,15 @@ def sinks(part: xr.Dataset) -> str:
 
 
 def copies(part: xr.Dataset) -> str:
-    """How well every arm copies and predicts bigrams at its last evaluation."""
+    """List how well every arm copies and predicts bigrams at its last evaluation, and when it began to copy."""
     columns = {words: last(part[name]) for name, words in OF_COPIES.items()}
     columns["log-odds of the copy (nats)"] = part["copy_log_odds"]
-    columns["90 % right from step"] = part["onset"].sel(share=0.9)
-    rows = [(str(arm), *(mean(values.sel(arm=arm), 3) for values in columns.values())) for arm in part["arm"].values]
-    return pipe_table(("arm", *columns), rows)
+    begins = onsets(part.assign(retrieval=part["copied"]), CRITERIA["90 % once"])  # (arm, seed)
+    rows = [
+        (str(arm), *(mean(values.sel(arm=arm)) for values in columns.values()), _steps(begins.sel(arm=arm).values))
+        for arm in part["arm"].values
+    ]
+    return pipe_table(("arm", *columns, "90 % right from step: median, least to most"), rows)
 
 
 def last(values: xr.DataArray) -> xr.DataArray:

@@ -51,8 +51,8 @@ def cells(table, *lead):
 
 def test_heads_are_put_in_the_order_of_their_cost_seed_by_seed():
     table = pages.by_head(mechanism())
-    assert cells(table, "0", "1.")[:3] == ["6.00 (4.16 to 7.84)", "0.06 (0.04 to 0.08)", "0.60 (0.42 to 0.78)"]
-    assert cells(table, "0", "2.")[0] == "2.00 (0.16 to 3.84)"
+    assert cells(table, "0", "1.")[:3] == ["6.0 [4.2, 7.8]", "0.060 [0.042, 0.078]", "0.60 [0.42, 0.78]"]
+    assert cells(table, "0", "2.")[0] == "2.0 [0.2, 3.8]"
 
 
 def test_a_seed_without_a_model_is_counted_and_left_out_of_means():
