@@ -6,6 +6,7 @@ What is cached here is shared between sessions and never changed by any of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,10 +18,10 @@ from catalog import display_name, hide_paths, resolve, trusts_code
 
 from diffscope import readings
 from diffscope.capture.capture import open_capture
-from diffscope.errors import DiffscopeError, PromptError
+from diffscope.errors import DiffscopeError, ModelNotFound, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
-from diffscope.models.folders import tokenizer_folder
+from diffscope.models.folders import locate, tokenizer_folder, without_step
 from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
 from diffscope.readings.reading import Part
@@ -46,13 +47,13 @@ def modified_at(path: str, weights: bool = False) -> float:
         that a model is opened from.
     """
     try:
-        place = Path(resolve(path) if path else "").expanduser()
+        name = resolve(path) if path else ""
         if weights:
+            place = Path(without_step(name)).expanduser()
             kinds = ("*.safetensors", "*.nc") if path and place.is_dir() else ()
             files = [file for kind in kinds for file in place.rglob(kind)]
         else:
-            tokenizer = tokenizer_folder(place) or place  # a run of a cohort may have it beside the cohort
-            files = [place] if place.is_file() else [*place.glob("*"), *tokenizer.glob("tokenizer*")]
+            files = _opened_from(name)
         return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
     except (OSError, RuntimeError):  # not a path, or not to be read: whoever opens it says so
         return 0.0
@@ -60,6 +61,19 @@ def modified_at(path: str, weights: bool = False) -> float:
         if not weights:
             raise
         return 0.0
+
+
+def _opened_from(name: str) -> list[Path]:
+    """Return the files that a model or a capture is opened from; of a model that is not there, none."""
+    place = Path(name).expanduser()
+    if place.is_file():
+        return [place]
+    with suppress(ModelNotFound):
+        home, weights = locate(name)
+        if home is not None and weights is not None:
+            tokenizer = tokenizer_folder(home) or home  # a run of a cohort may have it beside the cohort
+            return [home / "config.json", *weights.glob("*"), *tokenizer.glob("tokenizer*")]
+    return []
 
 
 def checkpoints(name: str) -> Checkpoints:

@@ -50,7 +50,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
-    key = (subject.key, tuple(captures), query)
+    key = (subject.key, modified_at(subject.model, weights=True), tuple(captures), query)
     reading = once("training", key, partial(readings.along_training, captures, query))
     code = python(subject, kept_steps)
     show_lambda(reading, layer, head, query, code)

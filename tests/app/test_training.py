@@ -1,18 +1,20 @@
 """The Training page: checkpoints on a slider that plays, curves of all heads, and when the model begins to answer."""
 
 import json
+import shutil
 import time
 
 import numpy as np
 import pytest
 from looks import fine, shown
 from safetensors.numpy import load
-from small_models import PROMPT
+from small_models import PROMPT, save_run
 
 import diffscope
 from diffscope import readings
 from diffscope.lab.accuracy import accuracy_over_training
-from diffscope.lab.training.run import checkpoints_of
+from diffscope.lab.training.run import checkpoints_of, save_checkpoint
+from diffscope.models import DiffForCausalLM
 from diffscope.views import attention as attention_view
 from tests.figures.test_figures import trained as cohort
 
@@ -36,7 +38,7 @@ def page(app, run):
 
 def drawn(test):
     """D as the view of the maps has it."""
-    return load(shown_views(test)[0])["D"]
+    return next(load(view)["D"] for view in shown_views(test) if "D" in load(view))
 
 
 def shown_views(test):
@@ -73,6 +75,22 @@ def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, r
     assert not {"cosine", "sink", "entropy"} & charts(test).keys()
     test.session_state["training-others"] = True  # what a click on the row does
     assert {"cosine", "sink", "entropy"} <= charts(fine(test.run())).keys()
+
+
+def test_a_checkpoint_that_was_saved_again_is_read_again(app, tmp_path):
+    """On this page and by its own name, FOLDER@STEP."""
+    folder = save_run(tmp_path / "seed-0")
+    given = {"model": FOLDER, "example": "own text", "prompt": PROMPT, "answer": "7421"}
+    curves = []
+    for _ in range(2):
+        test = fine(app("training", **given, path=str(folder), layer="1", head="0"))
+        assert readings.along_training(captures(folder)).sentence in shown(test.markdown)
+        curves.append(charts(test)["answer"]["data"])
+        test = fine(app("explore", **given, path=f"{folder}@4", layer="1", head="0"))
+        np.testing.assert_array_equal(drawn(test), load(attention_view.buffer(captures(folder)[4], 1, 0))["D"])
+        shutil.rmtree(folder / "checkpoints" / "step-000004")
+        save_checkpoint(DiffForCausalLM.from_pretrained(folder), folder / "checkpoints" / "step-000004")
+    assert curves[0] != curves[1]
 
 
 def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
