@@ -15,7 +15,18 @@ from edit_controls import show_stack
 from edit_results import Edited
 from messages import as_call, escape_markdown
 from selection import default_head
-from sidebar import LAST_STEP, OWN, Subject, answer_span, as_code, as_loaded, check_length, choose_model, choose_subject
+from sidebar import (
+    LAST_STEP,
+    OWN,
+    Subject,
+    answer_span,
+    as_code,
+    as_loaded,
+    check_length,
+    choose_model,
+    choose_subject,
+    refuse_encoder,
+)
 from url_state import bound
 
 from diffscope import figures
@@ -132,8 +143,9 @@ def _another_model(subject: Subject, cap):
     if name is None:
         return None
     if name.endswith((".dscope", ".safetensors")):
-        second = Subject(name, saved=True, kind=subject.kind)
-    elif subject.saved:
+        return Subject(name, saved=True, kind=subject.kind), (short_name(subject.model), short_name(name))
+    refuse_encoder(name)
+    if subject.saved:
         prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)
     else:

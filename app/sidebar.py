@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 from access import rules
 from cache import capture, examples, modified_at, saved, scope
-from catalog import SessionModel, add_session_model, cards, display_name, session_models, trusts_code
+from catalog import SessionModel, add_session_model, bundled, cards, display_name, session_models, trusts_code
 from file_picker import choose_file, own_prompts
 from messages import escape_markdown
 from uploads import is_upload
@@ -20,6 +20,7 @@ from url_state import OPENED, PANEL, bound, fits_address
 from diffscope import Chars
 from diffscope.cards import is_standard, trained_on
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
+from diffscope.figures.escaping import short_name
 
 OTHER = "a folder or a saved capture"
 OPEN = "open a model…"
@@ -151,7 +152,9 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
-    decoder, kind = choose_side(two_sides) if has_encoder(name) else ("", "")
+    if not two_sides:
+        refuse_encoder(name)
+    decoder, kind = choose_side() if has_encoder(name) else ("", "")
     spans |= {} if kind else marked(name, prompt)
     subject = Subject(name, prompt=prompt, spans=spans, answer=answer, distractors=distractors, kind=kind, decoder=decoder)
     state["_subject"] = subject
@@ -161,17 +164,22 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
 def has_encoder(name: str) -> bool:
     """Whether a prompt of the model is a text for its encoder; of one that does not open it is not known, and false."""
     try:
-        return name not in cards() and scope(name, modified_at(name)).has_encoder
+        return name.partition("@")[0] not in bundled() and scope(name, modified_at(name)).has_encoder
     except DiffscopeError:
         return False  # whoever looks at it says so
 
 
-def choose_side(two_sides: bool) -> tuple[str, str]:
-    """Choose the text of a decoder, and the kind of layers that is shown."""
-    if not two_sides:
+def refuse_encoder(name: str) -> None:
+    """Raise DiffscopeError if a model has an encoder, on a page that shows none."""
+    if has_encoder(name):
         raise DiffscopeError(
-            "this model has an encoder and a decoder: Explore shows its maps, and Compare those of saved captures"
+            f"{short_name(display_name(name))} has an encoder and a decoder: Explore shows its maps, and Compare those of saved "
+            "captures"
         )
+
+
+def choose_side() -> tuple[str, str]:
+    """Choose the text of a decoder, and the kind of layers that is shown."""
     kinds = [*LAYERS][::-1]
     with st.sidebar:
         text = st.text_input("The decoder's text", **bound("decoder"), placeholder="none: its start token alone")

@@ -230,9 +230,10 @@ def test_a_model_with_an_encoder_is_compared_by_saved_captures(compare, app, tmp
 
     encoder_decoders.model("t5").save_pretrained(tmp_path)
     tiny.tokenizer().save_pretrained(tmp_path)
-    words = "this model has an encoder and a decoder: Explore shows its maps, and Compare those of saved captures"
+    words = f"{tmp_path.name} has an encoder and a decoder: Explore shows its maps, and Compare those of saved captures"
     given = {"model": OTHER, "path": str(tmp_path), "example": OWN, "prompt": PROMPT}
     assert said(compare(**given)) == [words]
+    assert said(compare(compare_model=OTHER, compare_model_path=str(tmp_path))) == [words]
     assert said(fine(app("change", **given))) == [words]
 
 

@@ -400,7 +400,9 @@ def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
     assert not fine(app(model=OTHER, path=path, kind="self")).warning
 
 
-def test_a_model_with_an_encoder_is_opened_with_a_text_for_each_side(app, tmp_path):
+def test_a_model_with_an_encoder_is_opened_with_a_text_for_each_side(app, tmp_path, monkeypatch):
+    import access
+
     import diffscope
     from tests import encoder_decoders
 
@@ -418,6 +420,10 @@ def test_a_model_with_an_encoder_is_opened_with_a_text_for_each_side(app, tmp_pa
     exec(code.partition("\ndiffscope.figures")[0], names)
     assert names["cap"].key_spans == cap.key_spans and names["cap"].kinds == ["cross", "cross"]
     assert maps(fine(app(**given | {"decoder": ""})))["tokens"] == scope.capture(PROMPT).tokens
+    access.rules.cache_clear()
+    monkeypatch.setenv(access.MODELS, str(tmp_path))  # of which every model is offered by name
+    offered = fine(app(**given | {"model": tmp_path.name}))
+    assert (maps(offered)["tokens"], maps(offered)["keyTokens"]) == (cap.tokens, cap.key_tokens) and not offered.warning
 
 
 def test_a_model_of_latents_says_how_it_is_looked_at(app, tmp_path):
