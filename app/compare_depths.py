@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import blocks
 import streamlit as st
 from background import Job, background
+from edit_catalog import text_length
 from edit_results import build_edits, texts
 from messages import escape_markdown
 from pair import PROMPTS, Pair, Side, edits_of
@@ -43,6 +44,10 @@ def show_depths(pair: Pair) -> None:
     if pair.kind == PROMPTS:
         st.caption("This section generates its own prompts, so it needs two models or an edit.")
         return
+    if named := [edit.words for side in pair.sides for edit in edits_of(side.subject) if edit.of_prompt]:
+        words = f"This section has prompts of its own, and “{named[0]}” is an edit of the prompt above. Undo it to measure here."
+        st.caption(escape_markdown(words))
+        return
     settings = _choose_settings([side.subject.scope() for side in pair.sides])
     if not settings["lengths"]:
         st.caption("Choose a length.")
@@ -71,7 +76,10 @@ def show_depths(pair: Pair) -> None:
 def _asked(side: Side, settings: dict, template: str) -> DepthRequest:
     subject = side.subject
     edits = edits_of(subject)
-    key = (*subject.key[:2], texts(edits), *settings.values(), template)
+    read = {
+        text_length(subject.scope(), side.cap) for edit in edits if edit.kind.reads
+    }  # tokens of texts that edits are made from
+    key = (*subject.key[:2], texts(edits), *read, *settings.values(), template)
     return DepthRequest(side.name, subject.scope(), build_edits(subject, side.cap, edits), key, template)
 
 

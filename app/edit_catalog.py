@@ -345,6 +345,12 @@ class Written:
         return f"diffscope.edits.{self.kind.name}({', '.join([*given, *where])})"
 
     @property
+    def of_prompt(self) -> bool:
+        """Whether it names tokens of the prompt, or is made from another one: of other prompts it would mean nothing."""
+        given = zip(self.kind.takes, self.values)
+        return any(isinstance(takes, Source) or (isinstance(takes, Tokens) and value != ALL) for takes, value in given)
+
+    @property
     def stage(self) -> Stage:
         """Where in the computation it acts."""
         return STAGES[self.values[0]] if self.kind.declared.of_source else self.kind.declared.stage

@@ -292,6 +292,16 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     assert "lengths=(256,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='log_odds'" in code
 
 
+@pytest.mark.parametrize(
+    "edit, measured", [("knock_out('answer')", False), ("uniform_a2()", True), (f"patch('A1', {PROMPT!r})", False)]
+)
+def test_retrieval_is_measured_under_no_edit_of_the_prompt_above(compare, edit, measured):
+    """Positions of its tokens are others' in prompts of retrieval."""
+    test = compare(compare_by=EDIT, edit=edit)
+    assert ("compare-measure" in [button.key for button in test.button]) == measured
+    assert any("is an edit of the prompt above" in caption.value for caption in test.caption) != measured
+
+
 def test_a_failure_in_the_background_is_one_line(compare):
     test = compare(compare_lengths="64", compare_prompts="2", compare_distractors="20")
     fine(test.button(key="compare-measure").click().run())
