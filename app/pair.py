@@ -86,7 +86,8 @@ class Pair(NamedTuple):
     @property
     def linked(self) -> bool:
         """Whether both look at the same tokens."""
-        return self.first.cap.ids == self.second.cap.ids and self.first.cap.tokens == self.second.cap.tokens
+        first, second = ([(each.ids, each.tokens) for each in side.cap.all_prompts] for side in self.sides)
+        return first == second
 
     def comparison(self) -> Comparison:
         """Both captures, as figures take them."""

@@ -265,6 +265,11 @@ class Capture:
         return self._each(lambda prompt: {name: list(at) for name, at in prompt.spans.items()}, self.key_prompts)
 
     @property
+    def all_prompts(self) -> list[Encoded]:
+        """The prompts of the queries and, if there is cross-attention, those of the keys behind them; of a batch several each."""
+        return [*self.prompts, *(self.key_prompts or ())]
+
+    @property
     def offsets(self) -> Any:
         """The characters that each token covers, a list of (first, one past the last); of a batch a list of such lists."""
         return self._each(lambda prompt: list(prompt.offsets))

@@ -77,15 +77,9 @@ def compare(
 
 def _of_same_tokens(names: tuple[str, str], first: Capture, second: Capture) -> Comparison:
     """Return the comparison of two captures, or raise DiffscopeError if they are of different tokens."""
-    # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
-    ones, others = ([*capture.prompts, *(capture.key_prompts or ())] for capture in (first, second))
-    pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(ones, others)]
-    if len(first.prompts) != len(second.prompts) or len(ones) != len(others) or any(a != b for a, b in pairs):
-        raise DiffscopeError(
-            f"the captures of {' and '.join(names)} are of different tokens; compare models that share a tokenizer, on "
-            "the same prompts"
-        )
-    return Comparison(names, (first, second))
+    comparison = Comparison(names, (first, second))
+    comparison.check_tokens()
+    return comparison
 
 
 def _numbered(first: str, second: str) -> tuple[str, str]:
@@ -117,6 +111,18 @@ class Comparison:
         rows = [(name, *(side[name] for side in sides)) for name in sides[0] if any(side.get(name) for side in sides)]
         text = spans_marked(self.captures[0].prompts[0])
         return display.card(f"Comparison of {' and '.join(self.names)}", display.table(("", *self.names), rows), text)
+
+    def check_tokens(self) -> None:
+        """Raise DiffscopeError if the captures are of different tokens, on either side."""
+        # Prompts that were given as ids to a model without a tokenizer have no text, and numbers as tokens.
+        first, second = (capture.all_prompts for capture in self.captures)
+        pairs = [(a.tokens, b.tokens) if a.text and b.text else (a.ids, b.ids) for a, b in zip(first, second)]
+        counts = {(len(capture.prompts), len(capture.all_prompts)) for capture in self.captures}
+        if len(counts) > 1 or any(a != b for a, b in pairs):
+            raise DiffscopeError(
+                f"the captures of {' and '.join(self.names)} are of different tokens; compare models that share a tokenizer, on "
+                "the same prompts"
+            )
 
     def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
         """Measure the same statistics of both models.
@@ -182,7 +188,13 @@ class Comparison:
         -------
         xarray.Dataset, (model, query, key)
             ``A1``, ``A2``, ``lambda_A2`` and ``D``; the second map of standard attention is NaN, and its D is A1.
+
+        Raises
+        ------
+        DiffscopeError
+            The captures are of different tokens, so that their maps have no axes in common.
         """
+        self.check_tokens()
         layers = (layer, layer) if isinstance(layer, int) else layer
         heads = (head, head) if isinstance(head, int) else head
         return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])

@@ -146,7 +146,9 @@ def checkpoint_data(
     if not (isinstance(captures, Mapping) and captures and all(isinstance(cap, Capture) for cap in captures.values())):
         raise DiffscopeError(f"this figure is of captures of one prompt by step of {along}, such as {{0: …, 400: …}}")
     steps = sorted(captures)
-    if len({tuple(captures[step].ids) for step in steps}) > 1:
+    if any(captures[step].batch for step in steps):
+        raise DiffscopeError("these captures are of batches; give those of one prompt, such as capture[0]")
+    if len({tuple(tuple(side.ids) for side in captures[step].all_prompts) for step in steps}) > 1:
         raise DiffscopeError("these captures are of different prompts; their maps cannot be compared step by step")
     attention = layer_at(captures[steps[-1]], layer, head)
     drawn = name if attention.differential else "A1"

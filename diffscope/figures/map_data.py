@@ -72,6 +72,7 @@ def data(
 
 def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) -> xr.Dataset:
     """Return what is left of one head's map in each of two models, D; under the models' names."""
+    comparison.check_tokens()
     layers = layer if isinstance(layer, (tuple, list)) else (layer, layer)
     heads = head if isinstance(head, (tuple, list)) else (head, head)
     maps = {}

@@ -92,7 +92,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
 
 def _sides_and_heads(cap: Capture) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the ids of what a capture is of, on both sides, and how many heads each layer has."""
-    return [tuple(side.ids) for side in (*cap.prompts, *(cap.key_prompts or ()))], [layer.n_heads for layer in cap.layers]
+    return [tuple(each.ids) for each in cap.all_prompts], [layer.n_heads for layer in cap.layers]
 
 
 def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:

@@ -352,8 +352,7 @@ def prompt_name(capture: Capture, prompt: int) -> str:
 
     Captures of one prompt under other edits have the same name, and so have those of other latents.
     """
-    sides = [*capture.prompts, *(capture.key_prompts or ())]
-    return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in sides))))
+    return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in capture.all_prompts))))
 
 
 def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:

@@ -218,9 +218,18 @@ def test_checkpoints_of_a_training(compare, folders, tmp_path):
 def test_of_cross_attention_the_maps_are_compared(compare, tmp_path):
     from tests import encoder_decoders
 
-    saved = str(tmp_path / "both.dscope")
-    diffscope.load(encoder_decoders.model("bart")).capture(encoder_decoders.prompt("bart")).save(saved)
-    test = compare(model=OTHER, path=saved, kind="cross", compare_model=OTHER, compare_model_path=saved)
+    scope, prompt = diffscope.load(encoder_decoders.model("bart")), encoder_decoders.prompt("bart")
+    saved, other = (str(tmp_path / f"{name}.dscope") for name in ("both", "other"))
+    scope.capture(prompt).save(saved)
+    scope.capture(prompt | {"input_ids": prompt["input_ids"].flip(1)}).save(other)
+    given = {"model": OTHER, "path": saved, "kind": "cross", "compare_model": OTHER}
+    for path, labels in (
+        (other, ["Export the maps of both.dscope", "Export the maps of other.dscope"]),
+        (saved, ["Export the maps"]),
+    ):
+        test = compare(**given, compare_model_path=path)
+        offered = [popover.proto.popover.label.replace("\\", "") for popover in test.get("popover")]
+        assert [label for label in offered if label.startswith("Export")] == labels
     assert [(view["queries"], view["keys"]) for view in views(test)] == [(5, 9)] * 2
     assert [line.partition(".")[0] for line in said(test)] == ["Of cross-attention only the maps are compared"]
 

@@ -89,3 +89,14 @@ def test_captures_of_other_tokens_and_mixtures_are_refused(scopes):
     ):
         with pytest.raises(diffscope.DiffscopeError, match=words):
             diffscope.compare(first, second, prompts)
+
+
+def test_maps_of_other_tokens_are_not_put_on_the_same_axes(scopes):
+    """Names of keys are axes: of as many other tokens, they would be those of the first capture alone."""
+    captures = tuple(scopes[0].capture(f"Magic numbers. {city} 2174.") for city in ("Rome", "Oslo"))
+    assert captures[0].n_tokens == captures[1].n_tokens
+    pair = diffscope.Comparison(("Rome", "Oslo"), captures)
+    assert pair.measure(["entropy"]).sizes["model"] == 2
+    for draw in (lambda: pair.maps(0, 0), lambda: diffscope.figures.maps(pair, layer=0, head=0)):
+        with pytest.raises(diffscope.DiffscopeError, match="captures of Rome and Oslo are of different tokens"):
+            draw()

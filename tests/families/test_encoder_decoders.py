@@ -152,6 +152,8 @@ def test_captures_of_other_keys_are_not_compared(scope, capture):
         other = scope.capture(prompt | {"input_ids": changed, "attention_mask": torch.ones_like(changed)})
         with pytest.raises(DiffscopeError, match="the same prompts"):
             diffscope.compare(capture, other)
+        with pytest.raises(DiffscopeError, match="are of different prompts"):
+            figures.checkpoints({0: capture, 1: other}, layer=3)
 
 
 def test_edits_act_on_rectangles(scope):

@@ -189,6 +189,8 @@ def test_maps_of_checkpoints_are_the_captures_own_on_one_scale():
         figures.checkpoints({0: capture(), 1: capture(n=20)})
     with pytest.raises(DiffscopeError, match="captures of one prompt by step"):
         figures.checkpoints(standard)
+    with pytest.raises(DiffscopeError, match="of batches; give those of one prompt"):
+        figures.checkpoints({0: replace(standard, batch=True)})
 
 
 def test_a_statistic_over_training_sets_one_head_apart_beside_its_control():
