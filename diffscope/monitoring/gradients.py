@@ -94,6 +94,11 @@ class BranchGradients:
                 except Exception as error:  # which would end the training
                     self.reasons[number] = first_line(error)
 
+    @property
+    def stepped(self) -> set[int]:
+        """The layers with whose gradients an optimizer has stepped since they were taken last."""
+        return set(self._squares)
+
     def take(self, layers: Sequence[int], heads: int) -> xr.DataArray:
         """Return the norm of the first branch's gradient over that of the second, (layer, head), and forget it.
 

@@ -349,11 +349,13 @@ class Monitor:
     def _gradient_ratio(self, by_head: xr.Dataset) -> xr.DataArray:
         """Return the ratio of the branches' gradients by layer and head, and say once why some are not known."""
         assert self._gradients is not None
+        reasons, stepped = dict(self._gradients.reasons), self._gradients.stepped
         ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes["head"])
-        reasons = dict(self._gradients.reasons)
         if self._step is not None:
             for layer in ratio["layer"].values[ratio.isnull().all("head").values].tolist():
-                reasons.setdefault(layer, "no optimizer of torch.optim has stepped with them, or they are frozen")
+                unknown = "that of A2 is 0, as if λ is 0, or no number"
+                untrained = "no optimizer of torch.optim has stepped with them, or they are frozen"
+                reasons.setdefault(layer, unknown if layer in stepped else untrained)
         for reason in dict.fromkeys(reasons.values()):
             layers = [str(layer) for layer in sorted(reasons) if reasons[layer] == reason]
             where = f"layer{'' if len(layers) == 1 else 's'} {listed(layers)}"

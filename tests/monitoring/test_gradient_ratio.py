@@ -103,6 +103,17 @@ def test_layers_that_nothing_trains_are_named():
         assert {name.split("/")[2] for name in monitor.step(1) if "gradient" in name} == {"layer_1"}
 
 
+def test_a_second_branch_without_a_gradient_is_no_frozen_one():
+    model = tiny.own().train()
+    monitor = watched(model)
+    monitor.step(0)
+    for name in ("q_proj", "k_proj"):
+        getattr(model.model.layers[1].self_attn, name).weight.register_hook(torch.zeros_like)
+    a_step(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(DiffscopeWarning, match="of layer 1 are not known: that of A2 is 0, as if λ is 0"):
+        assert {name.split("/")[2] for name in monitor.step(1) if "gradient" in name} == {"layer_0"}
+
+
 def test_one_branch_has_nothing_to_compare():
     with pytest.raises(DiffscopeError, match="its attention has one branch"):
         watched(tiny.standard("llama"))
