@@ -8,7 +8,7 @@ from messages import escape_markdown
 
 from diffscope.cards import trained_on
 from diffscope.figures.escaping import short_name, shorten, visible
-from diffscope.numbers import head_name, percent, stretches
+from diffscope.numbers import counted, head_name, percent, stretches
 from diffscope.views.equation import BINS, equation
 
 MECHANISM = """
@@ -52,8 +52,8 @@ def about_model(name: str, cap) -> str:
 def about_prompt(subject, cap) -> str:
     """Return what a prompt asks for and what the model says next, as Markdown."""
     if cap.key_prompts is not None:
-        return f"The {cap.n_tokens} tokens of its prompt look at {len(cap.key_tokens)} of another side."
-    length = f"{cap.n_tokens} tokens"
+        return f"Its prompt of {counted(cap.n_tokens, 'token')} looks at {counted(len(cap.key_tokens), 'token')} of another side."
+    length = counted(cap.n_tokens, "token")
     if "answer" not in cap.spans:
         asked = f"This prompt has {length} and no marked answer."
     elif subject.answer:

@@ -10,6 +10,7 @@ from blocks.show import show_table
 from diffscope import figures
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, short_name, visible
+from diffscope.numbers import counted
 
 WORDS = {
     "pass": "✓ read rightly",
@@ -41,7 +42,7 @@ GREY = "rgba(128,128,128,.75)"
 
 def show_facts(cap, name: str = ""):
     """Show one line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
-    counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {cap.n_tokens} tokens"
+    counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {counted(cap.n_tokens, 'token')}"
     family = "" if name else f"{cap.family} · "
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from diffscope import render
@@ -55,9 +56,13 @@ def facts(capture: Capture) -> dict[str, str]:
 
 def lengths(prompts: list[Encoded]) -> str:
     """Count the tokens of one prompt or of several, in words."""
-    counts = [len(prompt.ids) for prompt in prompts]
+    return in_tokens([len(prompt.ids) for prompt in prompts])
+
+
+def in_tokens(counts: Sequence[int]) -> str:
+    """Write how many tokens one prompt or several have: 1 token, 5 + 9 tokens, 12 prompts of 5 to 9 tokens."""
     if len(counts) <= MANY:
-        return f"{' + '.join(map(str, counts))} tokens"
+        return f"{' + '.join(map(str, counts))} token{'' if tuple(counts) == (1,) else 's'}"
     least, most = min(counts), max(counts)
     return f"{len(counts)} prompts of {least} tokens" if least == most else f"{len(counts)} prompts of {least} to {most} tokens"
 

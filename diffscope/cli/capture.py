@@ -42,6 +42,7 @@ def command(
     dtype: Dtype = None,
 ):
     """Capture a prompt: how faithful the capture is, the λ of each layer, and what the model says next."""
+    from diffscope.capture.repr import lengths
     from diffscope.storage.tensors import check_capture_suffix
 
     check_out(out)
@@ -69,8 +70,8 @@ def command(
             }
         )
         return
-    keys = "" if capture.key_prompts is None else f", {len(capture.key_tokens)} tokens of another side"
-    tokens = f"{capture.n_tokens} tokens{keys}"
+    keys = "" if capture.key_prompts is None else f", {lengths(capture.key_prompts)} of another side"
+    tokens = f"{lengths(capture.prompts)}{keys}"
     say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {tokens}")
     say("rebuilt attention output against the model's own, and λ averaged over queries, then heads:")
     in_float32 = [] if fidelity["error_float32"].isnull().all() else [fidelity["error_float32"]]

@@ -136,7 +136,7 @@ class _Source(NamedTuple):
     """What is measured: by a function of names, queries and progress."""
 
     measure: Callable
-    tokens: int
+    tokens: int | list[int]  # of a batch of each prompt
     spans: dict
     keys: dict | list[dict] | None = None  # of cross-attention, how many tokens it looks at and their spans; of a batch of each
 
@@ -245,14 +245,16 @@ def _summary(measured, source, out):
 
 def _show_tables(measured, source, over_heads, signs):
     """Show one table for each statistic."""
+    from diffscope.capture.repr import in_tokens
     from diffscope.stats.negative_mass import WHATEVER, sums_sizes
     from diffscope.tables import statistic
 
     attrs = measured.attrs
     sampled = f"; measured on {attrs['sampled']}" if attrs.get("sampled") else ""
-    counts = [side["tokens"] for side in source.keys] if isinstance(source.keys, list) else source.keys and source.keys["tokens"]
-    keys = f", {counts} tokens of another side" if counts else ""
-    say(f"{attrs['model']} ({attrs['family']}), {source.tokens} tokens{keys}{sampled}")
+    tokens = source.tokens if isinstance(source.tokens, list) else [source.tokens]
+    sides = source.keys if isinstance(source.keys, list) else [source.keys] if source.keys else []
+    keys = f", {in_tokens([side['tokens'] for side in sides])} of another side" if sides else ""
+    say(f"{attrs['model']} ({attrs['family']}), {in_tokens(tokens)}{keys}{sampled}")
     for name, values in measured.items():
         say()
         if values.attrs.get("averaged") == "not" and values.sizes.get("query", 1) > 1:

@@ -392,7 +392,7 @@ def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
     assert heading(test).endswith(f"L{int(place['layer'])}H{int(place['head'])}") and not test.warning
     assert (maps(test)["tokens"], maps(test)["keyTokens"]) == (cap.tokens, cap.key_tokens)
     np.testing.assert_allclose(heads(test), best.values, rtol=1e-5)
-    assert any("5 tokens of its prompt look at 9" in text.value for text in test.markdown)
+    assert any("prompt of 5 tokens looks at 9 tokens" in text.value for text in test.markdown)
     for part in ("Numbers", "Logits"):
         refused = fine(app(model=OTHER, path=path, kind="cross", part=part))
         (said,) = (info.value for info in refused.info)

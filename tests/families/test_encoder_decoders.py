@@ -268,6 +268,8 @@ def test_the_command_line_takes_a_text_for_each_side(run, folder, tmp_path):
     told = json.loads(run("capture", *both, "--json")[1])
     assert told["tokens"] == want.tokens and told["keys"]["spans"]["answer"] == list(want.key_spans["answer"])
     assert json.loads(run("capture", *given, "--json")[1])["tokens"] == scope.capture("Paris").tokens  # the start alone
+    for command in ("capture", "measure"):
+        assert f" 1 token, {len(want.key_tokens)} tokens of another side" in run(command, *given)[1]
     measured = json.loads(run("measure", *both, "--statistics", "span_mass", "--json")[1])
     assert measured["keys"]["tokens"] == len(want.key_tokens)
     assert run("figure", *both, "--layer", 3, "--head", 1, "--out", tmp_path / "maps.json")[0] == 0
