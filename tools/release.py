@@ -49,7 +49,7 @@ def try_wheel() -> None:
     python, command = (BARE / "bin" / name for name in ("python", "diffscope"))
     with tempfile.TemporaryDirectory() as folder:
         script = "import diffscope; print(diffscope.__version__, diffscope.__file__)"
-        version, path = subprocess.check_output([python, "-I", "-c", script], cwd=folder, text=True).split()
+        version, path = subprocess.check_output([python, "-I", "-c", script], cwd=folder, text=True).strip().split(" ", 1)
         if version != diffscope.__version__ or not Path(path).is_relative_to(BARE):
             raise RuntimeError(f"the environment has diffscope {version} of {path}, and not the wheel of {diffscope.__version__}")
         run(python, "-I", ROOT / "tools" / "readme.py", ROOT / "README.md", cwd=folder)
