@@ -125,7 +125,7 @@ def _colours_of(label: str) -> set[str]:
         return {maps[label], theme.BLUES[4], theme.ORANGES[3]}  # lighter ones behind the D of a row
     if any(word in label for word in CONTROLS):
         return set()
-    return {theme.span_colour(label), *(theme.SERIES if label not in theme.SPAN_COLOURS else [])}
+    return {theme.SPAN_COLOURS[label]} if label in theme.SPAN_COLOURS else {*theme.OTHER_SPANS, *theme.SERIES}
 
 
 def _overlap(one: Text, other: Text) -> bool:

@@ -9,7 +9,17 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_print, shorten
-from diffscope.figures.panels import edges, end_label, heading, labels, marked_spans, panels, positions, spans_in_view
+from diffscope.figures.panels import (
+    edges,
+    end_label,
+    heading,
+    labels,
+    marked_spans,
+    panels,
+    positions,
+    span_colours,
+    spans_in_view,
+)
 from diffscope.figures.pixels import pixels
 from diffscope.figures.print_layout import canvas, trim
 
@@ -44,8 +54,8 @@ def draw(
         _ticks(ax, data, room, first=i % columns == 0, last=i + columns >= len(shown))
     for ax in axes.flat[len(shown) :]:
         ax.set_visible(False)
-    names, *_ = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]]
-    _legend(figure, names, not bool(data["visible"].all()))
+    spans, *_ = [_mark_spans(ax, data) for ax in axes.flat[: len(shown)]]
+    _legend(figure, spans, not bool(data["visible"].all()))
     line = heading(data) if title is None else title
     if line:
         figure.suptitle(for_print(line), x=0.01, ha="left")
@@ -134,30 +144,31 @@ def _named(data: xr.Dataset, dim: str, room: float) -> list[int]:
     return sorted(places)
 
 
-def _mark_spans(ax, data: xr.Dataset) -> list[str]:
-    """Draw spans as thin lines on the upper and left edge, and return the names of those in view."""
+def _mark_spans(ax, data: xr.Dataset) -> dict[str, str]:
+    """Draw spans as thin lines on the upper and left edge, and return the colours of those in view."""
     from matplotlib.transforms import ScaledTranslation
 
-    names = []
+    colours = span_colours(data)
+    in_view = {}
     points = ax.figure.dpi_scale_trans  # however large the map is, the lines lie between it and the names of its tokens
     above = ax.get_xaxis_transform() + ScaledTranslation(0, BESIDE / 72, points)
     beside = ax.get_yaxis_transform() + ScaledTranslation(-BESIDE / 72, 0, points)
     for name, dim, first, last in spans_in_view(data):
-        names.append(name)
-        look = {"color": theme.span_colour(name), "lw": 1.8, "clip_on": False, "solid_capstyle": "butt"}
+        in_view[name] = colours[name]
+        look = {"color": colours[name], "lw": 1.8, "clip_on": False, "solid_capstyle": "butt"}
         if dim == "key":
             ax.plot([first, last], [1, 1], transform=above, **look)
         else:
             ax.plot([0, 0], [first, last], transform=beside, **look)
-    return list(dict.fromkeys(names))
+    return in_view
 
 
-def _legend(figure, names: list[str], hides: bool):
+def _legend(figure, spans: dict[str, str], hides: bool):
     """Name the spans, and say what grey is if the maps hide any cell."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles = [Line2D([], [], color=theme.span_colour(name), lw=1.8, label=for_print(name)) for name in names]
+    handles = [Line2D([], [], color=colour, lw=1.8, label=for_print(name)) for name, colour in spans.items()]
     if hides:
         handles.append(Patch(facecolor=theme.UNSEEN, edgecolor=theme.RULE, lw=0.4, label="not visible to the query"))
     if not handles:

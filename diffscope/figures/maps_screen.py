@@ -7,7 +7,7 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, shorten
-from diffscope.figures.panels import edges, end_label, heading, labels, panels, positions, spans_in_view
+from diffscope.figures.panels import edges, end_label, heading, labels, panels, positions, span_colours, spans_in_view
 
 EVERY_TOKEN = 26  # a label at each token up to here; above, the browser thins them out
 ALL_VALUES = 100 * 100  # cells up to which the pointer shows the values of all maps at once
@@ -58,27 +58,27 @@ def draw(
             title_text="query" if i == 0 else "",
             showticklabels=i == 0,
         )
-    marks, names = _span_marks(data, columns)
+    marks, spans = _span_marks(data, columns)
     layout["shapes"] = marks
     line = heading(data) if title is None else title
     layout["annotations"] = [_words(f"<b>{for_html(panel.title)}</b>", i * (span + GAP), 36) for i, panel in enumerate(shown)]
     if line:
         layout["annotations"].append(_words(for_html(line), 0, 62, size=13))
     figure.update_layout(**layout)
-    _name_spans(figure, names)
+    _name_spans(figure, spans)
     return figure
 
 
-def _name_spans(figure, names: list[str]) -> None:
+def _name_spans(figure, spans: dict[str, str]) -> None:
     """Add a legend with the colours of the spans."""
     import plotly.graph_objects as go
 
-    for name in names:
-        line = {"color": theme.span_colour(name), "width": 4}
+    for name, colour in spans.items():
+        line = {"color": colour, "width": 4}
         look = {"mode": "lines", "line": line, "hoverinfo": "skip", "showlegend": True}
         figure.add_trace(go.Scatter(x=[None], y=[None], name=for_html(name), **look))
     place = {"y": -0.02, "yref": "container", "yanchor": "bottom", "x": 0, "xanchor": "left"}
-    figure.update_layout(legend=place, showlegend=bool(names))
+    figure.update_layout(legend=place, showlegend=bool(spans))
 
 
 def _hover(shown, i: int, all_values: bool) -> str:
@@ -184,13 +184,14 @@ def _words(text, left, above, size=12):
     }
 
 
-def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], list[str]]:
-    """Return brackets above the keys of every map and left of the first one's queries, and the names of the spans in view."""
+def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], dict[str, str]]:
+    """Return brackets above the keys of every map and left of the first one's queries, and the colours of the spans in view."""
+    colours = span_colours(data)
     marks = []
-    names = []
+    in_view = {}
     for name, dim, first, last in spans_in_view(data):
-        names.append(name)
-        look = {"type": "rect", "fillcolor": theme.span_colour(name), "line": {"width": 0}, "layer": "above"}
+        in_view[name] = colours[name]
+        look = {"type": "rect", "fillcolor": colours[name], "line": {"width": 0}, "layer": "above"}
         for i in range(columns if dim == "key" else 1):
             number = "" if i == 0 else str(i + 1)
             if dim == "key":
@@ -200,4 +201,4 @@ def _span_marks(data: xr.Dataset, columns: int) -> tuple[list[dict], list[str]]:
                 place = {"xref": f"x{number} domain", "yref": f"y{number}", "y0": first, "y1": last}
                 place |= {"xsizemode": "pixel", "xanchor": 0, "x0": -6, "x1": -2}
             marks.append(look | place)
-    return marks, list(dict.fromkeys(names))
+    return marks, in_view

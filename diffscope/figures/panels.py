@@ -104,6 +104,11 @@ def marked_spans(data: xr.Dataset, dim: str = "key") -> dict[str, list[tuple[int
     return {name: pieces for name, pieces in spans.items() if name != "sink" and pieces}
 
 
+def span_colours(data: xr.Dataset) -> dict[str, str]:
+    """Return the colour of each span of the queries and keys."""
+    return theme.span_colours([*data.attrs.get("spans", {}), *data.attrs.get("key_spans", {})])
+
+
 def spans_in_view(data: xr.Dataset) -> Iterator[tuple[str, str, float, float]]:
     """Return each run of positions of a marked span, as far as it is drawn: name, dimension, and its two ends on that axis."""
     for dim in ("key", "query"):

@@ -12,7 +12,7 @@ from diffscope.figures.escaping import for_html, for_print, readable, shorten, v
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
 from diffscope.figures.line_print import MARKERS
-from diffscope.figures.panels import heading, labels, marked_spans, positions
+from diffscope.figures.panels import heading, labels, marked_spans, positions, span_colours
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
 
 LARGEST = 4096  # keys drawn one by one
@@ -116,8 +116,9 @@ def _shading(data: xr.Dataset) -> list[dict]:
         "opacity": 0.13,
         "line": {"width": 0},
     }
+    colours = span_colours(data)
     return [
-        look | {"x0": start - 0.5, "x1": stop - 0.5, "fillcolor": theme.span_colour(name)}
+        look | {"x0": start - 0.5, "x1": stop - 0.5, "fillcolor": colours[name]}
         for name, pieces in marked_spans(data).items()
         for start, stop in pieces
     ]
@@ -160,17 +161,18 @@ def _shade(ax, data: xr.Dataset) -> list[str]:
     """Draw the keys of each span in view on its colour below its marker, and return the names of these spans."""
     keys = positions(data, "key")
     names = []
+    colours = span_colours(data)
     for name, pieces in marked_spans(data).items():
         seen = [(start, stop) for start, stop in pieces if stop > keys[0] and start <= keys[-1]]
         for start, stop in seen:
-            ax.axvspan(start - 0.5, stop - 0.5, color=theme.span_colour(name), alpha=0.13, lw=0, zorder=0.3)
+            ax.axvspan(start - 0.5, stop - 0.5, color=colours[name], alpha=0.13, lw=0, zorder=0.3)
         if seen:
             middles = [np.clip((start + stop - 1) / 2, keys[0], keys[-1]) for start, stop in seen]
             look = {
                 "marker": MARKS[len(names) % len(MARKS)],
                 "ms": 3,
                 "mew": 0,
-                "color": theme.span_colour(name),
+                "color": colours[name],
                 "ls": "none",
             }
             place = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": for_print(name)}

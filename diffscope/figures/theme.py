@@ -64,7 +64,8 @@ SERIES = ["#4b3a78", "#4aa99d", "#a0456b", "#b5aa48", "#8d7bc4", "#6b5a52", "#86
 CONTROLS = [MUTED, "#98a2b3", "#c0c7d1"]
 #: how the name of the control begins that figures of all kinds have
 CONTROL = "uniform attention"
-OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#8d6e63"]
+#: colours of spans whose names have no meaning of their own
+OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#a61e4d", "#8d6e63", "#7a9a01"]
 
 #: text widths in inches: one column, full width (equal where the venue has one column)
 VENUES = {
@@ -141,8 +142,18 @@ def darkness(colour: str) -> float:
     return 1 - (0.299 * red + 0.587 * green + 0.114 * blue)
 
 
-def span_colour(name: str) -> str:
-    return SPAN_COLOURS.get(name) or OTHER_SPANS[sum(map(ord, name)) % len(OTHER_SPANS)]
+def span_colours(names: Iterable[str]) -> dict[str, str]:
+    """Return a colour for each span of a prompt, none twice as long as there are enough.
+
+    A name has the same colour in every prompt unless a span before it has that colour, so one that is added changes no other.
+    """
+    colours: dict[str, str] = {}
+    for name in names:
+        at = sum(map(ord, name)) % len(OTHER_SPANS)
+        own = [*OTHER_SPANS[at:], *OTHER_SPANS[:at]]
+        free = [colour for colour in own if colour not in colours.values()]
+        colours[name] = SPAN_COLOURS.get(name) or colours.get(name) or (free or own)[0]
+    return colours
 
 
 # ---------------------------------------------------------------- print

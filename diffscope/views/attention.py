@@ -313,7 +313,8 @@ def _about(
 ) -> dict[str, Any]:
     """Return what a view says in words: the model, tokens, spans and titles."""
     (encoded,), (of_keys,) = capture.sides(attention)
-    keys = {"keyTokens": readable(of_keys), "keySpans": spans_of(of_keys)} if attention.kind == "cross" else {}
+    colours = theme.span_colours([*encoded.spans, *of_keys.spans])
+    keys = {"keyTokens": readable(of_keys), "keySpans": spans_of(of_keys, colours)} if attention.kind == "cross" else {}
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
@@ -328,7 +329,7 @@ def _about(
         "keys": attention.n_keys,
         "panels": [_panel(name, len(names) > 1, maps[name].values) for name in names],
         "tokens": readable(encoded),
-        "spans": spans_of(encoded),
+        "spans": spans_of(encoded, colours),
         "look": LOOK,
         **keys,
     }
@@ -339,12 +340,9 @@ def _grid(capture: Capture) -> dict[str, list[int]]:
     return {"layers": list(capture.layer_numbers), "heads": [layer.n_heads for layer in capture.layers]}
 
 
-def spans_of(encoded: Encoded) -> list[dict[str, Any]]:
+def spans_of(encoded: Encoded, colours: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the spans of a prompt with their colours and, as first position and the one after the last, their tokens."""
-    return [
-        {"name": name, "colour": theme.span_colour(name), "ranges": stretches(positions)}
-        for name, positions in encoded.spans.items()
-    ]
+    return [{"name": name, "colour": colours[name], "ranges": stretches(positions)} for name, positions in encoded.spans.items()]
 
 
 def prompt_name(capture: Capture, prompt: int) -> str:

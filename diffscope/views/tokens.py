@@ -62,8 +62,8 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
         "layer": layer,
         "head": head,
         "query": query,
-        "marks": {name: theme.span_colour(name) for name in MARKS} if markable else {},
+        "marks": theme.span_colours(MARKS) if markable else {},
         "marked": list(marked),
-        "spans": spans_of(encoded),
+        "spans": spans_of(encoded, theme.span_colours(encoded.spans)),
         "look": LOOK,
     }

@@ -9,6 +9,7 @@ import xarray as xr
 import diffscope
 from diffscope import figures, readings
 from diffscope.figures import theme
+from diffscope.views import tokens
 
 
 def lines_of(looks, **options):
@@ -114,3 +115,17 @@ def test_a_legend_names_other_lines_only_if_there_are_some():
     course = readings.along_training(captures).estimates
     assert legend_of(figures.training(course, statistic="lambda", layer=1, head=1)) == ["layer 0", "layer 1", "layer 2"]
     assert legend_of(figures.training(course, statistic="overlap", layer=1, head=1))[-1] == "other heads"
+
+
+def test_spans_of_one_prompt_have_colours_of_their_own(mini_diff):
+    spans = {"answer": slice(2, 4), "ab": [4], "ba": [5], "bb": [6], "query": [7], "aa": [8], "cc": [9], "dd": [10]}
+    cap = mini_diff.capture(list(range(2, 14)), spans=spans)
+    figure = figures.maps(cap, layer=0)
+    names = [name for name in cap.spans if name != "sink"]
+    in_print = {line.get_label(): line.get_color() for line in figure.matplotlib().legends[0].get_lines()}
+    on_screen = {trace.name: trace.line.color for trace in figure.plotly().data if trace.showlegend}
+    assert len(set(in_print.values())) == len(names) and in_print == on_screen
+    assert in_print["answer"] == theme.SPAN_COLOURS["answer"]
+    assert [span["colour"] for span in tokens.data(cap, 0, 0, -1)["spans"] if span["name"] != "sink"] == [*in_print.values()]
+    added = theme.span_colours([*names, "one more"])
+    assert [added[name] for name in names] == [in_print[name] for name in names]

@@ -118,7 +118,7 @@ def test_tokens_and_marks_can_be_seen_on_any_share_when_the_page_turns_light_or_
     data = token_strip.data(capture, 1, 2, 7)
     count = 401
     shares = np.linspace(-1, 1, count).tolist()
-    sink = {"name": "sink", "colour": theme.span_colour("sink"), "ranges": [[3, 4]]}
+    sink = {"name": "sink", "colour": theme.SPAN_COLOURS["sink"], "ranges": [[3, 4]]}
     many = {"tokens": ["x"] * count, "shown": ["x"] * count, "shares": [*shares[:-1], None], "spans": [sink]}
     page = shown(new_page(900, 400), data | many, tmp_path)
     looks = """() => [...document.querySelectorAll("[data-at]")].map((cell) => getComputedStyle(cell))
