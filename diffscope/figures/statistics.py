@@ -69,7 +69,7 @@ def allocation(
     >>> import diffscope
     >>> from diffscope import figures, tasks
     >>> example = tasks.examples()[0]
-    >>> cap = diffscope.load("mini-diff").capture(example.text, spans=example.spans)
+    >>> cap = diffscope.load("mini-diff").capture(example)
     >>> figures.allocation(cap)
     <diffscope figure 'allocation' of value, low, high (panel: 1, series: 2, x: 5)>
     """

@@ -174,8 +174,7 @@ def prompt_by_prompt(scope: Scope, prompts: Sequence[Prompt], progress: Callable
             answered = answers(logits, [prompt])
             row |= {"exact": bool(answered.right[0]), "loss": float(answered.loss[0])}
             row["log_odds"] = float(answered.log_odds[0]) if prompt.distractors else None
-        spans = {name: positions for name, positions in prompt.spans.items() if positions}
-        capture = scope.capture(prompt.ids, spans=spans)
+        capture = scope.capture(prompt)
         measured = capture.measure(NEEDED, queries=[-1]).isel(query=0, drop=True)
         masses = {"on": measured["span_mass"].sel(normalisation="share")}
         if capture.differential:

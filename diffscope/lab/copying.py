@@ -30,7 +30,7 @@ def mass_by_queries(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[s
     """
     rows = []
     for prompt in prompts:
-        capture = scope.capture(prompt.ids, spans={name: positions for name, positions in prompt.spans.items() if positions})
+        capture = scope.capture(prompt)
         measured = [capture.measure(["span_mass"], queries=name)["span_mass"].mean("query", skipna=False) for name in queries]
         rows.append(xr.concat(measured, xr.DataArray(list(queries), dims="queries", name="queries")))
     return xr.concat(rows, "prompt")

@@ -178,13 +178,13 @@ def span_names(plan: Plan) -> set[str]:
     names = set()
     for prompts in plan.sets:
         name, prompt = _prompts(plan.models[0], json.dumps(prompts.spec), 1)[0]
-        spans = _content(prompt)[1]
+        spans = [name for name, at in prompt.spans.items() if at and name != "sink"]  # the sink is known without being given
         if isinstance(rows_of(plan.queries), str) and plan.queries not in (*spans, *KEY_SETS):
             raise PromptError(
                 f"{name} has no span {plan.queries!r} to take queries from; use all, last, sample:N or a span: "
                 f"{', '.join((*spans, *KEY_SETS))}"
             )
-        names |= spans.keys()
+        names.update(spans)
     return names
 
 
@@ -223,7 +223,7 @@ def _batches(scope: Scope, prompts: Sequence[Named], spec: dict) -> Iterator[lis
 
 def _length(scope: Scope, name: str, prompt: Prompt | TextPrompt) -> int:
     try:
-        return len(scope.encode(_content(prompt)[0]).ids)
+        return len(scope.encode(prompt).ids)
     except DiffscopeError as error:
         raise DiffscopeError(f"{name}: {error}") from error
 
@@ -231,20 +231,18 @@ def _length(scope: Scope, name: str, prompt: Prompt | TextPrompt) -> int:
 def _measured(scope: Scope, batch: Sequence[Named], spec: dict) -> list[xr.Dataset]:
     """Measure each prompt of a batch; if they cannot run together, one by one, so that an error names its prompt."""
     if len(batch) > 1:
-        contents, spans = zip(*(_content(prompt) for _, prompt in batch))
         with suppress(DiffscopeError, MemoryError, OutOfMemoryError), warnings.catch_warnings():
             warnings.simplefilter("ignore", DiffscopeWarning)  # they are kept among the attributes
-            together = scope.measure(list(contents), spec["statistics"], spans=list(spans), queries=rows_of(spec["queries"]))
+            together = scope.measure([prompt for _, prompt in batch], spec["statistics"], queries=rows_of(spec["queries"]))
             return [together.isel(prompt=index) for index in range(len(batch))]
     return [_measured_alone(scope, name, prompt, spec) for name, prompt in batch]
 
 
 def _measured_alone(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: dict) -> xr.Dataset:
-    content, spans = _content(prompt)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DiffscopeWarning)
         try:
-            return scope.measure(content, spec["statistics"], spans=spans, queries=rows_of(spec["queries"]))
+            return scope.measure(prompt, spec["statistics"], queries=rows_of(spec["queries"]))
         except DiffscopeError as error:
             raise DiffscopeError(f"{name}: {error}") from error
 
@@ -252,7 +250,7 @@ def _measured_alone(scope: Scope, name: str, prompt: Prompt | TextPrompt, spec: 
 def _of_prompt(scope: Scope, prompt: Prompt | TextPrompt, dataset: xr.Dataset, spec: dict) -> xr.Dataset:
     """Return the statistics of one prompt without the dimension ``query``: of its last query, or means over several."""
     about = {
-        "tokens": (len(scope.encode(_content(prompt)[0]).ids), "tokens", "length of the prompt"),
+        "tokens": (len(scope.encode(prompt).ids), "tokens", "length of the prompt"),
         "depth": (getattr(prompt, "depth", math.nan), "1", "where the queried needle begins: 0 first, 1 last"),
         "fidelity_worst": (
             dataset.attrs["fidelity_worst"],
@@ -266,14 +264,6 @@ def _of_prompt(scope: Scope, prompt: Prompt | TextPrompt, dataset: xr.Dataset, s
     facts = {name: dataset.attrs[name] for name in FACTS if name in dataset.attrs}
     about = {name: ((), float(value), {"units": units, "long_name": text}) for name, (value, units, text) in about.items()}
     return dataset.drop_attrs(deep=False).assign(about).assign_attrs(facts)
-
-
-def _content(prompt: Prompt | TextPrompt) -> tuple[str | list[int], dict]:
-    """Return a prompt as text or tokens, and its spans."""
-    if isinstance(prompt, TextPrompt):
-        return prompt.text, prompt.spans
-    # A question without an answer has an empty span; the sink is known without being given.
-    return prompt.ids, {name: positions for name, positions in prompt.spans.items() if positions and name != "sink"}
 
 
 class Part(NamedTuple):

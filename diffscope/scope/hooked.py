@@ -30,6 +30,7 @@ from diffscope.scope.model_state import state_of
 from diffscope.scope.runners import Inputs, LanguageModel, TokenModel
 from diffscope.scope.two_sides import Denoiser, EncoderDecoder, denoises
 from diffscope.scope.unwrap import part_to_pass, unwrapped
+from diffscope.tasks.prompt import unpacked
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -107,6 +108,8 @@ class HookedModel:
         PromptError, SpanError
             As of ``Scope.capture``; a prompt is longer than the model has positions, or is embeddings, which have to be allowed.
         """
+        if not self.runner.two_sided:
+            prompt, spans = unpacked(prompt, spans)
         originals, batch = self.runner.split(prompt, self.tokenizer)
         longest = self.runner.max_length
         encoded = []

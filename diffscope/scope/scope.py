@@ -300,11 +300,12 @@ class Scope(HookedModel):
         ----------
         prompt
             A text, token ids (N,), a tokenizer's output (N,), embeddings (N, hidden) or a chat; or a batch: a list of these, or
-            (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). For a model of images:
+            (B, N), also where B is 1; or a pack, which is a batch of its sequences (see docs/prompts.md). One of
+            ``diffscope.tasks``, such as an example, brings its spans along. For a model of images:
             a tensor (channel, height, width), or a list or batch of them. For an encoder with a decoder: a text for the
             encoder, or a dict of what its forward takes; for a model that denoises, that dict (see docs/cross_attention.md).
         spans : mapping of str to span, or one mapping a prompt
-            See :func:`diffscope.prompts.encoded.encode`.
+            See :func:`diffscope.prompts.encoded.encode`. They add to those that a prompt brings along.
         key_spans : mapping of str to span, or one mapping a prompt
             Spans of the tokens that cross-attention looks at.
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from diffscope.prompts.encoded import Chars
+from diffscope.prompts.inputs import Spans, broadcast
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,39 @@ class TextPrompt:
     spans: dict[str, list[Chars]]
     answer: str | None
     distractors: tuple[str, ...] = ()
+
+
+def unpacked(prompt: Any, spans: Spans = None) -> tuple[Any, Spans]:
+    """Return a prompt, or each of a batch, as text or token ids, with its own spans and those that are given.
+
+    Parameters
+    ----------
+    prompt : Prompt, TextPrompt, or list or tuple with some of these
+        Anything else is returned as it is.
+    spans : mapping of str to span, or one mapping a prompt
+        One that is given stands in place of the prompt's own of that name.
+
+    Raises
+    ------
+    PromptError
+        There are not as many mappings as prompts.
+    """
+    batch = isinstance(prompt, (list, tuple))
+    prompts = list(prompt) if batch else [prompt]
+    if not any(isinstance(each, (Prompt, TextPrompt)) for each in prompts):
+        return prompt, spans
+    contents, named = [], []
+    for each, given in zip(prompts, broadcast(spans or {}, len(prompts), "sets of spans")):
+        content, own = _parts(each)
+        contents.append(content)
+        named.append({**own, **given} if isinstance(given, Mapping) else given or own)
+    return (contents, named) if batch else (contents[0], named[0])
+
+
+def _parts(prompt: Any) -> tuple[Any, dict]:
+    """Return a prompt as text or token ids, with its spans; empty ones are left out."""
+    if isinstance(prompt, TextPrompt):
+        return prompt.text, prompt.spans
+    if isinstance(prompt, Prompt):
+        return prompt.ids, {name: positions for name, positions in prompt.spans.items() if positions}
+    return prompt, {}

@@ -1,6 +1,7 @@
 """However people hold a prompt, it is the same capture; what may be meant in two ways is refused in one line."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 import diffscope
-from diffscope import Capture, DiffscopeError, PromptError, SpanError, edits
+from diffscope import Capture, DiffscopeError, PromptError, SpanError, SpanExpr, edits, tasks
 from diffscope.prompts.encoded import encode
-from tests import tiny
+from tests import encoder_decoders, tiny
 
 TEXT = "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris"
 SHORT = "The magic number: Rome 2174."
@@ -178,6 +179,31 @@ def test_content_in_parts_is_for_templates_that_take_them(scope):
     for unaware in (TEMPLATE, "{% for message in messages %}{% if message['content'] is string %}x{% endif %}{% endfor %}"):
         with pytest.raises(PromptError, match="takes no content in parts"):
             with_template(scope, unaware).encode(parts)
+
+
+# prompts of tasks
+
+
+def test_a_prompt_of_a_task_brings_its_spans_along(scope):
+    first, second = tasks.examples()[:2]
+    by_hand = scope.capture([first.text, second.text], spans=[first.spans, second.spans])
+    assert same(scope.capture([first, second]), by_hand)
+    assert same(scope.capture(first), scope.capture(first.text, spans=first.spans))
+    assert same(scope.capture((first, second.text), spans=[None, second.spans]), by_hand)
+    in_tokens = tasks.encode_prompts(scope.tokenizer, [first])[0]
+    assert scope.capture(replace(in_tokens, spans={"answer": []})).spans == {"sink": [0]}
+    assert scope.encode(in_tokens).span_positions()["answer"] == in_tokens.spans["answer"]
+    added = scope.encode(first, {"ahead": SpanExpr("before(answer)"), "needles": [3]}).spans
+    assert added["needles"] == (3,) and added["ahead"] == tuple(range(by_hand[0].spans["answer"][0]))
+    with pytest.raises(PromptError, match="2 prompts but 1 sets of spans"):
+        scope.capture([first, second], spans=[{}])
+    with pytest.raises(SpanError, match="spans are given by name"):
+        scope.capture(first, spans="7421")
+
+
+def test_a_model_of_two_sides_refuses_a_prompt_whose_spans_are_of_one_text():
+    with pytest.raises(PromptError, match="TextPrompt.* is no prompt of"):
+        diffscope.load(encoder_decoders.model("t5"), tiny.tokenizer()).capture(tasks.examples()[0])
 
 
 # spans of token ids
