@@ -13,7 +13,7 @@ from diffscope.instruments.injection import with_a2_moved
 from diffscope.instruments.map_parts import anatomy
 from diffscope.numbers import between, counted, listed, percent, two_figures
 from diffscope.readings.captures import one_prompt
-from diffscope.readings.reading import Reading
+from diffscope.readings.reading import Reading, described
 
 OWN, NEXT = "as it is", "A2 of the next head"
 PART_READS = (
@@ -126,7 +126,9 @@ def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = Non
     -------
     Reading
         ``estimates``: ``effective_rank`` and its half-widths ``effective_rank_error`` (layer, head, ranked_map, definition,
-        rank_control). The sentence is about the first definition, ``erank``.
+        rank_control); ``below_both`` (layer, head, ranked_map, definition), 1 where the rank is below that of the uniform map
+        and, by more than its half-width, below that of the permuted rows. The sentence is about the first definition, ``erank``,
+        and says whether the definitions agree.
     """
     cap = one_prompt(cap)
     measured = cap.measure(["effective_rank", "effective_rank_error"], progress=progress)
@@ -135,7 +137,12 @@ def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = Non
     estimates["effective_rank"].attrs["reads"] = (
         f"{RANK_READS} {BY_TOKEN if by_token else BY_HEAD}" if cap.differential else RANK_READS
     )
-    return Reading(ranks_sentence(estimates, "erank"), estimates)
+    below = _below(estimates)
+    both = below["uniform"] & below["permuted"]
+    known = estimates["effective_rank"].sel(rank_control="map", drop=True).notnull()
+    about = "rank < that of the uniform map, and < that of permuted rows less its half-width"
+    estimates["below_both"] = described(both.astype(float).where(known), "whether the rank is below both controls", about)
+    return Reading(f"{ranks_sentence(estimates, 'erank')}{_agreement(estimates)}", estimates)
 
 
 def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
@@ -143,18 +150,46 @@ def ranks_sentence(estimates: xr.Dataset, definition: str) -> str:
     parts = []
     for label in RANKED:
         values = estimates.sel(ranked_map=label, definition=definition)
-        rank, uniform, permuted = (values["effective_rank"].sel(rank_control=name) for name in ("map", "uniform", "permuted"))
+        rank = values["effective_rank"].sel(rank_control="map")
         count = int(rank.notnull().sum())
         if not count or (label == "A1" and _is_one_map(estimates)):
             continue
-        error = values["effective_rank_error"].sel(rank_control="permuted")
-        below = int((rank < uniform).sum()), int((rank < permuted - error).sum())
+        below = [int(under.sum()) for under in _below(values).values()]
         spread = between(rank.values[rank.notnull().values], two_figures)
-        shown = "A" if _is_one_map(estimates) else MAPS[label].text
+        shown = _shown(estimates, label)
         parts.append(f"{spread} of {shown} ({below[0]} and {below[1]} of {counted(count, 'head')})")
     if not parts:
         return f"{definition} is known of no head."
     return f"{definition} by head, and how many are below the uniform map and below their permuted rows: {listed(parts)}."
+
+
+def _below(estimates: xr.Dataset) -> dict[str, xr.DataArray]:
+    """Return where ranks are below those of each control, in its order."""
+    rank, uniform, permuted = (
+        estimates["effective_rank"].sel(rank_control=name, drop=True) for name in ("map", "uniform", "permuted")
+    )
+    error = estimates["effective_rank_error"].sel(rank_control="permuted", drop=True)
+    return {"uniform": rank < uniform, "permuted": rank < permuted - error}
+
+
+def _agreement(estimates: xr.Dataset) -> str:
+    """Say of the map that is subtracted, or the only one, how many heads are below both controls by each definition."""
+    label = "A1" if _is_one_map(estimates) else RANKED[0]
+    both = estimates["below_both"].sel(ranked_map=label)
+    heads = counted(int(both.notnull().any("definition").sum()), "head")
+    if not both.notnull().any():
+        return ""
+    counts = both.sum(["layer", "head"]).values
+    apart = int(((both == 1).any("definition") & (both == 0).any("definition")).sum())
+    found = f"{between(counts, '{:.0f}'.format)} of {heads} are below both with {_shown(estimates, label)}"
+    if not apart:
+        return f" By every definition {found}."
+    return f" Depending on the definition, {found}; on {apart} the definitions disagree."
+
+
+def _shown(estimates: xr.Dataset, label: str) -> str:
+    """Return how the name of a map is written."""
+    return "A" if _is_one_map(estimates) else MAPS[label].text
 
 
 def _is_one_map(estimates: xr.Dataset) -> bool:

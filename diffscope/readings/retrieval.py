@@ -15,7 +15,7 @@ from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
-from diffscope.numbers import counted, decimal, listed, percent, two_figures
+from diffscope.numbers import counted, decibels, decimal, listed, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.captures import visible_keys
 from diffscope.readings.reading import Reading, described, with_error
@@ -369,7 +369,7 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
         ``estimates``: those of both that are not of single heads or prompts, along ``side``; ``mass_low`` and ``mass_high``, one
         standard error below and above ``mass``; ``difference`` (span, normalisation), first − second of D, mean over lengths,
         depths and prompts, and its standard error over prompts, ``difference_se``: prompt by prompt where both were given the
-        same tokens (``attrs["paired"]``).
+        same tokens (``attrs["paired"]``); ``log_odds_difference`` and ``log_odds_difference_se`` likewise.
 
     Raises
     ------
@@ -384,19 +384,25 @@ def contrast(first: xr.Dataset, second: xr.Dataset, names: tuple[str, str]) -> R
     sides = xr.concat(
         [first[variables], second[variables]], xr.DataArray(list(names), dims="side", name="side"), combine_attrs="drop_conflicts"
     )
-    first_mass, second_mass = (side["mass_of_prompt"].sel(map="D").mean(CELL) for side in (first, second))
-    spread = (
-        standard_error(first_mass - second_mass)
-        if paired
-        else (standard_error(first_mass) ** 2 + standard_error(second_mass) ** 2) ** 0.5
-    )
-    about = "mean over lengths, depths and prompts"
     sides["mass_low"] = described(sides["mass"] - sides["mass_se"], "attention less its standard error", "mass − mass_se")
     sides["mass_high"] = described(sides["mass"] + sides["mass_se"], "attention and its standard error", "mass + mass_se")
-    sides["difference"] = described(mean_over_prompts(first_mass - second_mass), "difference of D", f"first − second, {about}")
-    sides["difference_se"] = described(spread, "standard error of the difference", "over prompts")
+    masses = [side["mass_of_prompt"].sel(map="D", drop=True) for side in (first, second)]
+    odds = [side["log_odds_of_prompt"] for side in (first, second)]
+    sides.update(_difference("difference", masses, paired, "difference of D", "1"))
+    sides.update(_difference("log_odds_difference", odds, paired, "difference of the log-odds", "nats"))
     sides.attrs |= {"paired": int(paired)}
     return Reading(_contrast_sentence(sides, first, second), sides)
+
+
+def _difference(name: str, sides: Sequence[xr.DataArray], paired: bool, words: str, units: str) -> dict[str, xr.DataArray]:
+    """Return the difference of values of prompts, and its standard error ``NAME_se``: prompt by prompt if they are paired."""
+    one, other = (side.mean(CELL) for side in sides)
+    error = standard_error(one - other) if paired else (standard_error(one) ** 2 + standard_error(other) ** 2) ** 0.5
+    about = "first − second, mean over lengths, depths and prompts"
+    return {
+        name: described(mean_over_prompts(one - other), words, about, units),
+        f"{name}_se": described(error, f"standard error of the {words}", "over prompts", units),
+    }
 
 
 def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset) -> str:
@@ -407,20 +413,34 @@ def _contrast_sentence(sides: xr.Dataset, first: xr.Dataset, second: xr.Dataset)
         return f"D is zero everywhere on a side, so that there is nothing to compare between {names[0]} and {names[1]}."
     answer, rest = (mass.sel(span=span).values.tolist() for span in ("answer", "irrelevant"))
     change = sides[["difference", "difference_se"]].sel(span="answer")
-    share = change.sel(normalisation="share")
-    points = 100 * float(share["difference"])
-    error = 100 * float(share["difference_se"])
-    size = f"{two_figures(abs(points))} points {'more' if points > 0 else 'less'}" if points else "the same"
-    within = f" (standard error {two_figures(error)})" if np.isfinite(error) else ""
+    share = 100 * change.sel(normalisation="share")
+    more = _more(float(share["difference"]), float(share["difference_se"]), "points")
     how = "The prompts are the same" if sides.attrs["paired"] else "The prompts are not of the same tokens"
     right = listed([str(int(side["exact_of_prompt"].sum())) for side in (first, second)])
     shares = [f"{percent(value)}{_signed(side, value)}" for value, side in zip(answer, (first, second))]
     others = [f"{percent(value)}{_signed(side, value, 'irrelevant')}" for value, side in zip(rest, (first, second))]
     return (
-        f"{names[0]} gives the answer {shares[0]}, {names[1]} {shares[1]}: {size}{within}. "
+        f"{names[0]} gives the answer {shares[0]}, {names[1]} {shares[1]}: {more}. "
         f"{_by_normalisation(change['difference'])}. Irrelevant tokens get {listed(others)}. "
-        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact. {how}."
+        f"{right} of {counted(first['exact_of_prompt'].size, 'answer')} are exact{_odds(sides)}. {how}."
     )
+
+
+def _more(difference: float, error: float, units: str) -> str:
+    """Say how much more the first is than the second, with the standard error if there is one."""
+    if not difference:
+        return "the same"
+    within = f" (standard error {two_figures(error)})" if np.isfinite(error) else ""
+    return f"{two_figures(abs(difference))} {units} {'more' if difference > 0 else 'less'}{within}"
+
+
+def _odds(sides: xr.Dataset) -> str:
+    """Say what the log-odds of the answers are; nothing without distractors."""
+    one, other = sides["log_odds"].mean(CELL).values.tolist()
+    if not np.isfinite(one - other):
+        return ""
+    more = _more(float(sides["log_odds_difference"]), float(sides["log_odds_difference_se"]), "nats")
+    return f", with log-odds of {decibels(one)} and {decibels(other)} nats: {more}"
 
 
 def _signed(estimates: xr.Dataset, share: float, span: str = "answer") -> str:

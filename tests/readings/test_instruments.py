@@ -120,8 +120,10 @@ def test_ranks_are_counted_against_both_controls():
     reading = ranks(capture_of(layer_of(planted, lam=0.5), spans=SPANS))
     assert "1.0 to 16 of λ·A2 (1 and 1 of 2 heads)" in ranks_sentence(reading.estimates, "stable_rank")
     assert reading.sentence.startswith("erank by head") and "λ is one number a head" in reading.estimates["effective_rank"].reads
+    assert reading.estimates["below_both"].sel(ranked_map="lambda_A2", definition="erank").values.tolist() == [[1.0, 0.0]]
+    assert "By every definition 1 of 2 heads are below both with λ·A2." in reading.sentence
     standard = ranks(diffscope.load("mini-standard").capture("The magic number: Paris 7421."))
-    assert " of A (" in standard.sentence and "A1" not in standard.sentence
+    assert " of A (" in standard.sentence and " with A" in standard.sentence and "A1" not in standard.sentence
 
 
 def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():

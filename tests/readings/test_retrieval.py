@@ -128,6 +128,9 @@ def test_the_same_twice_differs_by_nothing_and_another_tokenizer_is_not_paired(a
     np.testing.assert_allclose(paired["difference"], (one - other).mean(0), atol=1e-6)
     changes = (one - other)[0] - (one - other)[1]
     np.testing.assert_allclose(paired["difference_se"], abs(changes) / 2, atol=1e-6)
+    surer = (estimates - standard)["log_odds_of_prompt"].mean(("length", "depth")).values
+    np.testing.assert_allclose(paired["log_odds_difference"], surer.mean(), atol=1e-5)
+    np.testing.assert_allclose(paired["log_odds_difference_se"], abs(surer[0] - surer[1]) / 2, atol=1e-5)
     other_tokens = contrast(estimates, standard.assign_attrs(digest="another"), ("diff", "standard"))
     assert other_tokens.estimates.attrs["paired"] == 0 and "not of the same tokens" in other_tokens.sentence
     with pytest.raises(DiffscopeError, match="other prompts"):
