@@ -52,6 +52,11 @@ def _lines(dataset: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
     return ends[0], ends[1]
 
 
+def _signed(dataset: xr.Dataset) -> bool:
+    """Return whether values lie on both sides of 0, so that a line there tells them apart."""
+    return bool(dataset["value"].min() < 0 < dataset["value"].max())
+
+
 def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
     """Draw for the screen."""
     import plotly.graph_objects as go
@@ -73,6 +78,8 @@ def on_screen(dataset: xr.Dataset, title: str | None = None, height: int = 280):
     names = [for_html(str(label)) for label in dataset["x"].values]
     xaxis = theme.screen_axis(title_text=place, ticktext=names, range=[-0.6, dataset.sizes["x"] - 0.4], **ticks)
     yaxis = theme.screen_axis(title_text=for_html(dataset.attrs["y"]), showgrid=True, gridcolor=theme.UNSEEN)
+    if _signed(dataset):
+        yaxis |= {"zeroline": True, "zerolinecolor": theme.MUTED, "zerolinewidth": 1}
     clear = "rgba(0,0,0,0)"
     finish_screen(figure, title or "", height=height, legend="left", xaxis=xaxis, yaxis=yaxis, plot_bgcolor=clear)
     return figure
@@ -82,6 +89,8 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
     """Draw for print."""
     figure = canvas(width, max(1.8, width * 0.45))
     ax = figure.subplots()
+    if _signed(dataset):
+        ax.axhline(0, color=theme.MUTED, lw=0.5, zorder=1)
     if dataset.attrs["joined"]:
         ax.plot(*_lines(dataset), color=theme.RULE, lw=0.5, zorder=1)
     for number, (name, colour) in enumerate(colours_of(dataset).items()):
