@@ -36,6 +36,10 @@ from diffscope.tasks.tokenizer import CITIES
 from diffscope.tasks.training_sentence import template_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "evidence" / "interventions.md"
+INTRODUCTION = (
+    "This page says how much loss and how many answers each edit costs the bundled models mini-diff and mini-standard: λ "
+    "clamped, the second map replaced, the norm removed, negative weights removed, and maps made sparse."
+)
 SEED = 20_000
 MODELS = "mini-diff and mini-standard as they are bundled"
 
@@ -110,14 +114,14 @@ def interventions(options: Namespace) -> Section:
         rows = [score_row(name, scores(scope, prompts, edit), before) for name, edit in some]
         tables.append(table(title, header, [score_row("none", before, before), *rows]))
     text = (
-        f"{count} held-out prompts of {LENGTH} tokens, {NEEDLES} needles, one question. Losses in nats a token, mean over "
-        "tokens, then prompts; the change is of the same prompts, ± its standard error over prompts. An edit acts on all "
-        "layers and heads at once. One pair, one seed: numbers of these two models, not of the architecture."
+        f"Each of {count} held-out prompts has {LENGTH} tokens, {NEEDLES} needles and one question. Losses are in nats a token, "
+        "averaged over tokens, then over prompts. The change is measured prompt by prompt, ± its standard error over prompts. "
+        "An edit acts on all layers and heads at once. The numbers are of these two models of one seed, not of the architecture."
     )
     title = "What the bundled pair loses when its attention is changed"
     section = Section("interventions", title, command("interventions"), MODELS, tables, text)
     if not options.quick:
-        made = f"`{section.command}`, measured {section.measured}: {text}"
+        made = f"{INTRODUCTION}\n\nMeasured by `{section.command}` on {section.measured}. {text}"
         headed = "\n".join(f"## {of.caption}\n{of.to_markdown().partition(chr(10))[2]}" for of in tables)
         write_text(PAGE, f"# {title}\n\n{made}\n\n{headed}")
     return section

@@ -140,15 +140,17 @@ def families(options: Namespace) -> list[Table]:
             print(f"{name} left out: {error}", file=sys.stderr)
     mistakes = [mistake_row(mistake) for mistake in islice(planted.MISTAKES, some)]
     opened = (
-        "“Opened”: diffscope check passes on a prompt longer than any window, on two prompts of different length and on "
-        "steps from the cache. “Edits”: λ set, A2 uniform, |D| and a head ablated, each held against a slow recomputation "
-        "in float64 from the captured q, k, v and λ; relative to the largest value. “Fidelity”: the largest error over "
-        "prompts, layers, heads and rows (diffscope.attention.fidelity.Fidelity). “Decided in half precision”: the same check "
-        "in bfloat16 and in float16, where a float32 run of each layer's own module proves how it is read."
+        "“Opened”: whether diffscope check passes on a prompt that is longer than any window, on two prompts of different "
+        "length, and on steps from the cache. “Edits”: how many edits (λ set, A2 uniform, |D|, a head ablated) were compared "
+        "with a slow recomputation in float64 from the captured q, k, v and λ, and the largest difference relative to the "
+        "largest value. “Fidelity”: the largest error over prompts, layers, heads and rows, as "
+        "diffscope.attention.fidelity.Fidelity defines it. “Decided in half precision”: whether the same check passes in "
+        "bfloat16 and in float16, where a float32 run of each layer's own module proves how the layer is read. “Tried on”: "
+        "“real class” is the published class itself; “documented layout” is a module of ours that follows its documentation."
     )
     found = (
-        "Planted mistakes: a re-implementation of DIFF V1 in the layout of the authors' file, with one mistake at a time. "
-        "In half precision, whose rounding hides several of them, a float32 run of each layer's own module finds them."
+        "Planted mistakes: DIFF V1 was written anew in the layout of the authors' file, with one mistake at a time. The rounding "
+        "of half precision hides several of these mistakes; there a float32 run of each layer's own module finds them."
     )
     columns = ("planted", "float32", "bfloat16", "float16", "finding")
     return [table(opened, header, rows), table(found, columns, mistakes)]
@@ -203,10 +205,10 @@ def wrappings(options: Namespace) -> list[Table]:
             outcomes = (outcomes[0], *["refused"] * (len(outcomes) - 1))
         rows.append([name, *outcomes, " ".join(sorted({*changed} - {""})) or "yes"])
     caption = (
-        "The numbers are the largest difference of a captured A1 or A2 from the maps that eager attention gives itself "
-        "(output_attentions): those of the bare model if what is held computes the same; else (adapters, autocast, half "
-        "precision, quantised weights) those of what is held. “Left alone”: modes, hooks, attributes, configurations, "
-        "weights and random generators are what they were."
+        "Each number is the largest difference between a captured A1 or A2 and the maps that eager attention itself returns "
+        "(output_attentions). They are compared with the maps of the bare model if the wrapped model computes the same, and "
+        "with those of the wrapped model if it does not (adapters, autocast, half precision, quantised weights). “Left "
+        "alone”: whether modes, hooks, attributes, configurations, weights and random generators are as they were before."
     )
     return [table(caption, ("held as", *HELD, "left alone"), rows)]
 
@@ -242,7 +244,25 @@ def lens(options: Namespace) -> list[Table]:
     return [table(caption, ("model", "float32", "float64", "components", "of"), rows)]
 
 
-# part: title, page of docs/, what is measured
+# What a page of docs/ says first.
+INTRODUCTIONS = {
+    "families": (
+        "This page lists every implementation of attention that diffscope reads, with what opening it showed: how "
+        "the maps of a head are ordered, how λ is computed, whether edits do what they say, and how closely each "
+        "layer's output is rebuilt. A second table says of one planted mistake after the other whether the proof "
+        "finds it."
+    ),
+    "wrappings": (
+        "This page says in which forms a model can be handed to diffscope (with adapters, compiled, under "
+        "autocast, offloaded, sharded, quantised), and how far the captured maps are then from the model's own."
+    ),
+    "transformers": (
+        "This page says of every causal language model, model of images and text, and encoder-decoder in "
+        "transformers whether diffscope reads its attention and, if not, why it refuses."
+    ),
+}
+
+# part: title, page of docs/, how it is measured, of what
 PARTS: dict[str, tuple[str, str | None, Callable[[Namespace], Sequence[Table]], str]] = {
     "families": (
         "What was opened of each family",
@@ -250,7 +270,7 @@ PARTS: dict[str, tuple[str, str | None, Callable[[Namespace], Sequence[Table]], 
         families,
         "tiny random models in float32, 64 wide, a few layers",
     ),
-    "wrappings": ("A model as people hold it", "evidence/wrappings.md", wrappings, "tiny random models on the CPU"),
+    "wrappings": ("Wrapped, compiled and quantised models", "evidence/wrappings.md", wrappings, "tiny random models on the CPU"),
     "transformers": (
         "The models of transformers",
         "evidence/transformers.md",
@@ -277,8 +297,8 @@ def main() -> None:
         if page is None:
             results.keep("conformance_tables", [section], options)
             continue
-        made = f"# {title}\n\nMade by `{section.command}` on {section.measured}: {models}. {section.machine}.\n"
-        text = "\n".join([made, *(of.to_markdown() for of in tables)])
+        made = f"Made by `{section.command}` on {section.measured}: {models}. {section.machine}.\n"
+        text = "\n".join([f"# {title}\n", f"{INTRODUCTIONS[part]}\n", made, *(of.to_markdown() for of in tables)])
         print(text, flush=True)
         if not options.quick:
             write_text(DOCS / page, text)

@@ -35,11 +35,12 @@ OTHERWISE = 0.1  # what no rounding in float32 explains
 IDS = torch.randint(10, VOCABULARY - 40, (TOKENS,), generator=torch.Generator().manual_seed(0)).tolist()
 DECODED = 9  # tokens of a decoder beside its encoder
 LEGEND = (
-    "“read”: captured, and each map is that of the model's own output_attentions in eager attention to less than "
-    f"{ENOUGH:.0e} in float32 (a class of which it is not would stand here as WRONG, as would one read in bfloat16 that "
-    "float32 refuses); “not compared”: captured and proved, but the class gives no maps to compare with; “refused”: in the "
-    "words that follow. The differences are the largest over maps and layers: from the model's own maps in eager "
-    "attention, and of D captured in SDPA from D captured in eager attention."
+    "“read”: the model was captured, and each map differs from the model's own output_attentions in eager attention by less "
+    f"than {ENOUGH:.0e} in float32. A class whose maps differ more would stand here as WRONG, as would one that is read in "
+    "bfloat16 and refused in float32. “not compared”: captured and proved, but the class returns no maps to compare with. "
+    "“refused”: with the message in the last column. “eager / SDPA” has two differences, each the largest over maps and "
+    "layers: between captured maps and the model's own in eager attention, and between D captured in SDPA and D captured "
+    "in eager attention."
 )
 
 
