@@ -79,7 +79,7 @@ redirects = {
     "recipes/gpu": "../large_scale.html#on-a-gpu",
     "recipes/over_training": "../monitoring.html#comparing-checkpoints-afterwards",
     "recipes/paper_figure": "../figures_and_tables.html#a-figure-for-a-paper",
-    "recipes/watch_a_loop": "../monitoring.html#in-a-loop-of-one-s-own",
+    "recipes/watch_a_loop": "../monitoring.html#in-a-loop-of-your-own",
     "refused": "your_model.html#why-was-my-model-refused",
     "start": "get_started.html",
     "sweeping": "large_scale.html#sweeps",
