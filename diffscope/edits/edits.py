@@ -134,9 +134,9 @@ def share_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
 
 
 @declare(
-    "A2 = the visible part of its truncated SVD of that rank over the whole map of the prompt; rows sum to whatever "
-    "is left of them, with `normalise=True` to what the row of A2 sums to (1 without sink logits); a row of less than"
-    " 0.001 stays as it is",
+    "A2 = the visible part of its truncated SVD of that rank over the whole map of the prompt; a row sums to whatever is left "
+    "of it, or with `normalise=True` to what the row of A2 sums to (1 without sink logits); a row that sums to less than 0.001 "
+    "is not scaled",
     stage=Stage.MAPS,
     needs="A2",
     example={"rank": 4},
@@ -181,8 +181,8 @@ def low_rank_a2(rank: int, *, normalise: bool = False, layers: Indices = None, h
 
 
 @declare(
-    "the k largest entries of each row of A1, the others 0, scaled to the row's sum before (1 without sink logits: a "
-    "top-k softmax); with `renormalise=False` not scaled",
+    "the k largest entries of each row of A1, the others 0, scaled to what the row summed to before (1 without sink logits: "
+    "a top-k softmax); with `renormalise=False` they are not scaled",
     stage=Stage.MAPS,
     example={"k": 4},
 )
@@ -329,9 +329,9 @@ def _hiding(
 
 
 @declare(
-    "s + n on each of the keys (by default all), n ~ N(0, σ²), one value a key for all queries and heads of a layer; "
-    '`mode="common"`: +n for both maps; `"differential"`: +n for A1 and −n for A2; standard attention, which has one '
-    "map, gets +n in either; s are the scores as they enter the softmax (scaled, and capped if the model caps them)",
+    "scores s become s + n on each of the keys (by default all), n ~ N(0, σ²), one value a key for all queries and heads of "
+    'a layer; with `mode="common"` both maps get +n, with `"differential"` A1 gets +n and A2 −n; standard attention, which '
+    "has one map, gets +n in both modes; s are the scores as they enter the softmax (scaled, and capped if the model caps them)",
     stage=Stage.SCORES,
     example={"sigma": 0.5},
 )
@@ -400,8 +400,8 @@ def _check_sides(label: str, layer: LayerAttention, heads: tuple[int, ...]) -> N
 
 
 @declare(
-    "s → round(s·L/m)·m/L, L = 2^(bits−1) − 1, halves to even; s as of `inject_noise`, m the largest magnitude in one"
-    ' branch of one head, over the whole map (`per="map"`) or each row (`"row"`)',
+    "scores s become round(s·L/m)·m/L, with L = 2^(bits−1) − 1 and halves rounded to even; s are as in `inject_noise`, m is "
+    'the largest magnitude in one branch of one head, over the whole map (`per="map"`) or over each row (`"row"`)',
     stage=Stage.SCORES,
     example={"bits": 6},
 )
