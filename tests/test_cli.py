@@ -586,9 +586,9 @@ def test_a_port_that_is_taken(run):
 def test_the_dashboard_is_started_with_what_its_readers_may_do(run, port, tmp_path, monkeypatch):
     """A token is random, is told to the server and to the address alone, and nothing is fetched where others come in."""
     started, said = [], []
-    server = SimpleNamespace(wait=lambda: 0, poll=lambda: None)
+    server = SimpleNamespace(poll=lambda: 0, returncode=0)
     monkeypatch.setattr(app.subprocess, "Popen", lambda command, env, **_: started.append((command, env)) or server)
-    monkeypatch.setattr(app, "wait_until_up", lambda server, health: True)
+    monkeypatch.setattr(app, "wait_until_up", lambda *_: True)
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
     for options in (["--share"], ["--share"], ["--share", "--host", "localhost"], [], ["--models", tmp_path]):
         status, out, _ = run("app", "--port", port, *options)
@@ -622,18 +622,24 @@ signal.signal(signal.SIGINT, lambda *_: sys.exit())
 (port,) = (int(option.partition("=")[2]) for option in sys.argv if option.startswith("--server.port="))
 HTTPServer(("localhost", port), Answers).serve_forever()
 """
+IN_A_BACKGROUND = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as what a script starts in the background has it
+from diffscope.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 BESIDE_A_STAND_IN = f"import sys; from diffscope.cli import app, main; app.SERVE = {STANDS_IN!r}; sys.exit(main(sys.argv[1:]))"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program, asked, status",
-    [(["-m", "diffscope"], signal.SIGINT, 130), (["-c", BESIDE_A_STAND_IN], signal.SIGTERM, 0)],
-    ids=["Ctrl-C", "terminated beside a server that is there at once"],
+    [(IN_A_BACKGROUND, signal.SIGINT, 130), (BESIDE_A_STAND_IN, signal.SIGTERM, 0)],
+    ids=["Ctrl-C in a background", "terminated beside a server that is there at once"],
 )
 def test_the_dashboard_answers_and_stops(port, tmp_path, program, asked, status):
     assert find_app().is_file()
-    command = [sys.executable, *program, "app", "--port", str(port)]
+    command = [sys.executable, "-c", program, "app", "--port", str(port)]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
     try:
         address = f"http://localhost:{port}"

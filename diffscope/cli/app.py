@@ -25,6 +25,7 @@ EXAMPLE = ("diffscope app --port 8600", "diffscope app --share --models ~/models
 
 SERVE = "from diffscope.cli.serve import main; main()"
 PATIENCE = 5  # seconds that the server has to stop
+PAUSE = 0.1  # seconds between two looks at the server
 EVERYWHERE = "0.0.0.0"
 UPLOAD_MB = 1000  # all files of a model together
 SHARED_UPLOAD_MB = 100
@@ -49,31 +50,30 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
     flags = [f"--{name}={value}" for name, value in server_options(host, port, share)]
     variables = os.environ | rules(token, models)
     stderr = 2  # for what the server says: stdout is for the address
+    asked = ask_to_stop()
     server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr, env=variables)
-    try:
-        signal.signal(signal.SIGTERM, end)
-        if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health"):
-            say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
-        status = server.wait()
-    except KeyboardInterrupt:
+    if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health", asked):
+        say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
+    while not asked and server.poll() is None:
+        time.sleep(PAUSE)
+    if asked:
         stop(server)
-        raise typer.Exit(STOPPED) from None
-    except Ended:
-        stop(server)
-        return
-    if status not in (0, -signal.SIGTERM, -signal.SIGINT):
-        how = f"was ended by signal {-status}" if status < 0 else f"stopped with status {status}"
-        raise DiffscopeError(f"the dashboard {how}; what it printed above says why")
+        raise typer.Exit(STOPPED if asked[0] == signal.SIGINT else 0)
+    if server.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
+        ended = f"was ended by signal {-server.returncode}" if server.returncode < 0 else f"stopped with status {server.returncode}"
+        raise DiffscopeError(f"the dashboard {ended}; what it printed above says why")
 
 
-class Ended(BaseException):
-    """Raised if the command is asked to end."""
+def ask_to_stop():
+    """Return a list that grows with every signal that asks the command to end.
 
-
-def end(*_):
-    """Leave what goes on, so that the server is stopped; once."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Ended
+    Nothing is raised, so that no moment is left in which the server would outlive the command. Ctrl-C is heard even if it was
+    ignored, as in what a script starts in the background: the server hears it there too.
+    """
+    asked = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: asked.append(number))
+    return asked
 
 
 def stop(server):
@@ -167,12 +167,12 @@ def address_of(host, port):
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def wait_until_up(server, health):
-    """Wait until the server answers, and return True; False if it ended before."""
-    while server.poll() is None:
+def wait_until_up(server, health, asked):
+    """Wait until the server answers, and return True; False if it ended before, or the command was asked to end."""
+    while not asked and server.poll() is None:
         try:
             with urlopen(health, timeout=5):
                 return True
         except (URLError, OSError):
-            time.sleep(0.1)
+            time.sleep(PAUSE)
     return False
