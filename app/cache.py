@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from diffscope.models import load_model
 from diffscope.models.folders import locate, tokenizer_folder, without_step
 from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
-from diffscope.readings.reading import Part
+from diffscope.readings.heads import of_heads
+from diffscope.readings.reading import Part, Reading
 from diffscope.scope import Scope
 
 
@@ -187,12 +188,23 @@ def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
     return readings.of_head(cap, layer, head, query).parts
 
 
+def sentences_of(cap, query: int):
+    """Return what says the same of all heads of a capture: a function of a layer and a head, which reads a layer as a whole."""
+
+    @lru_cache(maxsize=1)
+    def of_layer(layer: int) -> list[Reading]:
+        heads = cap.layers[cap.layer_numbers.index(layer)].n_heads
+        return of_heads(cap, layer, range(heads), query)
+
+    return lambda layer, head: () if cap.key_prompts is not None else of_layer(layer)[head].parts
+
+
 @st.cache_resource(show_spinner=False, max_entries=8)
 def all_heads(_cap, key: tuple, query: int) -> bytes:
     """Return the views of all heads of a small capture, with what is said of each at a query; `key` says of which capture."""
     from diffscope.views import attention as attention_view
 
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=partial(sentence_of, _cap, query), query=query)
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=sentences_of(_cap, query), query=query)
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

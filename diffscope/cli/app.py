@@ -59,9 +59,10 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
     if asked:
         stop(server)
         raise typer.Exit(STOPPED if asked[0] == signal.SIGINT else 0)
-    if server.returncode not in (0, -signal.SIGTERM, -signal.SIGINT):
-        ended = f"was ended by signal {-server.returncode}" if server.returncode < 0 else f"stopped with status {server.returncode}"
-        raise DiffscopeError(f"the dashboard {ended}; what it printed above says why")
+    status = server.returncode
+    if status not in (0, -signal.SIGTERM, -signal.SIGINT):
+        how = f"was ended by signal {-status}" if status < 0 else f"stopped with status {status}"
+        raise DiffscopeError(f"the dashboard {how}; what it printed above says why")
 
 
 def ask_to_stop():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 import xarray as xr
 from torch import Tensor
@@ -71,46 +73,60 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
     DiffscopeError
         There is no such layer, head or token, or the capture is of several prompts.
     """
+    (reading,) = of_heads(cap, layer, [head], query)
+    return reading
+
+
+def of_heads(cap: Capture, layer: int, heads: Sequence[int], query: int | str = -1) -> list[Reading]:
+    """Read several heads of a layer as :func:`of_head` does each; what is measured of the whole layer is measured once."""
     cap = one_prompt(cap)
     at = query_position(cap, query)
     of_layer = only_layer(cap, layer)
     attention = of_layer.layers[0].prompt(0)
-    check_index("head", head, range(attention.n_heads), f"layer {layer}")
-    estimates = _estimates(of_layer, attention, head, at)
-    parts = sentence(estimates, attention, cap.spans, cap.tokens, place_of(at, cap.n_tokens))
-    return Reading(plain(parts), estimates, parts)
+    for head in heads:
+        check_index("head", head, range(attention.n_heads), f"layer {layer}")
+    place = place_of(at, cap.n_tokens)
+    read = []
+    for estimates in _estimates(of_layer, attention, heads, at):
+        parts = sentence(estimates, attention, cap.spans, cap.tokens, place)
+        read.append(Reading(plain(parts), estimates, parts))
+    return read
 
 
-def _estimates(cap: Capture, layer: LayerAttention, head: int, query: int) -> xr.Dataset:
-    """Compute all estimates of a head from a capture of its layer alone."""
+def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query: int) -> Iterator[xr.Dataset]:
+    """Compute all estimates of each head from a capture of its layer alone."""
     sets = cap.spans | {ITSELF: [query]}
     if query:
         sets[BEFORE] = [query - 1]
     placed = relabelled(cap, sets)
-    row = placed.measure(ROW, queries=[query]).isel(layer=0, head=head, query=0)
+    rows = placed.measure(ROW, queries=[query]).isel(layer=0, query=0)
     keys = torch.tensor(cap.key_sets["irrelevant"], dtype=torch.int64, device=layer.q.device)
-    pair = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), head)
-    variables: dict[str, xr.DataArray] = {
-        "mass": row["span_mass"].rename(span="place"),
-        "negative": negative_mass(row).rename(span="place"),
-        **_keys(layer, query, placed.key_sets),
-        "entropy_normalised": row["entropy_normalised"],
-        "negative_share": row["negative_share"],
-        "top_key": row["argmax"],
-        "top_share": row["top_k_mass"].sel(k=1),
-        "row_sum": row["row_sum"],
-        "lambda": row["lambda"].sel(lambda_value="used"),
-        **{str(name): values for name, values in pair.isel(layer=0, head=head).items()},
+    one = heads[0] if len(heads) == 1 else None
+    pairs = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), one).isel(layer=0)
+    of_rows: dict[str, xr.DataArray] = {
+        "mass": rows["span_mass"].rename(span="place"),
+        "negative": negative_mass(rows).rename(span="place"),
+        "entropy_normalised": rows["entropy_normalised"],
+        "negative_share": rows["negative_share"],
+        "top_key": rows["argmax"],
+        "top_share": rows["top_k_mass"].sel(k=1),
+        "row_sum": rows["row_sum"],
+        "lambda": rows["lambda"].sel(lambda_value="used"),
+        **{str(name): values for name, values in pairs.items()},
     }
-    weights = described(_weights(layer, head, query), "what D is on each token", "D")
-    top = row["argmax"].sel(map="D", drop=True)
-    variables["top_weight"] = weights.sel(token=int(top), drop=True) if top.notnull() else top
     if "answer" in sets:
-        variables["signal_gain"] = row["signal_gain"].sel(span="answer")
-        variables["weight"] = weights.sel(token=list(sets["answer"]))
-    where = {"layer": layer.layer, "head": head, "query": query}
-    alone = {str(name): values.reset_coords(drop=True) for name, values in variables.items()}
-    return xr.Dataset(alone, attrs=row.attrs).assign_coords(where)
+        of_rows["signal_gain"] = rows["signal_gain"].sel(span="answer")
+    of_keys = _keys(layer, query, placed.key_sets)
+    for head in heads:
+        variables = {name: values.isel(head=head) for name, values in of_rows.items()} | of_keys
+        weights = described(_weights(layer, head, query), "what D is on each token", "D")
+        top = variables["top_key"].sel(map="D", drop=True)
+        variables["top_weight"] = weights.sel(token=int(top), drop=True) if top.notnull() else top
+        if "answer" in sets:
+            variables["weight"] = weights.sel(token=list(sets["answer"]))
+        where = {"layer": layer.layer, "head": head, "query": query}
+        alone = {name: values.reset_coords(drop=True) for name, values in variables.items()}
+        yield xr.Dataset(alone, attrs=rows.attrs).assign_coords(where)
 
 
 def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import xarray as xr
 
 NEEDED = ("span_mass", "negative_share")
@@ -24,11 +25,15 @@ def negative_mass(measured: xr.Dataset) -> xr.DataArray:
         Dimensions of ``span_mass`` but ``normalisation``; from 0 to its share. NaN where that is.
     """
     share, positive = (measured["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "positive"))
-    given = (positive * (1 - measured["negative_share"])).fillna(0)  # of rows without a positive weight nothing
-    negative = (share - given).clip(0)
-    values = negative.where(negative > ROUNDING * share, 0).where(share.notnull()).transpose(*share.dims)
-    values.attrs = {"long_name": "negative weights on each key set", "units": "1", "definition": FORMULA, "averaged": "mean"}
-    return values
+    rows = measured["negative_share"]
+    rows = rows.transpose(*(name for name in share.dims if name in rows.dims))
+    by_row = rows.values.reshape([rows.sizes.get(name, 1) for name in share.dims])  # in numpy: a page asks it of every head
+    given = positive.transpose(*share.dims).values * (1 - by_row)
+    given[np.isnan(given)] = 0  # of rows without a positive weight nothing
+    negative = np.clip(share.values - given, 0, None)
+    negative[negative <= ROUNDING * share.values] = 0
+    about = {"long_name": "negative weights on each key set", "units": "1", "definition": FORMULA, "averaged": "mean"}
+    return xr.DataArray(negative, share.coords, share.dims, attrs=about)
 
 
 def sums_sizes(values: xr.DataArray) -> bool:

@@ -20,6 +20,20 @@ def packages_looked_through_once():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def settings_of_the_command():
+    """What ``diffscope app`` sets of a script's run: no rewriting of each page for display, and no statistics of its calls."""
+    from streamlit import config
+
+    names = ("runner.magicEnabled", "browser.gatherUsageStats")
+    before = {name: config.get_option(name) for name in names}
+    for name in names:
+        config.set_option(name, False)
+    yield
+    for name, value in before.items():
+        config.set_option(name, value)
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")

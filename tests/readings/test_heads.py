@@ -6,10 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, edits, readings
 from diffscope.attention.components import Pairing
+from diffscope.readings.heads import of_heads
 from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 from tests.layouts import grouped
@@ -268,6 +270,16 @@ def test_controls_are_all_other_second_maps_of_the_layer_once(model):
             column = expected[:, at]
             values = [by_hand(cap, 1, head, head)[at], middle(column), column.min(), column.max()]
             np.testing.assert_allclose(estimates[name], values, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model", [tiny.own("v1", kv_heads=2), tiny.diffllama(kv=4), tiny.standard("llama")])
+def test_heads_that_are_read_together_are_each_as_read_alone(model):
+    cap = diffscope.load(model).capture(tiny.ids(30), spans={"answer": slice(3, 6)})
+    together = of_heads(cap, 1, range(cap.n_heads), 20)
+    for head, reading in enumerate(together):
+        alone = readings.of_head(cap, 1, head, 20)
+        xr.testing.assert_identical(reading.estimates, alone.estimates)
+        assert reading.parts == alone.parts
 
 
 def test_every_number_of_a_sentence_is_defined_whatever_is_read():
