@@ -13,8 +13,9 @@ app:
 	@tools/environment.sh app
 	@$(BIN)/diffscope app --port $(PORT)
 
+# Bytecode is written even if the environment says not to: each process that a test starts would compile the package again.
 test: dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=1
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations=30 --durations-min=1
 
 dev:
 	@tools/environment.sh dev

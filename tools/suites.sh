@@ -42,7 +42,7 @@ for name in "$@"; do
     start=$(date +%s)
     rm -f ".venvs/$name.log"
     if prepare "$name" "$python" && finished=$(date +%s) &&
-        OMP_NUM_THREADS=1 ".venvs/$name/bin/python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider >".venvs/$name.log" 2>&1; then
+        PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 ".venvs/$name/bin/python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider >".venvs/$name.log" 2>&1; then
         result=passed
     else
         result=FAILED

@@ -141,7 +141,7 @@ def test_a_verdict_says_how_heads_were_weighted_and_is_read_again(laptop_runs):
 
 def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
 
-    for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
+    for name, value in (("PROMPTS", 6), ("FEW", 3), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
         monkeypatch.setattr(runs, name, value)
     folder = tmp_path / "diff" / "seed-0"
     shutil.copytree(diffscope.models.folders.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))

@@ -52,7 +52,7 @@ def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
 
 def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one(monkeypatch):
     names = [str(BUNDLED / name) for name in ("mini-diff", "mini-diff")]
-    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=5, length=128)).checkpoints
+    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=2, length=128)).checkpoints
     steps = len(first.scopes)
     assert second.source.seed - first.source.seed == first.source.untrained == 3 * steps
     made = []

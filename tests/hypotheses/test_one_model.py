@@ -168,7 +168,7 @@ def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_la
 
 def test_a_random_model_shows_nothing_and_a_standard_one_is_refused(tokenizer):
     model = tiny.diffllama(maps=4, kv=4, vocab_size=len(tokenizer))
-    for verdict in run(model=Models.open([diffscope.load(model, tokenizer)], FEW)):
+    for verdict in run(model=Models.open([diffscope.load(model, tokenizer)], replace(FEW, prompts=5, untrained=3))):
         assert "for" not in verdict.verdicts.values(), verdict.sentence
     standard = run(model=Models.open([diffscope.load("mini-standard")], FEW))
     assert all(verdict.lacks and not verdict.verdicts for verdict in standard)

@@ -40,7 +40,7 @@ from tests.lab.small_recipes import FORMING, PIECE
 @pytest.fixture(autouse=True)
 def little_evidence(monkeypatch):
     """What the command takes of every run, on few prompts."""
-    for name, value in (("PROMPTS", 10), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
+    for name, value in (("PROMPTS", 4), ("FEW", 2), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
         monkeypatch.setattr(runs, name, value)
 
 
