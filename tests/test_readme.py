@@ -66,7 +66,9 @@ def test_the_numbers_of_the_readme_are_those_of_the_pages_that_it_links_to():
     equal, refused = map(int, re.search(r"In all (\d+) equal, (\d+) refused", table).groups())
     assert f"\n{equal} of the [{equal + refused} causal language models that were tried](docs/evidence/transformers.md)" in page
     found = page.partition("## What was found")[2].partition("\n## ")[0]
-    study = "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "study/report.md", "study/subtraction.md"))
+    study = "".join(
+        (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "study/report.md", "study/subtraction.md")
+    )
     numbers = re.findall(r"−?\d+(?:\.\d+)?", re.sub(r"\]\(.*?\)|95 %", "", found))
     assert len(numbers) >= 10 and not [number for number in numbers if not re.search(rf"(?<![\d.−]){number}(?![\d.])", study)]
 

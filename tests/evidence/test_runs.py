@@ -44,8 +44,7 @@ def cohort(tmp_path_factory, tokenizer):
     """Two seeds of two tiny arms, one run with a checkpoint."""
     home = tmp_path_factory.mktemp("cohort")
     patch = pytest.MonkeyPatch()
-    patch.setattr(runs, "PROMPTS", 6)
-    patch.setattr(runs, "FEW", 3)
+    patch.setattr(runs, "PROMPTS", 10)
     patch.setattr(runs, "DISTRACTORS", (4,))
     patch.setattr(runs, "LENGTH", 128)
     patch.setattr(runs, "TEXTS", 2)
@@ -69,7 +68,7 @@ def test_evidence_is_what_the_model_says(cohort):
     kept = run_file.open_evidence(folder / run_file.EVIDENCE)
     scope = diffscope.load(folder)
     task = Retrieval(scope.tokenizer, held_out=True)
-    prompts = controlled(task, runs.PROMPTS, 128, 4, (runs.FIRST_SEED, 1), slots=4)
+    prompts = controlled(task, 10, 128, 4, (runs.FIRST_SEED, 1), slots=4)
     last_query = last_query_of([scope.capture([prompt.ids for prompt in prompts]).layers], prompts)
     for name in ("sharing", "difference", "kind"):
         live = shared_noise(last_query)[name].mean("prompt").values

@@ -1,15 +1,19 @@
 """What the report quotes is what the datasets of the parts say, and parts that are not trained are said not to be read."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import xarray as xr
 
 from diffscope.storage.statistics import save_statistics
+from studies.committed import ROOT
+from studies.markdown import quoted
 from studies.subtraction import pages
 from studies.subtraction.primaries import PARTS
-from studies.subtraction.reproduce import alike
+from studies.subtraction.reproduce import EVIDENCE, REPORT, alike, finished_parts
+from studies.subtraction.runs import unpack
 
 SEEDS = 4
 STEPS = [25, 50, 75]
@@ -89,3 +93,20 @@ def test_datasets_are_alike_up_to_rounding(tmp_path, factor, same):
     save_statistics(one, tmp_path / "one.nc")
     save_statistics(one.assign(lost_without_a2=one["lost_without_a2"] * factor), tmp_path / "other.nc")
     assert alike(tmp_path / "one.nc", tmp_path / "other.nc") is same
+
+
+def test_the_report_is_that_of_the_runs_that_are_kept(tmp_path):
+    """Tables to the last digit that is printed, datasets to rounding; figures are compared by the command itself."""
+    assert unpack(tmp_path / "runs")
+    parts = finished_parts(tmp_path / "runs", None)
+    report = (ROOT / REPORT).read_text(encoding="utf-8")
+    assert quoted(report, pages.quotes(parts)) == report, "python -m studies.subtraction.reproduce"
+    for name, part in parts.items():
+        save_statistics(part, tmp_path / f"{name}.nc", dated=False)
+        assert alike(tmp_path / f"{name}.nc", ROOT / EVIDENCE / f"{name}.nc")
+
+
+def test_the_report_can_be_read_in_a_minute():
+    hurry = (ROOT / REPORT).read_text(encoding="utf-8").partition("## In a hurry")[2].partition("\n## ")[0]
+    hurry = re.sub(r"A[12]\b", "", hurry)
+    assert len(re.findall(r"[^\W\d_][\w’'-]*", hurry)) <= 250 and len(re.findall(r"\d+(?:\.\d+)?", hurry)) <= 12
