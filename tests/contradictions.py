@@ -349,6 +349,14 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         r"in (\d+) of (\d+) heads?",
         lambda some, of: some <= of,
     ),
+    "one model's answers are surer": (
+        rf"with log-odds of {AMOUNT} and {AMOUNT} nats: {AMOUNT} nats (more|less)",
+        lambda first, second, size, word: (first - second) * (1 if word == "more" else -1) >= -0.11,  # each is printed to a tenth
+    ),
+    "heads are below both controls at once": (
+        r"(\d+)(?: to (\d+))? of (\d+) heads? are below both with [^;.]*(?:; on (\d+) the definitions disagree)?",
+        lambda least, most, of, apart: least <= (most or least) <= of and (most or least) - least <= (apart or 0) <= of,
+    ),
     "so many below both controls": (r"\((\d+) and (\d+) of (\d+) heads?\)", lambda a, b, of: max(a, b) <= of),
     "heads give the answer half or more": (
         rf"(\d+) of (\d+) heads? gives? the answer half of \S+ or more [^:]*: L\d+H\d+ {SHARE}",
