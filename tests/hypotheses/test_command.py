@@ -84,7 +84,7 @@ def foreign(tmp_path_factory):
 
 
 def test_any_model_has_a_board_and_is_told_from_chance(foreign, tmp_path, capsys):
-    asked = ["--prompts", "5", "--length", "190", "--untrained", "3", "--out", str(tmp_path / "board.md")]
+    asked = ["--prompts", "10", "--length", "190", "--untrained", "3", "--out", str(tmp_path / "board.md")]
     pair = ["--model", foreign["diff"], "--baseline", foreign["standard"]]
     assert main(["test", "sparsity-pair", *pair, *asked]) == 0
     shown = capsys.readouterr().out
