@@ -51,7 +51,8 @@ def quotes(parts: Parts) -> dict[str, str]:
     texts = {"runs": runs(parts), "primaries": primaries(parts)}
     for name, part in parts.items():
         texts |= {f"{name}-layers": by_layer(part), f"{name}-heads": by_head(part), f"{name}-gains": gains(part)}
-        texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part)} if "sink" in part else {}
+        if "sink" in part:
+            texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part), f"{name}-lambdas": lambdas(part)}
         texts |= {f"{name}-onsets": by_criterion(part)} if "sink" not in part else {}
     return texts
 
@@ -210,6 +211,21 @@ def sinks(part: xr.Dataset) -> str:
     return pipe_table(
         ("arm", "queries", *(name.replace("net D", "D") if name != "D" else "|D|, its share" for name in maps)), rows
     )
+
+
+def lambdas(part: xr.Dataset) -> str:
+    """List how much of A2 each arm subtracts in the end, c in D = A1 − c·A2, from the first token's weights in all three."""
+    weights = part["sink"].sel(queries="dormant")  # (arm, seed, map, layer, head)
+    taken = (weights.sel(map="A1") - weights.sel(map="net D")) / weights.sel(map="A2")
+    of_run = taken.mean(("layer", "head"))  # (arm, seed)
+    rows = []
+    for arm in two_maps(part):
+        if arm == "d-plus":  # whose D is no such difference
+            continue
+        each = of_run.sel(arm=arm).dropna("seed").values
+        ends = (numbers.decimal(float(value)) for value in (each.min(), np.median(each), each.max()))
+        rows.append((arm, *ends, f"{int((each > 0).sum())} of {len(each)}"))
+    return pipe_table(("arm", "least", "median", "largest", "subtracts in"), rows)
 
 
 def copies(part: xr.Dataset) -> str:
