@@ -30,8 +30,9 @@ def pack(folder: Path, archive: Path = RUNS) -> int:
 
 
 def _is_complete(run: Path) -> bool:
-    """Return whether everything that is read of a run is there: its evidence too, if it has a model to take it of."""
-    return (run / SCORES).is_file() and ((run / EVIDENCE).is_file() or not (run / WEIGHTS).is_file())
+    """Return whether all that is read of a run is there: its evidence too, if it has a model and is not for choosing a rate."""
+    needs_evidence = (run / WEIGHTS).is_file() and "tuning" not in run.parts
+    return (run / SCORES).is_file() and ((run / EVIDENCE).is_file() or not needs_evidence)
 
 
 def unpack(folder: Path, archive: Path = RUNS) -> int:

@@ -13,7 +13,7 @@ from studies.markdown import quoted
 from studies.subtraction import pages
 from studies.subtraction.primaries import PARTS
 from studies.subtraction.reproduce import EVIDENCE, REPORT, alike, finished_parts
-from studies.subtraction.runs import unpack
+from studies.subtraction.runs import pack, unpack
 
 SEEDS = 4
 STEPS = [25, 50, 75]
@@ -110,3 +110,15 @@ def test_the_report_can_be_read_in_a_minute():
     hurry = (ROOT / REPORT).read_text(encoding="utf-8").partition("## In a hurry")[2].partition("\n## ")[0]
     hurry = re.sub(r"A[12]\b", "", hurry)
     assert len(re.findall(r"[^\W\d_][\w’'-]*", hurry)) <= 250 and len(re.findall(r"\d+(?:\.\d+)?", hurry)) <= 12
+
+
+def test_a_run_that_chose_a_rate_is_packed_at_once_and_another_with_its_evidence(tmp_path):
+    folders = {name: tmp_path / "lookup" / name for name in ("tuning/rate-0.004/plus/seed-100", "plus/seed-0", "plus/seed-1")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        for name in ("scores.nc", "model.safetensors"):
+            (folder / name).write_bytes(b"")
+    (folders["plus/seed-1"] / "evidence.nc").write_bytes(b"")
+    assert pack(tmp_path, tmp_path / "runs.zip") == 2
+    assert unpack(tmp_path / "again", tmp_path / "runs.zip") == 2
+    assert not (tmp_path / "again" / "lookup" / "plus" / "seed-0").exists()
