@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
+from diffscope.lab.training.runs import SCORES
 from diffscope.storage.statistics import open_statistics, save_statistics
 from studies.committed import ROOT, differing
 from studies.markdown import quoted
@@ -44,12 +45,13 @@ def finished_parts(runs: Path, text: Path | None) -> dict[str, xr.Dataset]:
     """
     parts = {}
     for name in PARTS:
-        if not (runs / name).is_dir():
+        finished = list((runs / name).glob(f"*/seed-*/{SCORES}"))  # without those that chose a learning rate
+        if not finished:
             continue
-        part = gather(name, cohort_of(name, runs, text))
-        if bool(part["finished"].all()):
-            check_evidence(name, part)
-            parts[name] = part
+        cohort = cohort_of(name, runs, text)
+        if len(finished) == len(cohort.recipe.arms) * len(cohort.recipe.seeds):
+            parts[name] = gather(name, cohort)
+            check_evidence(name, parts[name])
     return parts
 
 
