@@ -249,7 +249,7 @@ def test_evidence_is_taken_once_by_one_code_and_not_of_runs_without_a_model(copi
     count = len(taken)
     assert first["copy_log_odds"].notnull().all() and count == first["finished"].size
     assert evidence.gather("sinks", copies).identical(first) and len(taken) == count
-    monkeypatch.setattr(evidence, "taken_by", lambda: "other code")
+    monkeypatch.setattr(evidence, "FORMAT", evidence.FORMAT + 1)
     assert evidence.gather("sinks", copies)["copy_log_odds"].min() > count
     for name in ("model.safetensors", evidence.FILE):
         (copies.out / "diff" / "seed-0" / name).unlink()  # as of a run that diverged
@@ -273,7 +273,7 @@ def test_packed_runs_are_read_and_not_trained_again_where_their_weights_are_not(
     assert again["finished"].sum() == count
     xr.testing.assert_identical(again.sel(seed=0).drop_attrs(), first.sel(seed=0).drop_attrs())
     assert runs.pack(tmp_path / "third", tmp_path / "runs.zip") == count  # what is there stays there
-    monkeypatch.setattr(evidence, "taken_by", lambda: "other code")
+    monkeypatch.setattr(evidence, "FORMAT", evidence.FORMAT + 1)
     with pytest.raises(DiffscopeError, match="remove the folder and train the run again"):
         evidence.gather("sinks", elsewhere)
 
