@@ -41,8 +41,7 @@ def dashboard(
 
     port = free_port()
     flags = {"server.port": port, "server.address": "127.0.0.1", "server.headless": "true", "server.fileWatcherType": "none"}
-    serve = ["-c", SERVE] if script.is_relative_to(ROOT / "app") else ["-m", "streamlit"]  # only the app prepares a view
-    command = [sys.executable, *serve, "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
+    command = [sys.executable, "-c", SERVE, "run", str(script), *(f"--{k}={v}" for k, v in flags.items())]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
     server = subprocess.Popen([*command, *options], cwd=ROOT, env=variables, **quiet)
