@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,3 +25,14 @@ def differing(target: Path, alike: Callable[[Path, Path], bool]) -> Iterator[Pat
         committed = ROOT / name
         if not committed.is_file() or not alike(path, committed):
             yield name
+
+
+def update(target: Path, alike: Callable[[Path, Path], bool], check: bool) -> None:
+    """Copy the files that differ into the repository and name them; with `check` copy none, and exit with 1 if there is one."""
+    names = list(differing(target, alike))
+    if not check:
+        for name in names:
+            shutil.copyfile(target / name, ROOT / name)
+    print("\n".join(map(str, names)) or "nothing differs from what is committed")
+    if check and names:
+        sys.exit(1)

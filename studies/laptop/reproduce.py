@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -148,15 +147,9 @@ def main() -> None:
             make(runs, target)
             if options.train:
                 write_result(WITH_WEIGHTS, packed_board(open_study(target / HOME).boards[WEIGHTS]))
-            names = list(differing(target))
-            if not options.check:
-                for name in names:
-                    shutil.copyfile(target / name, ROOT / name)
+            committed.update(target, _alike, options.check)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    print("\n".join(map(str, names)) or "nothing differs from what is committed")
-    if options.check and names:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

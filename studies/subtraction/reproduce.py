@@ -10,7 +10,6 @@ datasets are compared to a relative 1e-12.
 from __future__ import annotations
 
 import argparse
-import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.runs import SCORES
 from diffscope.storage.statistics import open_statistics, save_statistics
-from studies.committed import ROOT, differing
+from studies.committed import ROOT, update
 from studies.markdown import quoted
 from studies.subtraction.evidence import gather
 from studies.subtraction.pages import Parts, drawings, quotes
@@ -90,15 +89,9 @@ def main() -> None:
             runs, target = Path(home, "runs"), Path(home, "made")
             unpack(runs)
             make(finished_parts(runs, options.text), target)
-            names = list(differing(target, alike))
-            if not options.check:
-                for name in names:
-                    shutil.copyfile(target / name, ROOT / name)
+            update(target, alike, options.check)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
-    print("\n".join(map(str, names)) or "nothing differs from what is committed")
-    if options.check and names:
-        sys.exit(1)
 
 
 if __name__ == "__main__":
