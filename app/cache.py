@@ -14,7 +14,7 @@ from typing import Any
 
 import streamlit as st
 from access import rules
-from catalog import display_name, hide_paths, resolve, trusts_code
+from catalog import cards, display_name, hide_paths, resolve, trusts_code
 
 from diffscope import readings
 from diffscope.capture.capture import open_capture
@@ -29,12 +29,17 @@ from diffscope.readings.reading import Part, Reading
 from diffscope.scope import Scope
 
 
+def examples(model: str) -> list:
+    """Return the prompts that come with diffscope for a model: those of its task, if these are in a vocabulary of their own."""
+    copies = cards().get(model.partition("@")[0], {}).get("task") == "copies"
+    return [prompt for kind in (["copies"] if copies else ["retrieval", "text"]) for prompt in _examples_of(kind)]
+
+
 @st.cache_resource(show_spinner=False)
-def examples() -> list:
-    """The prompts that come with diffscope: questions, then plain text."""
+def _examples_of(kind: str) -> list:
     from diffscope import tasks
 
-    return [*tasks.examples(), *tasks.examples("text")]
+    return tasks.examples(kind)
 
 
 def modified_at(path: str, weights: bool = False) -> float:

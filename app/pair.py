@@ -197,7 +197,7 @@ def _as_text(cap) -> tuple[str, dict]:
 
 def _another_prompt(subject: Subject, cap):
     """The same model on a second prompt."""
-    known = {example.name: example for example in examples()}
+    known = {example.name: example for example in examples(subject.model)}
     options = [*known, OWN]
     with st.sidebar:
         other = next((name for name in known if name != state.get("example")), OWN)

@@ -65,7 +65,7 @@ def activity() -> Activity:
 def prepare_first_view() -> None:
     """Load the first model and read the first example, as the first page does of an address that names nothing."""
     for name in [*cards()][:1]:
-        example = examples()[0]
+        example = examples(name)[0]
         subject = Subject(name, prompt=example.text, spans=dict(example.spans))
         cap = subject.capture()
         default_head(cap, subject.key)

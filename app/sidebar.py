@@ -148,7 +148,7 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
         return None
     if name.endswith((".dscope", ".safetensors")):
         return Subject(name, saved=True, kind=choose_kind(name))
-    prompt, spans, answer, distractors = choose_prompt()
+    prompt, spans, answer, distractors = choose_prompt(name)
     if not prompt:
         st.info("Write a prompt to look at.")
         return None
@@ -277,9 +277,9 @@ def _at_step(name: str, card: dict, key: str) -> str:
     return name if step == LAST_STEP else f"{name}@{step}"
 
 
-def choose_prompt() -> Given:
+def choose_prompt(model: str) -> Given:
     """The prompt, its spans by name, the answer's text, and other answers that it is known to state."""
-    known = {example.name: example for example in examples()}
+    known = {example.name: example for example in examples(model)}
     with st.sidebar:
         options = [*known, OWN, FILE, CHAT]
         chosen = st.selectbox("Prompt", options, **bound("example", options=options), format_func=_short, help=EXAMPLES)

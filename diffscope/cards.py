@@ -11,7 +11,12 @@ from diffscope.storage.checksum import check_sums
 
 BUNDLED = Path(__file__).parent / "models" / "bundled"
 CARD_FILE = "card.json"
-ALIKE = ("layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
+ALIKE = ("task", "layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
+TRAINED_ON = {
+    "answers": "trained to look up numbers that a text states as “{sentence}”",
+    "text": "trained on Python's documentation strings",
+    "copies": "trained to repeat, after the characters t, a and n, the one before them (Bigram-Backcopy)",
+}
 USUAL = "mini-standard"  # of several models that are as good to compare with
 
 
@@ -100,7 +105,7 @@ def bundled() -> list[dict]:
     Returns
     -------
     list of dict
-        name, path, attention, layers, heads, parameters, positions, scores, checkpoints (steps along training).
+        name, path, task, attention, layers, heads, parameters, positions, scores, checkpoints (steps along training).
     """
     cards = sorted(BUNDLED.glob(f"*/{CARD_FILE}"))
     for card in cards:
@@ -110,10 +115,7 @@ def bundled() -> list[dict]:
 
 def trained_on(card: Mapping[str, Any]) -> str:
     """Return what a model was trained on, as far as its card says."""
-    scores = card.get("scores", {})
-    if "retrieval" in scores and card.get("sentence"):
-        return f"trained to look up numbers that a text states as “{card['sentence']}”"
-    return "trained on Python's documentation strings" if "perplexity" in scores else ""
+    return TRAINED_ON.get(card.get("task", ""), "").format_map(card)
 
 
 def is_standard(card: Mapping[str, Any]) -> bool:

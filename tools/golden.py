@@ -48,6 +48,11 @@ ESTIMATE = ("value", "low", "high", "null_low", "null_high", "p")
 Numbers = dict[str, np.ndarray]
 
 
+def models_of_examples() -> list[dict]:
+    """Return the bundled models that read the example prompts; those of copies have a vocabulary of their own."""
+    return [card for card in models.bundled() if card["task"] != "copies"]
+
+
 def measured(model: dict, scope: Scope, count: int | None = None) -> Iterator[tuple[str, xr.DataArray]]:
     """Yield every statistic, λ and the maps of one head of the first `count` example prompts, each with its name."""
     name = model["name"]
@@ -92,7 +97,7 @@ def board() -> Numbers:
 def exact() -> Numbers:
     """Return what has to be equal to the bit on one machine."""
     arrays = {f"check {name}": np.array(repr(diffscope.check(make()))) for name, make in published.MODELS.items()}
-    for model in models.bundled():
+    for model in models_of_examples():
         scope = diffscope.load(model["name"])
         arrays |= {name: values.values for name, values in measured(model, scope)} | edited(model, scope)
     return arrays
@@ -101,7 +106,7 @@ def exact() -> Numbers:
 def digits() -> Numbers:
     """Return what has to be equal to `TOLERANCE` on any machine."""
     arrays = golden_layouts.digits() | board()
-    for model in models.bundled():
+    for model in models_of_examples():
         scope = diffscope.load(model["name"])
         scope.model.double()
         for name, values in measured(model, scope, EXAMPLES):

@@ -1,12 +1,13 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
 ``python -m tools.publish runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and standard
-attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``. Of a cohort without these
-arms it publishes all arms; of a cohort of plain text DIFF, as ``mini-text``. Weights are stored in half precision, and scored as
-they are stored. The example prompts are drawn anew with the models' tokenizer.
+attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort without these
+arms all. Of a cohort of plain text it publishes DIFF, as ``mini-text``; of one of Bigram-Backcopy DIFF and standard attention, as
+``mini-sinks`` and ``mini-sinks-standard``. Weights are stored in half precision, and scored as they are stored. The example
+prompts are drawn anew with the models' tokenizer, unless ``--name`` says how models are called that come beside those there.
 
-DIFF's checkpoints along training come with it, or those that ``--checkpoint ARM@STEP`` names; the model itself is the last step.
-Plain text has none. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
+DIFF's checkpoints along training come with models that look up answers, or those that ``--checkpoint ARM@STEP`` names; the model
+itself is the last step. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
 """
 
 from __future__ import annotations
@@ -18,61 +19,52 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-import numpy as np
-import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase
 
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.errors import DiffscopeError
-from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
 from diffscope.models.folders import checkpoints
-from diffscope.prompts.encoded import Chars
-from diffscope.scope import Scope, load
+from diffscope.numbers import counted
+from diffscope.scope import load
 from diffscope.storage.atomic import write_json
 from diffscope.storage.checksum import write_sums
-from diffscope.tasks.files import EXAMPLES
-from diffscope.tasks.prompt import Prompt, TextPrompt
-from diffscope.tasks.recall import Recall
-from diffscope.tasks.retrieval import TEMPLATE, Retrieval
-from diffscope.tasks.sampling import draw
-from diffscope.tasks.training_sentence import last_template
-from studies.laptop import text as text_cohort
+from diffscope.tasks.prompt import TextPrompt
+from diffscope.tasks.retrieval import TEMPLATE
+from tools.kinds_of_models import KINDS, kind_of, sentence, template_of
 
 PREFIX = "mini-"
-ARMS = ("diff", "standard", "double-width")
 MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
 FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
-SCORED = dict(count=500, needles=4, seed=20_000)
-TEXT_SEED = 20_000  # of the texts of its training that a model of text is scored on
-# (tokens for the bundled tokenizer, needles, depth of the queried one)
-KINDS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
-TEXT_EXAMPLES = (128, 256)  # tokens
-DRAWS = 5000  # texts of which one makes an example
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
-    "learning rate, {rate:g} here, is the best of those tried for each."
+    "learning rate, {rate:g} here, is {chosen}."
 )
-CURVE = "| {step} | {length} | {answer_loss:.3f} | {text_loss:.3f} | {retrieval:.0%} |"
-TEXT_CURVE = "| {step} | {length} | {text_loss:.3f} |"
+CHOSEN = {True: "the best of those tried for each", False: "that of all arms"}
+ATTENTION = {
+    "v1": "A DIFF Transformer (V1)",
+    "v2": "A DIFF Transformer (V2)",
+    "plus": "A DIFF Transformer (V1) that adds its second map, D = A1 + λ·A2,",
+    "standard": "A standard Transformer",
+}
 CARD = """---
 license: apache-2.0
 library_name: transformers
 ---
 # {name}
 
-{kind} of {parameters:,} parameters ({layers} layers, {heads} heads), trained by diffscope {task}.
+{kind} of {parameters:,} parameters ({shape}), trained by diffscope {task}.
 {matched} It exists to be looked
 into: small enough for a laptop, {purpose}
 
 - **Command**: `{command}`, with the code of revision {revision}
 - **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
-  `{fingerprint}`), 8 % of modules held out by a hash of their path{needle}.
-- **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {minutes:.0f} minutes.
+  `{fingerprint}`), 8 % of modules held out by a hash of their path{data}.
+- **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {time}.
 - {result}
 - **Checkpoints** along training{steps}.
 
@@ -81,30 +73,6 @@ into: small enough for a laptop, {purpose}
 
 All logged points are in `card.json` under `curves`.
 """
-#: what differs between cards of models that look up answers and of models of plain text
-ANSWERS_CARD = {
-    "task": "to look up numbers in real text",
-    "purpose": "and it really retrieves. It knows little English and is of no other use.",
-    "needle": ';\n  needle sentences "{sentence}" drawn from seed {seed}',
-    "result": (
-        "**Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:\n"
-        "  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {depths}."
-    ),
-    "columns": "| step | prompt length | answer loss | text loss | exact answers ({evaluated} prompts) |\n|---|---|---|---|---|",
-}
-TEXT_CARD = {
-    "task": "as a plain language model",
-    "purpose": (
-        "with maps of text and of no task. It knows nothing but the tone of documentation, and was not\n"
-        "taught to look up what retrieval prompts ask."
-    ),
-    "needle": "",
-    "result": (
-        "**Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,\n"
-        "  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}."
-    ),
-    "columns": "| step | text length | text loss (one batch of training) |\n|---|---|---|",
-}
 
 
 def publish(
@@ -113,6 +81,8 @@ def publish(
     arms: Sequence[str] = (),
     seed: int | None = None,
     keep: Sequence[str] = (),
+    name: str | None = None,
+    source: str | None = None,
     target: Path = BUNDLED,
     examples: Path | None = None,
 ) -> list[dict]:
@@ -125,14 +95,19 @@ def publish(
     recipe : Recipe
         The recipe of that training.
     arms : sequence of str, optional
-        By default DIFF and the two standard ones, or all of a cohort without these; of plain text DIFF alone.
+        By default those that are usual for the task, or all of a cohort without these.
     seed : int, optional
         By default the first of the recipe.
     keep : sequence of str, optional
-        Checkpoints, ``ARM@STEP``; by default all of the differential arms but their last step, and none of plain text.
+        Checkpoints, ``ARM@STEP``; by default all of the differential arms of models that look up answers but their last step,
+        and none of other models.
+    name : str, optional
+        Of DIFF, after ``mini-``, and what names of the other arms begin with; by default that of the task. With a name of
+        their own models come beside those that are there, whose examples stay.
+    source : str, optional
+        What ``diffscope train`` finds the recipe by; by default its name.
     target, examples : Path
-        Where the models and the examples go, in place of those of the same names; by default the package's examples of
-        retrieval, or of text.
+        Where the models and the examples go, in place of those of the same names; by default the package's.
 
     Returns
     -------
@@ -145,40 +120,35 @@ def publish(
         A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text makes
         no example. Nothing was replaced then.
     """
-    usual = ARMS[:1] if recipe.of_text else ARMS
-    arms = arms or (usual if set(usual) <= set(recipe.arms) else tuple(recipe.arms))
+    kind = KINDS[kind_of(recipe)]
+    arms = arms or (kind.arms if set(kind.arms) <= set(recipe.arms) else tuple(recipe.arms))
     seed = recipe.seeds[0] if seed is None else seed
     sources = {arm: run / arm / f"seed-{seed}" for arm in arms}
-    for arm, source in sources.items():
-        check_run(arm, source, recipe)
-    steps = chosen_steps(sources, recipe, keep)
+    for arm, folder in sources.items():
+        check_run(arm, folder, recipe)
+    steps = chosen_steps(sources, recipe, keep, kind.checkpoints and name is None)
+    names = {arm: PREFIX + name_of(arm, kind.stem if name is None else name) for arm in arms}
     with tempfile.TemporaryDirectory() as staged:
-        names = {arm: name_of(arm, recipe) for arm in arms}
-        for arm, source in sources.items():
-            copy_weights(source, Path(staged) / names[arm], steps[arm])
+        for arm, folder in sources.items():
+            copy_weights(folder, Path(staged) / names[arm], steps[arm])
         check_size(Path(staged), target)
-        compared = len(recipe.arms) if recipe.of_text else len(arms)
-        summaries = [write_card(Path(staged) / names[arm], sources[arm], recipe, arm, seed, compared, steps[arm]) for arm in arms]
-        prompts = examples_of(load(Path(staged) / names[arms[0]]), recipe)
-        for name in names.values():
-            shutil.rmtree(target / name, ignore_errors=True)
-            shutil.copytree(Path(staged) / name, target / name)
-    write_prompts(prompts, examples or EXAMPLES["text" if recipe.of_text else "retrieval"])
+        compared = len(arms) if kind.checkpoints else len(recipe.arms)
+        trained = Training(recipe, source or recipe.name, seed, compared)
+        summaries = [write_card(Path(staged) / names[arm], sources[arm], trained, arm, steps[arm]) for arm in arms]
+        prompts = kind.draw(load(Path(staged) / names[arms[0]]), recipe) if name is None else []
+        for called in names.values():
+            shutil.rmtree(target / called, ignore_errors=True)
+            shutil.copytree(Path(staged) / called, target / called)
+    if prompts:
+        write_prompts(prompts, examples or kind.examples)
     return summaries
 
 
-def examples_of(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
-    """Draw the example prompts of a cohort with the tokenizer of one of its models."""
-    if recipe.of_text:
-        return texts(scope)
-    return questions(Retrieval(scope.tokenizer, held_out=True, template=_template(recipe)))
-
-
-def name_of(arm: str, recipe: Recipe) -> str:
-    """Return the name of an arm among the bundled models."""
-    if recipe.of_text:
-        return f"{PREFIX}text" if arm == ARMS[0] else f"{PREFIX}text-{arm}"
-    return arm if arm.startswith(PREFIX) else PREFIX + arm
+def name_of(arm: str, stem: str) -> str:
+    """Return the name of an arm among the bundled models, after ``mini-``: of DIFF the stem alone."""
+    if not stem:
+        return arm.removeprefix(PREFIX)
+    return stem if arm == "diff" else f"{stem}-{arm}"
 
 
 def check_run(arm: str, source: Path, recipe: Recipe) -> None:
@@ -189,8 +159,8 @@ def check_run(arm: str, source: Path, recipe: Recipe) -> None:
         raise DiffscopeError(f"{source} never formed the lookup circuit; choose another seed with --seed")
 
 
-def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[str]) -> dict[str, list[int]]:
-    """Return the steps of each arm whose checkpoints are published.
+def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[str], usual: bool) -> dict[str, list[int]]:
+    """Return the steps of each arm whose checkpoints are published; where none are named and it is usual, of differential arms.
 
     Raises
     ------
@@ -200,10 +170,10 @@ def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[s
     known = {f"{arm}@{step}": (arm, step) for arm, source in sources.items() for step in sorted(checkpoints(source))}
     last = {arm: read_metrics(source)[-1]["step"] for arm, source in sources.items()}
     differential = [arm for arm in sources if recipe.arms[arm].get("attention") in ("v1", "v2")]
-    usual = [name for name, (arm, step) in known.items() if arm in differential and step < last[arm]]
+    along = [name for name, (arm, step) in known.items() if usual and arm in differential and step < last[arm]]
     if absent := [name for name in keep if name not in known]:
         raise DiffscopeError(f"there is no checkpoint {absent[0]}; there are {', '.join(known)}")
-    chosen = [known[name] for name in keep or ([] if recipe.of_text else usual)]
+    chosen = [known[name] for name in keep or along]
     return {arm: sorted(step for of, step in chosen if of == arm) for arm in sources}
 
 
@@ -230,16 +200,41 @@ def check_size(staged: Path, target: Path) -> None:
         )
 
 
-def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, count: int, steps: Sequence[int]) -> dict:
+class Training(NamedTuple):
+    """What arms of one publication have in common.
+
+    Attributes
+    ----------
+    recipe : Recipe
+    source : str
+        What ``diffscope train`` finds it by.
+    seed : int
+    count : int
+        How many arms are compared.
+    """
+
+    recipe: Recipe
+    source: str
+    seed: int
+    count: int
+
+
+def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: Sequence[int]) -> dict:
     """Score a model as it is stored, write its card and digests, and return the summary of the card."""
+    recipe = trained.recipe
+    task = kind_of(recipe)
     scope = load(folder)
-    scored_on = {"length": text_cohort.LENGTH, "seed": TEXT_SEED} if recipe.of_text else {**SCORED, "length": recipe.length}
-    scores = text_scores(scope) if recipe.of_text else answer_scores(scope, recipe)
+    scores, scored_on = KINDS[task].score(scope, recipe)
     curves = read_metrics(source)
     ran = read_run(source / RUN)
     config = scope.model.config
+    matched = SEVERAL.format(
+        count=trained.count, rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
+    )
+    asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task == "answers" else {}
     summary = {
         "name": folder.name,
+        "task": task,
         "attention": config.attention,
         "layers": config.num_hidden_layers,
         "heads": config.num_attention_heads,
@@ -247,12 +242,12 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
         "positions": recipe.length,
         "scores": scores,
         "checkpoints": list(steps),
-        "matched": PAIR if count == 2 else SEVERAL.format(count=count, rate=json.loads(ran["recipe"])["learning_rate"]),
-        **({} if recipe.of_text else {"evaluated": recipe.evaluation.prompts, "sentence": sentence(_template(recipe))}),
+        "matched": PAIR if trained.count == 2 else matched,
+        **asked,
     }
     facts = {
-        "command": f"diffscope train {recipe.name} --arm {arm} --seed {seed} --out runs/{recipe.name}",
-        "seed": seed,
+        "command": f"diffscope train {trained.source} --arm {arm} --seed {trained.seed} --out runs/{recipe.name}",
+        "seed": trained.seed,
         "minutes": curves[-1]["seconds"] / 60,
         **{name: fact for name, fact in ran.items() if name != "recipe"},  # the card has it by itself
     }
@@ -263,30 +258,9 @@ def write_card(folder: Path, source: Path, recipe: Recipe, arm: str, seed: int, 
     return summary
 
 
-def answer_scores(scope: Scope, recipe: Recipe) -> dict:
-    """Score the answers of a model to unseen prompts in the sentence of its training."""
-    task = Retrieval(scope.tokenizer, held_out=True, template=_template(recipe))
-    return exact_by_depth(accuracy_of(scope, draw(task, length=recipe.length, **SCORED)).right)
-
-
-def text_scores(scope: Scope) -> dict:
-    """Return loss (nats a token) and perplexity on all held-out text, and loss on text of the training."""
-    ids, hits = text_cohort.windows(scope)  # (window, token)
-    held_out = text_cohort.losses(scope, ids, hits)
-    trained_on = text_cohort.of_training(scope, TEXT_SEED)
-    return {
-        "loss": held_out["loss"],
-        "perplexity": held_out["perplexity"],
-        "trained_loss": text_cohort.losses(scope, *trained_on)["loss"],
-        "windows": len(ids),
-    }
-
-
 def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
     """Return the card for people, as Markdown."""
-    kinds = {"v1": "A DIFF Transformer (V1)", "v2": "A DIFF Transformer (V2)", "standard": "A standard Transformer"}
-    scores = summary["scores"]
-    is_text = "perplexity" in scores
+    kind = KINDS[summary["task"]]
     steps = f": none are kept; `{' '.join(facts['command'].split()[:3])}` trains it again with all of them"
     if summary["checkpoints"]:
         steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
@@ -294,90 +268,17 @@ def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
         **{"matched": PAIR, "evaluated": 60, "sentence": sentence(TEMPLATE)},
         **summary,
         **facts,
-        **scores,
-        "kind": kinds.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
+        **summary["scores"],
+        **kind.facts(summary["scores"]),
+        "kind": ATTENTION.get(summary["attention"], f"A Transformer with {summary['attention']} attention,"),
+        "shape": f"{counted(summary['layers'], 'layer')}, {counted(summary['heads'], 'head')}",
+        "time": counted(round(facts["minutes"]), "minute"),
         "steps": steps,
         "length": summary["positions"],
-        "needles": SCORED["needles"],
-        "scored_length": text_cohort.LENGTH,
     }
-    if is_text:
-        rows = [TEXT_CURVE.format(**row) for row in curves if row["step"] % 100 == 0]
-    else:
-        known["low"], known["high"] = scores["interval"]
-        known["depths"] = ", ".join(f"{float(depth):.0%} {share:.1%}" for depth, share in scores["by_depth"].items())
-        rows = [CURVE.format(**row) for row in curves if "retrieval" in row]
-    parts = {name: part.format(**known) for name, part in (TEXT_CARD if is_text else ANSWERS_CARD).items()}
+    parts = {part: getattr(kind, part).format(**known) for part in ("task", "purpose", "data", "result", "columns")}
+    rows = [kind.curve.format(**row) for row in curves if kind.is_logged(row)]
     return CARD.format(**{**known, **parts, "curve": "\n".join(rows)})
-
-
-def as_text(tokenizer: PreTrainedTokenizerBase, prompt: Prompt, name: str) -> TextPrompt:
-    """Return a generated prompt as text, with a character range for each run of neighbouring tokens of a span."""
-    pieces = [tokenizer.decode([token]) for token in prompt.ids[1:]]  # without <bos>
-    ends = np.concatenate([[0, 0], np.cumsum([len(piece) for piece in pieces])])  # of each token, <bos> included
-    ranges = {}
-    for span in ("answer", "needles", "query"):
-        at = np.array(prompt.spans[span], dtype=int)
-        if not len(at):
-            continue
-        runs = np.split(at, np.flatnonzero(np.diff(at) != 1) + 1)
-        ranges[span] = [Chars(int(ends[run[0]]), int(ends[run[-1] + 1])) for run in runs]
-    answer, *distractors = (tokenizer.decode(ids).strip() for ids in (prompt.answer, *prompt.distractors))
-    return TextPrompt(name, "".join(pieces), ranges, answer, tuple(distractors))
-
-
-def questions(task: Retrieval, seed: int = 7) -> list[TextPrompt]:
-    """Draw the example prompts of retrieval."""
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for length, needles, depth in KINDS:
-        prompt = task.prompt(length, needles, rng, depth)
-        name = f"{length} tokens, {needles} needles, answer at {round(100 * depth)} %"
-        drawn.append(as_text(task.tokenizer, prompt, name))
-    return drawn
-
-
-def texts(scope: Scope, seed: int = 7) -> list[TextPrompt]:
-    """Draw the example prompts of text: of each length the first whose next word the model predicts from the text itself.
-
-    Raises
-    ------
-    DiffscopeError
-        The model predicts the next word of none of `DRAWS` texts.
-    """
-    recall = Recall(scope.tokenizer)
-    rng = np.random.default_rng(seed)
-    drawn = []
-    for length in TEXT_EXAMPLES:
-        prompts = (recall.prompt(length, rng) for _ in range(DRAWS))
-        predicted = next((prompt for prompt in prompts if is_predicted(scope, prompt)), None)
-        if predicted is None:
-            raise DiffscopeError(f"the model predicts no next word of {DRAWS} texts of {length} tokens; publish another seed")
-        drawn.append(as_text(scope.tokenizer, predicted, f"text of {length} tokens, whose next word follows from it"))
-    return drawn
-
-
-@torch.inference_mode()
-def is_predicted(scope: Scope, prompt: Prompt) -> bool:
-    """Whether a model predicts the next word because the word stands in the text.
-
-    The word has to be the likeliest, twice as likely as the second. If any other word of the text takes all of its places, it
-    must not be the likeliest. A text whose tokens change when it is tokenised again is refused.
-    """
-    (answer,) = prompt.answer
-    words = {token for token in prompt.ids[1:] if _is_word(scope.tokenizer.decode([token]))}
-    repeated = {prompt.ids[at] for at in prompt.spans["query"]}  # where the answer's own word stands, others would change it
-    if answer not in words - repeated or scope.tokenize(scope.tokenizer.decode(prompt.ids[1:])) != prompt.ids:
-        return False
-    likely = scope.model(torch.tensor([prompt.ids])).logits[0, -1].softmax(-1).topk(2)
-    if int(likely.indices[0]) != answer or likely.values[0] < 2 * likely.values[1]:
-        return False
-    others = [[other if token == answer else token for token in prompt.ids] for other in sorted(words - {answer})]
-    return not (scope.model(torch.tensor(others)).logits[:, -1].argmax(-1) == answer).any()
-
-
-def _is_word(text: str) -> bool:
-    return text.startswith(" ") and text.strip().isalpha()
 
 
 def write_prompts(drawn: Sequence[TextPrompt], file: Path) -> None:
@@ -387,16 +288,6 @@ def write_prompts(drawn: Sequence[TextPrompt], file: Path) -> None:
     write_json(file, rows, indent=1)
 
 
-def _template(recipe: Recipe) -> str:
-    """Return the needle sentence of the last stage of training."""
-    return last_template(recipe.as_dict()) or TEMPLATE
-
-
-def sentence(template: str) -> str:
-    """Return a needle sentence for people."""
-    return template.strip().format(city="CITY", number="N")
-
-
 def main() -> None:
     """Publish what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -404,17 +295,18 @@ def main() -> None:
     parser.add_argument("--recipe", help="name or .toml file of what it was trained by; by default the name of the folder")
     parser.add_argument("--arm", action="append", default=[], help="an arm to publish; repeatable")
     parser.add_argument("--seed", type=int, help="by default the first of the recipe")
+    parser.add_argument("--name", help="of DIFF, after mini-, and the beginning of the others'; by default that of the task")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="ARM@STEP", help="one to keep; repeatable")
     options = parser.parse_args()
     try:
-        recipe = Recipe.load(options.recipe or options.run.name)
-        summaries = publish(options.run, recipe, options.arm, options.seed, options.checkpoint)
+        source = options.recipe or options.run.name
+        chosen = (options.arm, options.seed, options.checkpoint, options.name, source)
+        summaries = publish(options.run, Recipe.load(source), *chosen)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     for summary in summaries:
-        scores = summary["scores"]
-        words = f"perplexity {scores['perplexity']:.1f}" if "perplexity" in scores else f"{scores['retrieval']:.1%} exact answers"
-        sys.stdout.write(f"{summary['name']}: {words}\n")
+        name, words = KINDS[summary["task"]].headline
+        sys.stdout.write(f"{summary['name']}: {words.format(summary['scores'][name])}\n")
 
 
 if __name__ == "__main__":

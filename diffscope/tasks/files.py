@@ -22,7 +22,11 @@ WITH_SPLIT = re.compile(r"(.+?):(\w[\w.+:%\[\]-]*)")  # the first colon after wh
 KINDS = {dict: "an object", list: "a list", str: "text", int: "a number", float: "a number", type(None): "null"}
 
 HERE = Path(__file__).parent
-EXAMPLES = {"retrieval": HERE / "examples.json", "text": HERE / "examples_of_text.json"}
+EXAMPLES = {
+    "retrieval": HERE / "examples.json",
+    "text": HERE / "examples_of_text.json",
+    "copies": HERE / "examples_of_copies.json",
+}
 
 Rows = Iterable[tuple[str, object]]  # where each stands ("FILE, line 3"), and what stands there
 
@@ -112,8 +116,10 @@ def examples(kind: str = "retrieval") -> list[TextPrompt]:
 
     Parameters
     ----------
-    kind : {"retrieval", "text"}
-        Questions whose answers stand in the text; or plain text whose next token followed the last two tokens earlier, too.
+    kind : {"retrieval", "text", "copies"}
+        Questions whose answers stand in the text; plain text whose next token followed the last two tokens earlier, too; or
+        sequences of Bigram-Backcopy (:class:`diffscope.tasks.Backcopy`), for models of that task alone, with its spans
+        ``triggers``, ``copied`` and ``dormant`` in place of ``needles``.
 
     Raises
     ------

@@ -8,6 +8,7 @@ import shutil
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from huggingface_hub.utils import are_progress_bars_disabled
@@ -227,8 +228,8 @@ def test_bundled_models_really_retrieve():
     from diffscope.tasks.training_sentence import template_of
 
     for card in bundled():
-        if card["name"] == "mini-text":
-            continue  # which was not taught to
+        if card["task"] != "answers":
+            continue
         scope = diffscope.load(card["name"])
         task = Retrieval(scope.tokenizer, held_out=True, template=template_of(card["name"]))
         prompts = draw(task, 100, card["positions"], needles=4, seed=99)
@@ -236,6 +237,20 @@ def test_bundled_models_really_retrieve():
         assert abs(share - of_card) < 4 * math.sqrt(of_card * (1 - of_card) / 100) + 0.02, card["name"]  # drawn anew
         least = 0.92 if card["attention"] == "v1" else 0.5  # whoever copies any number: 0.25
         assert share >= least, card["name"]
+
+
+def test_bundled_models_of_copies_really_copy_and_idle_heads_look_at_the_first_token():
+    from diffscope.tasks import Backcopy
+
+    task = Backcopy()
+    for card in (card for card in bundled() if card["task"] == "copies"):
+        scope = diffscope.load(card["name"])
+        scores = task.score(scope.model, rows=50, length=card["positions"], rng=np.random.default_rng(99))
+        assert scores.exact > 0.99 and scores.excess < 0.02, card["name"]
+        (prompt, *_) = diffscope.tasks.examples("copies")
+        d = scope.capture(prompt).measure(["span_mass"], queries="dormant")["span_mass"]
+        shares = d.sel(map="D", span="sink", normalisation="share").mean("query").values.ravel()  # by head
+        assert shares == pytest.approx(card["scores"]["first_token"]["D"], abs=0.1), card["name"]
 
 
 def with_fields(file, **fields):

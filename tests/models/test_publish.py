@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,12 +16,13 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train
 from diffscope.models import folders
 from diffscope.storage.checksum import check_sums
-from diffscope.tasks import Retrieval
+from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks import training_sentence as trained_on
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort
-from tests.lab.small_recipes import PIECE
+from tests.lab.small_recipes import COPYING, PIECE
+from tools import kinds_of_models
 from tools import publish as tool
 from tools.publish import card_text, publish
 
@@ -45,11 +47,13 @@ def run(recipe, tmp_path_factory):
 @pytest.fixture
 def places(tmp_path, monkeypatch):
     """Where models and examples go; what lies among the models."""
-    monkeypatch.setitem(tool.SCORED, "count", 10)
+    monkeypatch.setitem(kinds_of_models.SCORED, "count", 10)
+    monkeypatch.setitem(kinds_of_models.COPIES_SCORED, "sequences", 6)
+    monkeypatch.setitem(kinds_of_models.COPIES_SCORED, "measured", 3)
     monkeypatch.setattr(text_cohort, "LENGTH", 64)
     monkeypatch.setattr(text_cohort, "TEXTS", 9)
-    monkeypatch.setattr(tool, "TEXT_EXAMPLES", (48,))
-    monkeypatch.setattr(tool, "DRAWS", 9)
+    monkeypatch.setattr(kinds_of_models, "TEXT_EXAMPLES", (48,))
+    monkeypatch.setattr(kinds_of_models, "DRAWS", 9)
     for module in (cards, folders):
         monkeypatch.setattr(module, "BUNDLED", tmp_path / "bundled")
     (tmp_path / "bundled" / "mini-diff").mkdir(parents=True)
@@ -99,7 +103,7 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     with pytest.raises(DiffscopeError, match="predicts no next word of 9 texts of 48 tokens"):
         publish(tmp_path / "run", recipe, **places)
     assert not (places["target"] / "mini-text").exists()
-    monkeypatch.setattr(tool, "is_predicted", lambda scope, prompt: True)
+    monkeypatch.setattr(kinds_of_models, "is_predicted", lambda scope, prompt: True)
     (summary,) = publish(tmp_path / "run", recipe, **places)
     assert (summary["name"], summary["positions"], summary["checkpoints"]) == ("mini-text", 64, [])
     assert (places["target"] / "mini-diff" / "of-before.txt").exists()
@@ -120,6 +124,43 @@ def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_te
     assert "One of a matched pair" in text and f"**{math.exp(loss):.1f}**" in text and "\n| 100 | 64 | " in text
     assert "exact answers" not in text and trained_on.training_template(str(kept)) is None
     check_sums(kept)
+
+
+def test_models_of_copies_have_on_their_cards_what_the_first_token_gets_and_examples_that_end_with_a_trigger(tmp_path, places):
+    file = tmp_path / "sinks.toml"
+    with_standard = DOUBLE_WIDTH.replace("double-width", "standard").replace("= 2", "= 4")
+    file.write_text(COPYING.replace("\n[[stages]]", f"{with_standard}\n[[stages]]", 1))
+    recipe = Recipe.load(str(file))
+    for arm in recipe.arms:
+        train(recipe, arm, tmp_path / "run", seed=3)
+    summaries = publish(tmp_path / "run", recipe, seed=3, source=str(file), **places)
+    assert [summary["name"] for summary in summaries] == ["mini-sinks", "mini-sinks-standard"]
+    differential, standard = (summary["scores"]["first_token"] for summary in summaries)
+    scope, task = diffscope.load(places["target"] / "mini-sinks"), Backcopy()
+    rng = np.random.default_rng([20_000, 1])
+    prompts = [task.prompt(recipe.length, rng) for _ in range(3)]
+    places_of_a1 = [(layer, head) for layer in range(2) for head in range(2)]
+    caps = [(scope.capture(prompt), prompt.spans["dormant"]) for prompt in prompts]
+    shares = [[cap.map("A1", *place).values[dormant, 0].mean() for place in places_of_a1] for cap, dormant in caps]
+    assert differential["A1"] == pytest.approx(np.mean(shares, 0).tolist(), abs=1e-6)
+    assert [*differential] == ["A1", "A2", "D"] and [*standard] == ["D"] and len(standard["D"]) == 8
+    text = (places["target"] / "mini-sinks" / "README.md").read_text(encoding="utf-8")
+    assert f"`diffscope train {file} --arm diff --seed 3" in text and "One of a matched pair" in text
+    assert f"A1 {differential['A1'][0]:.2f}, {differential['A1'][1]:.2f}, " in text and "drawn from seed 3." in text
+    for example in read_prompts(places["examples"]):
+        cap = scope.capture(example)
+        assert (
+            list(cap.spans["sink"]) == [0] and cap.spans["query"][-1] == cap.n_tokens - 1 and example.text[-2] == example.answer
+        )
+        assert scope.tokenize(example.text)[-1] in task.trigger_ids and example.answer not in example.distractors
+
+
+def test_models_with_a_name_of_their_own_come_beside_those_that_are_there(run, recipe, places):
+    publish(run, recipe, ["diff"], 1, **places)
+    before = everything(places["target"] / "mini-diff"), places["examples"].read_bytes()
+    summaries = publish(run, recipe, ["diff", "standard"], 1, name="lookup", **places)
+    assert {summary["name"]: summary["checkpoints"] for summary in summaries} == {"mini-lookup": [], "mini-lookup-standard": []}
+    assert (everything(places["target"] / "mini-diff"), places["examples"].read_bytes()) == before
 
 
 def test_checkpoints_and_arms_that_are_named_are_kept(run, recipe, places):
