@@ -1,20 +1,30 @@
-"""Finished runs of the study in one file, so that they are there where their weights are not.
+"""Finished runs of the study in one file, so that they are there where their weights are not; and their weights.
 
-    python -m studies.subtraction.runs pack FOLDER      # adds to runs.zip what has been finished in FOLDER
-    python -m studies.subtraction.runs unpack FOLDER    # puts into FOLDER what is not finished there
+    python -m studies.subtraction.runs pack FOLDER            # adds to runs.zip what has been finished in FOLDER
+    python -m studies.subtraction.runs unpack FOLDER          # puts into FOLDER what is not finished there
+    python -m studies.subtraction.runs weights FOLDER OUT     # writes OUT/diffscope-PART-weights.zip of each part trained there
 
 A run is packed with its scores, its evidence and what it was made with, once ``studies.subtraction.evidence`` has taken its
 evidence; a run that chose a learning rate, or diverged, as soon as it is finished. Nothing of them is printed.
+
+Weights are files of a release and not of this repository. They are packed as training keeps them, in half precision, with the
+checkpoints along the way; unpacked anywhere, ``diffscope.load("PART/weights/ARM/seed-N")`` opens them.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import zipfile
 from pathlib import Path, PurePosixPath
 
+from diffscope.errors import DiffscopeError
+from diffscope.lab.training.kept_weights import KEPT
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import SCORES
+from diffscope.models.folders import checkpoints
+from diffscope.numbers import counted
+from diffscope.storage.checksum import check_sums
 from studies import packed_runs
 from studies.subtraction.evidence import FILE as EVIDENCE
 from studies.subtraction.train import PARTS
@@ -48,13 +58,48 @@ def unpack(folder: Path, archive: Path = RUNS) -> int:
     return len(missing)
 
 
+def weights_of(part: str, out: Path) -> Path:
+    """Return the archive of a part's weights."""
+    return out / f"diffscope-{part}-weights.zip"
+
+
+def pack_weights(folder: Path, out: Path) -> dict[str, int]:
+    """Write an archive of the weights of each part that was trained in a folder, and return how many models each has.
+
+    Raises
+    ------
+    DiffscopeError
+        There are none, or files are damaged.
+    """
+    runs = {part: sorted(path.parent for path in (folder / part / KEPT).glob(f"*/seed-*/{WEIGHTS}")) for part in PARTS}
+    found = {part: models for part, models in runs.items() if models}
+    if not found:
+        raise DiffscopeError(f"{folder} has no weights of finished runs; give one that studies.subtraction.train trained into")
+    out.mkdir(parents=True, exist_ok=True)
+    for part, models in found.items():
+        kept = folder / part / KEPT
+        for place in (kept, *models, *(step for model in models for step in checkpoints(model).values())):
+            check_sums(place)
+        files = sorted(path for path in kept.rglob("*") if path.is_file())
+        packed_runs.pack(files, folder, weights_of(part, out))
+    return {part: len(models) for part, models in found.items()}
+
+
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("pack", "unpack"))
+    parser.add_argument("action", choices=("pack", "unpack", "weights"))
     parser.add_argument("folder", type=Path)
+    parser.add_argument("out", type=Path, nargs="?", default=Path("dist"), help="where archives of weights go; by default dist")
     options = parser.parse_args()
-    if options.action == "pack":
+    if options.action == "weights":
+        try:
+            packed = pack_weights(options.folder, options.out)
+        except DiffscopeError as error:
+            sys.exit(f"error: {error}")
+        for part, count in packed.items():
+            print(f"{weights_of(part, options.out)}: {counted(count, 'model')}")
+    elif options.action == "pack":
         print(f"{RUNS.name} has {pack(options.folder)} finished runs")
     else:
         print(f"{unpack(options.folder)} finished runs were put into {options.folder}")
