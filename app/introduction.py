@@ -6,9 +6,9 @@ import streamlit as st
 from catalog import cards
 from messages import escape_markdown
 
-from diffscope.cards import trained_on
+from diffscope.cards import size_of, trained_on
 from diffscope.figures.escaping import short_name, shorten, visible
-from diffscope.numbers import counted, head_name, percent, stretches
+from diffscope.numbers import counted, head_name, layers_by_heads, percent, stretches
 from diffscope.views.equation import BINS, equation
 
 MECHANISM = """
@@ -43,9 +43,9 @@ def about_model(name: str, cap) -> str:
     kind = "differential attention" if cap.differential else "standard attention"
     if any(layer.correction is not None for layer in cap.layers):
         kind += " with DEX"
-    size = f"{card['parameters'] / 1e6:.1f} M parameters, " if "parameters" in card else ""
+    size = size_of(card) and f"{size_of(card)}, "
     trained = escape_markdown(trained_on(card))
-    shape = f"{cap.n_layers} layers × {cap.n_heads} heads"
+    shape = layers_by_heads(cap.n_layers, cap.n_heads)
     return f"**{escape_markdown(short_name(cap.model_name))}**: {size}{shape} of {kind}{trained and f', {trained}'}."
 
 

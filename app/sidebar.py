@@ -18,7 +18,7 @@ from uploads import is_upload
 from url_state import OPENED, PANEL, bound, fits_address
 
 from diffscope import Chars
-from diffscope.cards import is_standard, trained_on
+from diffscope.cards import is_standard, size_of, trained_on
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError, SpanError
 from diffscope.figures.escaping import short_name
 
@@ -260,9 +260,7 @@ def open_panel() -> None:
 def _described(card: dict) -> str:
     """Return what kind of attention a model has, its size, and what it was trained on, as far as its card says."""
     kind = "Standard attention" if is_standard(card) else "Differential attention"
-    size = f", {card['parameters'] / 1e6:.1f} M parameters" if card.get("parameters") else ""
-    trained = trained_on(card)
-    return f"{kind}{size}{trained and f', {trained}'}."
+    return f"{', '.join(filter(None, (kind, size_of(card), trained_on(card))))}."
 
 
 def _at_step(name: str, card: dict, key: str) -> str:

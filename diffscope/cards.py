@@ -118,6 +118,14 @@ def trained_on(card: Mapping[str, Any]) -> str:
     return TRAINED_ON.get(card.get("task", ""), "").format_map(card)
 
 
+def size_of(card: Mapping[str, Any]) -> str:
+    """Return how many parameters a model has, as far as its card says: 0.7 M parameters, or 31,008 of a small one."""
+    count = card.get("parameters")
+    if not count:
+        return ""
+    return f"{count / 1e6:.1f} M parameters" if count >= 1e5 else f"{count:,} parameters"
+
+
 def is_standard(card: Mapping[str, Any]) -> bool:
     """Return whether a model has standard attention."""
     return card.get("attention") == "standard"

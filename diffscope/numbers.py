@@ -169,6 +169,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def layers_by_heads(layers: int, heads: int | str) -> str:
+    """Write the shape of a model's attention: 3 layers × 2 heads; heads may be a range, 4 to 8."""
+    return f"{counted(layers, 'layer')} × {heads} head{'' if heads == 1 else 's'}"
+
+
 def head_name(layer: int, head: int) -> str:
     """Name a head by its layer and number: L1H3."""
     return f"L{int(layer)}H{int(head)}"

@@ -10,7 +10,7 @@ from blocks.show import show_table
 from diffscope import figures
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, short_name, visible
-from diffscope.numbers import counted
+from diffscope.numbers import counted, layers_by_heads
 
 WORDS = {
     "pass": "✓ read rightly",
@@ -42,7 +42,7 @@ GREY = "rgba(128,128,128,.75)"
 
 def show_facts(cap, name: str = ""):
     """Show one line on a model and its capture, under the model's name or another, with whether the maps are the model's own."""
-    counts = f"{cap.n_layers} layers × {cap.n_heads} heads · {counted(cap.n_tokens, 'token')}"
+    counts = f"{layers_by_heads(cap.n_layers, cap.n_heads)} · {counted(cap.n_tokens, 'token')}"
     family = "" if name else f"{cap.family} · "
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(

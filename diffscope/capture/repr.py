@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from diffscope import render
+from diffscope.numbers import layers_by_heads
 from diffscope.prompts.encoded import Encoded
 
 if TYPE_CHECKING:
@@ -79,8 +80,8 @@ def spans_marked(prompt: Encoded) -> str:
 
 def _shape(capture: Capture) -> str:
     counts = sorted({layer.n_heads for layer in capture.layers})
-    heads = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f"{len(capture.layers)} layers × {heads} heads"
+    heads = counts[0] if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return layers_by_heads(len(capture.layers), heads)
 
 
 def _lambda_range(capture: Capture) -> str:

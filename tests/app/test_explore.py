@@ -213,6 +213,28 @@ def test_of_an_answer_that_stands_several_times_one_place_is_chosen(app):
     assert "".join(maps(test)["tokens"][start:stop]).strip() == "magic"
 
 
+def test_a_model_with_a_vocabulary_of_its_own_is_offered_the_examples_in_it(app, folders, monkeypatch):
+    import diffscope
+    from diffscope.cards import bundled
+    from diffscope.tasks.files import EXAMPLES, read_prompts
+
+    of_copies = [card for card in bundled() if card["task"] == "copies"]
+    cards = [*diffscope.models.bundled(), *of_copies]
+    known = {"retrieval": diffscope.tasks.examples(), "text": [], "copies": list(read_prompts(EXAMPLES["copies"]))}
+    monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
+    monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])
+    test = fine(app())
+    assert test.selectbox(key="example").value == known["retrieval"][0].name
+    test.selectbox(key="model").select(of_copies[0]["name"]).run()
+    first = known["copies"][0]
+    assert fine(test).selectbox(key="example").value == first.name and "small" not in test.markdown[0].value
+    assert "31,008 parameters, 1 layer × 2 heads" in test.markdown[0].value
+    assert f"asks for “{first.answer}”" in test.markdown[0].value
+    assert {"triggers", "dormant"} <= {span["name"] for span in maps(test)["spans"]}
+    test.selectbox(key="model").select(str(folders["small-diff"])).run()
+    assert fine(test).selectbox(key="example").value == known["retrieval"][0].name
+
+
 def test_changing_an_example_makes_it_the_readers_own(app):
     test = fine(app())
     area = next(area for area in test.text_area if area.key.startswith("_text"))
