@@ -35,6 +35,7 @@ from diffscope.readings.prompt_parts import allocation, bars
 from diffscope.readings.reading import Reading
 from diffscope.readings.retrieval import contrast, depths
 from diffscope.readings.score_parts import score_parts
+from diffscope.readings.second_map import where_a2_works
 from diffscope.readings.snr import signal_to_noise
 from diffscope.readings.training import along_training
 
@@ -75,4 +76,5 @@ __all__ = [
     "score_parts",
     "signal_to_noise",
     "synthetic_prompts",
+    "where_a2_works",
 ]

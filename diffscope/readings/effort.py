@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from diffscope.capture.capture import Capture
+from diffscope.readings.second_map import runs
 from diffscope.scope import Scope
 
 
@@ -30,6 +31,12 @@ def of_rejection(cap: Capture, sigmas: int, draws: int) -> float:
 def of_signal_to_noise(scope: Scope, tokens: int, draws: int) -> float:
     """Estimate the seconds of :func:`diffscope.readings.signal_to_noise` with so many answers and fillers."""
     return of_runs(scope, tokens, draws**2)
+
+
+def of_a2(scope: Scope, cap: Capture) -> float:
+    """Estimate the seconds of :func:`diffscope.readings.where_a2_works`, of a prompt whose answer needs an A2."""
+    heads = {layer.layer: layer.n_heads for layer in cap.layers if layer.differential}
+    return of_runs(scope, cap.n_tokens, runs(heads, cap.n_tokens))
 
 
 def of_runs(scope: Scope, tokens: int, runs: int) -> float:

@@ -80,7 +80,7 @@ def ablations(
     check_unedited(scope)
     asked = questions(scope, prompts)
     against_distractors(asked)
-    heads = _heads(scope, asked[0].ids, what)
+    heads = heads_by_layer(scope, asked[0].ids, what)
     chosen = list(heads) if layers is None else list(layers)
     for layer in chosen:
         check_index("layer", layer, scope.layer_numbers)
@@ -117,7 +117,7 @@ def ablations(
     return Reading(_sentence(estimates), estimates)
 
 
-def _heads(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
+def heads_by_layer(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
     """Return how many heads each layer has that can lose it, by the layer's number."""
     layers = scope.capture(ids[:ENOUGH]).layers
     return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}

@@ -94,7 +94,7 @@ def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens:
         return joined([f"{start}gives nothing: its D is zero on every token."])
     pieces = [start, *_looks(row), ".", *_sink_logit(row)]
     if layer.differential:
-        return joined([*pieces, " ", *_shared(row), "."])
+        return joined([*pieces, *_second(row), " ", *_shared(row), "."])
     return joined([*pieces, " It is standard attention: one map, from which nothing is subtracted."])
 
 
@@ -222,6 +222,19 @@ def _place(row: Row, key: int, numbered: bool = True) -> str:
         return names[key]
     text = _token(row.tokens, key)
     return f"{text} ({_numbered(key)})" if numbered and text != _numbered(key) else text
+
+
+def _second(row: Row) -> Pieces:
+    """Say where A2 has most of its weight, if one token has, and what A1 has there."""
+    share, first = row.at("top_share", map="A2"), float(row.estimates["first_at_second"])
+    if not share >= MOST or math.isnan(first):
+        return []
+    key = int(row.at("top_key", map="A2"))
+    place, text = _place(row, key), _token(row.tokens, key)
+    where = place if text in place or text == _numbered(key) else f"{place}, {text}"
+    size = Part(percent(share), "The largest A2 of the row / ΣA2 of the row: what is subtracted, times λ.")
+    beside = Part(percent(first), "A1 on the same token / ΣA1 of the row: what it is subtracted from.")
+    return [" A2 has ", size, f" of its weight on {where}, and A1 ", beside, "."]
 
 
 def _sink_logit(row: Row) -> Pieces:

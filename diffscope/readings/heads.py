@@ -62,11 +62,12 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
     Reading
         ``estimates`` holds ``mass`` (map, place, normalisation), the part of the row's Σ|x| that is ``negative`` (map, place),
         ``keys`` and ``uniform`` (place); ``entropy_normalised``, ``negative_share``, ``top_key``, ``top_share`` and ``row_sum``
-        (map), and D at its own top key, ``top_weight``; ``lambda``; of the answer, where one is marked, ``signal_gain`` and
-        what D is on each of its tokens, ``weight`` (token); on irrelevant tokens ``overlap``, ``cosine``, ``noise_gain``,
-        ``taken`` and the part of |D| that is negative, ``negative_noise`` (control); and ``controls``, their number. A place is
-        a span, the query itself or the token before it. NaN where a row sees none of the keys that a value is about, or only
-        them, and for what standard attention lacks. ``parts`` is the sentence with what each of its numbers is.
+        (map), D at its own top key, ``top_weight``, and the share of A1 at the top key of A2, ``first_at_second``; ``lambda``;
+        of the answer, where one is marked, ``signal_gain`` and what D is on each of its tokens, ``weight`` (token); on
+        irrelevant tokens ``overlap``, ``cosine``, ``noise_gain``, ``taken`` and the part of |D| that is negative,
+        ``negative_noise`` (control); and ``controls``, their number. A place is a span, the query itself or the token before it.
+        NaN where a row sees none of the keys that a value is about, or only them, and for what standard attention lacks.
+        ``parts`` is the sentence with what each of its numbers is.
 
     Raises
     ------
@@ -119,9 +120,12 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
     of_keys = _keys(layer, query, placed.key_sets)
     for head in heads:
         variables = {name: values.isel(head=head) for name, values in of_rows.items()} | of_keys
-        weights = described(_weights(layer, head, query), "what D is on each token", "D")
-        top = variables["top_key"].sel(map="D", drop=True)
+        first, d = _weights(layer, head, query)
+        weights = described(d, "what D is on each token", "D")
+        top, second = (variables["top_key"].sel(map=name, drop=True) for name in ("D", "A2"))
         variables["top_weight"] = weights.sel(token=int(top), drop=True) if top.notnull() else top
+        at_second = first.sel(token=int(second), drop=True) / first.sum() if second.notnull() else second
+        variables["first_at_second"] = described(at_second, "what A1 has on the token with the largest A2", "A1 there / sum A1")
         if "answer" in sets:
             variables["weight"] = weights.sel(token=list(sets["answer"]))
         where = {"layer": layer.layer, "head": head, "query": query}
@@ -167,10 +171,12 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 
 @torch.no_grad()
 @without_autocast()
-def _weights(layer: LayerAttention, head: int, query: int) -> xr.DataArray:
-    """Return D on every token at one query, (token,)."""
-    values = layer.rows([query]).d[head, 0].double().cpu().numpy()
-    return xr.DataArray(values, {"token": range(len(values))}, ("token",))
+def _weights(layer: LayerAttention, head: int, query: int) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return A1 and D on every token at one query, (token,) each."""
+    rows = layer.rows([query])
+    values = (row[head, 0].double().cpu().numpy() for row in (rows.a1, rows.d))
+    first, d = (xr.DataArray(value, {"token": range(len(value))}, ("token",)) for value in values)
+    return first, d
 
 
 def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.DataArray]:

@@ -1,0 +1,188 @@
+"""Where the second map is needed for an answer: in which layer, in which head of it, and at which token."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from diffscope.edits import Edit, knock_out, set_lambda
+from diffscope.errors import UnsupportedModel
+from diffscope.numbers import NAMED, between, head_name, numbered, percent
+from diffscope.readings.edit_costs import check_unedited, questions
+from diffscope.readings.head_costs import heads_by_layer
+from diffscope.readings.reading import Reading, described
+from diffscope.scope import Scope
+from diffscope.scope.answers import score_answers
+from diffscope.tasks import Prompt, TextPrompt
+
+FALL = 0.1  # of the answer's probability: what falls so far without an A2 needs it
+STILL = 0.02  # of the answer's probability: a change up to which it is still what it was
+PROBABILITY = "product over the answer's tokens of p(token | the prompt and the tokens before)"
+
+
+def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Callable[[int, int], object] | None = None) -> Reading:
+    """Find the layer, the head and the token whose second map the answer needs, with the other layers as the control.
+
+    A layer needs its A2 if the answer's probability falls by 0.1 or more when λ is 0 in this layer alone. Of the layers that need
+    it the one that costs most is asked further: each head alone, and of the head that costs most one token. That token is found
+    by halving: A2 is taken out of half of the head's rows, the half that costs more is halved again, until one row is left. So
+    it is a token that costs what is said, and not always the one that costs most.
+
+    Parameters
+    ----------
+    scope : Scope
+        Of a model that predicts tokens.
+    prompt : TextPrompt or Prompt
+        Of ``diffscope.tasks``, with an answer.
+    progress : callable, optional
+        Called with (runs done, runs in all) before the first and after each; what it raises ends the reading. The runs in all
+        are those of a prompt whose answer needs an A2; others take fewer.
+
+    Returns
+    -------
+    Reading
+        ``estimates`` are probabilities of the answer: ``unedited``, ``without_layer`` (layer) with λ = 0 in one layer,
+        ``without_any`` with λ = 0 in all. If a layer needs its A2, also ``without_head`` (head) with λ = 0 in one head of the
+        layer that costs most, which the attribute ``layer`` names. If a head of it does, the attribute ``head`` names that which
+        costs most, and ``without_token`` is the probability without its A2 at the one token ``query``; the attribute ``query``
+        is there if that falls as far, too.
+
+    Raises
+    ------
+    PromptError
+        The prompt has no answer or does not fit the model.
+    UnsupportedModel
+        The model predicts no tokens, or no layer has a second map.
+    DiffscopeError
+        Edits are on already, inside a block of ``scope.edit``.
+
+    Examples
+    --------
+    >>> import diffscope
+    >>> from diffscope import readings, tasks
+    >>> reading = readings.where_a2_works(diffscope.load("mini-diff"), tasks.examples()[0])
+    >>> print(reading.sentence.partition(";")[0])
+    Without the A2 of layer 0 the answer's probability is under 1 % instead of over 99 %
+    """
+    check_unedited(scope)
+    (asked,) = questions(scope, prompt)
+    heads = heads_by_layer(scope, asked.ids, "A2")
+    if not heads:
+        raise UnsupportedModel(f"{scope.name} has no second map in any layer, so none can be needed; choose a differential model")
+    tell, total, done = progress or (lambda done, total: None), runs(heads, len(asked.ids)), 0
+    tell(done, total)
+
+    def log_p(*edits: Edit) -> float:
+        nonlocal done
+        with scope.edit(*edits):
+            value = float(score_answers(scope, [asked])["log_p"][0])
+        done += 1
+        tell(done, total)
+        return value
+
+    layers = list(heads)
+    unedited = log_p()
+    without_layer = np.array([log_p(set_lambda(0.0, layers=layer)) for layer in layers])  # (layer,)
+    values: dict[str, xr.DataArray] = {
+        "unedited": _probability(unedited, "as the model is"),
+        "without_layer": _probability(xr.DataArray(without_layer, {"layer": layers}), "with λ = 0 in one layer"),
+        "without_any": _probability(log_p(set_lambda(0.0, layers=layers)), "with λ = 0 in all layers"),
+    }
+    place: dict[str, int] = {}
+    if _falls(unedited, without_layer.min()):
+        place["layer"] = layer = layers[int(without_layer.argmin())]
+        one_head = np.array([log_p(set_lambda(0.0, layers=layer, heads=head)) for head in range(heads[layer])])  # (head,)
+        values["without_head"] = _probability(xr.DataArray(one_head, {"head": range(len(one_head))}), "with λ = 0 in one head")
+        if _falls(unedited, one_head.min()):
+            place["head"] = head = int(one_head.argmin())
+            query, one_token = _costly_token(log_p, len(asked.ids), layer, head)
+            at_token = xr.DataArray(one_token, {"query": query})
+            values["without_token"] = _probability(at_token, "without the A2 of one head at one token")
+            if _falls(unedited, one_token):
+                place["query"] = query
+    estimates = xr.Dataset(values, attrs={"model": scope.name, **place})
+    return Reading(_sentence(estimates), estimates)
+
+
+def runs(heads: Mapping[int, int], tokens: int) -> int:
+    """Return how often the model runs, at most: without each layer's A2, without that of each head of one, and by halving."""
+    return 2 + len(heads) + max(heads.values()) + 2 * math.ceil(math.log2(max(tokens, 2)))
+
+
+def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: int) -> tuple[int, float]:
+    """Find one token without whose row of A2 the answer is lost, by halving; return it with the answer's log probability."""
+
+    def without(start: int, stop: int) -> float:
+        # a row of A2 that sees no key is zeros
+        return log_p(knock_out(range(tokens), range(start, stop), branch=2, layers=layer, heads=head))
+
+    start, stop, value = 0, tokens, math.nan
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        halves = {(start, middle): without(start, middle), (middle, stop): without(middle, stop)}
+        (start, stop), value = min(halves.items(), key=lambda half: half[1])
+    return start, without(0, 1) if tokens == 1 else value
+
+
+def _probability(log_p: xr.DataArray | float, edited: str) -> xr.DataArray:
+    return described(np.exp(xr.DataArray(log_p)), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
+
+
+def _falls(before: float, after: float) -> bool:
+    """Return whether a probability falls by ``FALL`` or more, from its logarithms."""
+    return math.exp(before) - math.exp(after) >= FALL
+
+
+def _sentence(estimates: xr.Dataset) -> str:
+    """Say which layers need their A2, beside what the others cost, and which head and token of one do."""
+    before, without = float(estimates["unedited"]), estimates["without_layer"]
+    needed = without[(before - without >= FALL).values]
+    others = without[(before - without < FALL).values]
+    if needed.size:
+        start = f"Without the A2 of {_any_of(needed)} the answer's probability is {_amount(needed)} instead of {percent(before)}"
+        return f"{start}; {_control(others, before, needed.size)}. {_place(estimates)}"
+    each = "one layer at a time" if without.size > 1 else _any_of(without)
+    if before < FALL:
+        start = f"The model does not give the answer ({percent(before)}), so there is nothing that it could need A2 for"
+        return f"{start}; without that of {each} it is {_amount(without)}."
+    start = f"No layer alone needs its A2 for the answer: its probability is {percent(before)}"
+    whole = f", and without any A2 {percent(float(estimates['without_any']))}" if without.size > 1 else ""
+    return f"{start}; without the A2 of {each} it is {_amount(without)}{whole}."
+
+
+def _control(others: xr.DataArray, before: float, needed: int) -> str:
+    """Say what the answer's probability is without the A2 of layers that do not need it."""
+    if not others.size:
+        return "no other layer has an A2" if needed == 1 else "there is no layer that does without"
+    which = "any other layer" if others.size > NAMED else _any_of(others)
+    still = "still " if float(abs(others - before).max()) <= STILL else ""
+    return f"without that of {which} it is {still}{_amount(others)}"
+
+
+def _place(estimates: xr.Dataset) -> str:
+    """Say which head of the layer that costs most needs its A2, and at which token."""
+    layer, heads = estimates.attrs["layer"], estimates["without_head"]
+    name, alone = head_name(layer, int(heads.values.argmin())), percent(float(heads.min()))
+    if "head" not in estimates.attrs:
+        return f"No head of layer {layer} alone does: without the A2 of {name} it is {alone}."
+    start = f"Without the A2 of {name} alone it is {alone}"
+    if "query" not in estimates.attrs:
+        return f"{start}; no single token was found at which it does that."
+    return f"{start}, and without that at token {estimates.attrs['query']} alone {percent(float(estimates['without_token']))}."
+
+
+def _any_of(values: xr.DataArray) -> str:
+    """Name layers, any one of which is meant: layer 0, 1 or 2."""
+    numbers: Sequence[Any] = values["layer"].values.tolist()
+    if len(numbers) > NAMED:
+        return f"any one of {numbered('layer', numbers)}"
+    first = ", ".join(map(str, numbers[:-1]))
+    return f"layer {first}{' or ' if first else ''}{numbers[-1]}"
+
+
+def _amount(values: xr.DataArray) -> str:
+    return between(values.values, percent)
