@@ -16,6 +16,7 @@ from amplifier.numbers import anatomy_of, gains_of, ranks_of, signal_of
 from background import PREPARE, Job, Measurement, Results, jobs, results
 from cache import all_heads, capture, examples, modified_at, thumbnails
 from catalog import cards
+from offered_heads import where_of
 from question import answer_of, distractors_in
 from selection import default_head
 from sidebar import Subject
@@ -71,6 +72,8 @@ def prepare_first_view() -> None:
         default_head(cap, subject.key)
         thumbnails(cap, subject.key[:-1], "D")
         all_heads(cap, subject.key, cap.n_tokens - 1)
+        if asked := where_of(subject, cap):
+            results(asked.what).keep(asked.key, asked.compute(lambda done, total: None))
 
 
 def prepare(subject) -> None:

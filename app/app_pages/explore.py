@@ -8,10 +8,11 @@ import blocks
 import streamlit as st
 from amplifier.logits import KEY, show_logits
 from amplifier.numbers import show_numbers
-from cache import all_heads, measured, sentence_of, thumbnails
+from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
-from selection import choose_head, choose_query, init_selection, mass_on_answer, select
+from offered_heads import keep_room, offer_heads, where_of
+from selection import choose_head, choose_query, init_selection, select
 from sidebar import choose_subject
 from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, title_of
 from url_state import bound, save_view_state, view_state
@@ -19,11 +20,8 @@ from url_state import bound, save_view_state, view_state
 from diffscope import figures
 from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, shorten, visible
-from diffscope.numbers import capital, head_name, percent
-from diffscope.readings.head_sentence import MOST
-from diffscope.readings.signs import of_it
+from diffscope.numbers import capital
 from diffscope.stats import STATISTICS
-from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.stats.statistic import in_signs
 from diffscope.views import attention as attention_view
 
@@ -65,6 +63,9 @@ def show_heads_and_maps(subject, cap) -> None:
     if state.pop("_marked", False):
         st.rerun()  # the capture has other spans
     with show_errors():
+        asked = where_of(subject, cap)
+        keep_room(asked)
+        line = st.container(key="where")
         bar = st.container(horizontal=True, vertical_alignment="center")
         with bar:
             layer, head, query, statistic = choose(subject, cap)
@@ -87,7 +88,6 @@ def show_heads_and_maps(subject, cap) -> None:
         with bar:
             blocks.show_fidelity(cap)
             explain_mechanism(cap, layer, head)
-            offer_better(subject, cap, layer, head, query)
         show_token(subject, cap, layer, head, query)
         offer(subject, cap, layer, head, query, statistic)
         if attention_view.is_small(cap):
@@ -95,34 +95,7 @@ def show_heads_and_maps(subject, cap) -> None:
         elif cap.n_tokens <= AHEAD:
             said = partial(sentence_of, cap, query)
             blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {hash(subject.key)}")
-
-
-def offer_better(subject, cap, layer: int, head: int, query: int) -> None:
-    """Offer the head that gives the answer most, beside one that does not find it."""
-    mass = mass_on_answer(cap, subject.key, query)
-    if mass is None:
-        return
-    shares, net = (mass.sel(normalisation=name).fillna(-1.0) for name in ("share", "raw"))
-    shares = shares.where(net >= 0, -1.0)  # others take weight from it
-    here, best = float(shares.sel(layer=layer, head=head)), shares.isel(shares.argmax(...))
-    if here >= MOST or float(best) <= max(here, 0):
-        return
-    place = int(best["layer"]), int(best["head"])
-    does = "finds the answer" if float(best) >= MOST else "gives the answer most"
-    words = f"{head_name(*place)} {does}: {percent(float(best))} of {weights_on_answer(cap, subject.key, query, *place)}"
-    st.button(words, key="better", icon=":material/arrow_forward:", on_click=select, args=place, help="Show this head")
-
-
-def weights_on_answer(cap, key: tuple, query: int, layer: int, head: int) -> str:
-    """Return what a head's share on the answer is of, and how much of it is negative if any is, as its sentence says it."""
-    if cap.layers[cap.layer_numbers.index(layer)].d_is_a1:
-        return "A"
-    mass, negative = (measured(cap, key, name, (query,)) for name in NEEDED)
-    both = mass.assign(negative_share=negative["negative_share"])
-    here = {"layer": layer, "head": head, "map": "D", "span": "answer"}
-    share = both["span_mass"].sel(**here, normalisation="share").isel(query=-1)
-    sign = of_it(float(share), float(negative_mass(both).sel(here).isel(query=-1)))
-    return f"|D|, {sign}" if sign.endswith("negative") else "|D|"
+        offer_heads(asked, subject, cap, (layer, head, query), line, bar)  # last, since it may run the model
 
 
 def show_token(subject, cap, layer: int, head: int, query: int) -> None:

@@ -105,7 +105,7 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
             if _falls(unedited, one_token):
                 place["query"] = query
     estimates = xr.Dataset(values, attrs={"model": scope.name, **place})
-    return Reading(_sentence(estimates), estimates)
+    return Reading(" ".join(filter(None, (layers_sentence(estimates), place_sentence(estimates)))), estimates)
 
 
 def runs(heads: Mapping[int, int], tokens: int) -> int:
@@ -129,7 +129,8 @@ def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: in
 
 
 def _probability(log_p: xr.DataArray | float, edited: str) -> xr.DataArray:
-    return described(np.exp(xr.DataArray(log_p)), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
+    array = xr.DataArray(log_p)
+    return described(array.copy(data=np.exp(array.values)), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
 
 
 def _falls(before: float, after: float) -> bool:
@@ -137,18 +138,18 @@ def _falls(before: float, after: float) -> bool:
     return math.exp(before) - math.exp(after) >= FALL
 
 
-def _sentence(estimates: xr.Dataset) -> str:
+def layers_sentence(estimates: xr.Dataset) -> str:
     """Say which layers need their A2, beside what the others cost, and which head and token of one do."""
     before, without = float(estimates["unedited"]), estimates["without_layer"]
     needed = without[(before - without >= FALL).values]
     others = without[(before - without < FALL).values]
     if needed.size:
         start = f"Without the A2 of {_any_of(needed)} the answer's probability is {_amount(needed)} instead of {percent(before)}"
-        return f"{start}; {_control(others, before, needed.size)}. {_place(estimates)}"
+        return f"{start}; {_control(others, before, needed.size)}."
     each = "one layer at a time" if without.size > 1 else _any_of(without)
     if before < FALL:
         start = f"The model does not give the answer ({percent(before)}), so there is nothing that it could need A2 for"
-        return f"{start}; without that of {each} it is {_amount(without)}."
+        return f"{start}; without the A2 of {each} it is {_amount(without)}."
     start = f"No layer alone needs its A2 for the answer: its probability is {percent(before)}"
     whole = f", and without any A2 {percent(float(estimates['without_any']))}" if without.size > 1 else ""
     return f"{start}; without the A2 of {each} it is {_amount(without)}{whole}."
@@ -163,8 +164,10 @@ def _control(others: xr.DataArray, before: float, needed: int) -> str:
     return f"without that of {which} it is {still}{_amount(others)}"
 
 
-def _place(estimates: xr.Dataset) -> str:
-    """Say which head of the layer that costs most needs its A2, and at which token."""
+def place_sentence(estimates: xr.Dataset) -> str:
+    """Say which head of the layer that costs most needs its A2, and at which token; nothing if no layer does."""
+    if "layer" not in estimates.attrs:
+        return ""
     layer, heads = estimates.attrs["layer"], estimates["without_head"]
     name, alone = head_name(layer, int(heads.values.argmin())), percent(float(heads.min()))
     if "head" not in estimates.attrs:
