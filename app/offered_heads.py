@@ -85,7 +85,7 @@ def offer_contrast(estimates, subject, cap, here: Place) -> None:
     layer, head, query = found["layer"], found["head"], found.get("query", here[2])
     if (layer, head, query) != here:
         at = f" at token {query} {quoted(cap, query)}" if "query" in found else ""
-        words = f"{head_name(layer, head)}{at}: its A₂ is needed"
+        words = f"Show {head_name(layer, head)}{at}: its A₂ is needed"
         offer_place("needing", words, _in_print(place_sentence(estimates)), (layer, head, query))
         return
     last = cap.n_tokens - 1
@@ -95,7 +95,7 @@ def offer_contrast(estimates, subject, cap, here: Place) -> None:
     best = None if shares is None or not free.size else best_of(shares.sel(layer=free))
     if best is not None:
         place = best[:2]
-        words = f"Control, {head_name(*place)} at the last token: layer {place[0]} needs no A₂"
+        words = f"Show the control, {head_name(*place)} at the last token: layer {place[0]} needs no A₂"
         offer_place("control", words, f"It {amount_on_answer(cap, subject.key, last, *best)}.", (*place, last))
 
 

@@ -378,6 +378,15 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         r"(\d+) of (\d+) heads? ha(?:s|ve) negative weights on [^:]* \(share of \|D\| there\): ([^.;]*)",
         lambda some, of, named: 0 < some <= of and all(0 <= number(each) <= 100 for each in re.findall(f"{SHARE}", named)),
     ),
+    "without an A2 the answer is lost, and without others it is not": (
+        rf"Without the A2 of [^;.]* the answer's probability is {SHARE}(?: to {SHARE})? instead of {SHARE}"
+        rf"(?:; without that of [^;.]* it is (?:still )?{SHARE})?",
+        lambda least, most, before, kept: (least if most is None else most) < before - 8 and (kept or 100) > before - 11,
+    ),
+    "the model does not give the answer": (
+        rf"The model does not give the answer \({SHARE}\)",
+        lambda share: share <= 10 + HALF,
+    ),
     "heads changed": (r"(\d+) of (\d+) heads? changed (?:directly|only because)", lambda some, of: some <= of),
 }
 CALLED = (

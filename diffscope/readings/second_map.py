@@ -110,7 +110,7 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
 
 def runs(heads: Mapping[int, int], tokens: int) -> int:
     """Return how often the model runs, at most: without each layer's A2, without that of each head of one, and by halving."""
-    return 2 + len(heads) + max(heads.values()) + 2 * math.ceil(math.log2(max(tokens, 2)))
+    return 3 + len(heads) + max(heads.values()) + 2 * math.ceil(math.log2(tokens))
 
 
 def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: int) -> tuple[int, float]:
@@ -120,12 +120,12 @@ def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: in
         # a row of A2 that sees no key is zeros
         return log_p(knock_out(range(tokens), range(start, stop), branch=2, layers=layer, heads=head))
 
-    start, stop, value = 0, tokens, math.nan
+    start, stop, value = 0, tokens, without(0, tokens)
     while stop - start > 1:
         middle = (start + stop) // 2
         halves = {(start, middle): without(start, middle), (middle, stop): without(middle, stop)}
         (start, stop), value = min(halves.items(), key=lambda half: half[1])
-    return start, without(0, 1) if tokens == 1 else value
+    return start, value
 
 
 def _probability(log_p: xr.DataArray | float, edited: str) -> xr.DataArray:

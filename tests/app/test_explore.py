@@ -255,9 +255,10 @@ def test_naming_spans_captures_nothing_again(app, monkeypatch):
     runs = []
     original = Scope.capture
     monkeypatch.setattr(Scope, "capture", lambda self, *given, **more: runs.append(given) or original(self, *given, **more))
-    test = fine(app(example=OWN, prompt=f"{PROMPT} It is"))
+    asked = f"{PROMPT} It is"
+    test = fine(app(example=OWN, prompt=asked))
     fine(test.text_input(key="answer").set_value("7421").run())
-    assert "answer" in spans(test) and maps(test)["sentence"] and len(runs) == 1
+    assert "answer" in spans(test) and maps(test)["sentence"] and [prompt for (prompt,) in runs if prompt == asked] == [asked]
 
 
 def test_tokens_are_marked_as_spans(app):
@@ -323,6 +324,108 @@ def test_the_offer_of_a_head_says_what_the_head_says_of_itself(app):
     assert sign.endswith("% of it negative")
     fine(button.click().run())
     assert f"{amount} of |D| is on it{sign}" in "".join(text for text, _ in maps(test)["sentence"])
+
+
+def lead(test):
+    """The line that says where A2 works; empty if there is none."""
+    return next((text.value.replace("\\", "") for text in test.markdown if text.value.startswith("**Where A₂ works:**")), "")
+
+
+def buttons(test):
+    """Keys of the buttons that offer a head."""
+    return [button.key for button in test.button if button.key in ("needing", "control", "better")]
+
+
+@pytest.fixture(scope="module")
+def bundled():
+    """A bundled model and an example's text with its answer, which the model gives."""
+    from diffscope.models.folders import locate
+    from diffscope.tasks import examples
+
+    example = examples()[0]
+    return {"model": OTHER, "path": str(locate("mini-diff")[0]), "example": OWN, "prompt": example.text, "answer": example.answer}
+
+
+def test_where_the_second_map_is_needed_is_said_and_shown_beside_its_control(app, bundled):
+    test = fine(app(**bundled))
+    assert lead(test) == (
+        "**Where A₂ works:** without the A₂ of layer 0 the answer's probability is under 1 % instead of over 99 %; "
+        "without that of layer 1 or 2 it is still over 99 %."
+    )
+    begun = heading(test)
+    assert " L1H1 " in begun and buttons(test) == ["needing"]
+    needing = test.button(key="needing")
+    assert needing.label == "Show L0H0 at token 50 “88”: its A₂ is needed"
+    assert needing.help.replace("\\", "") == (
+        "Without the A₂ of L0H0 alone it is under 1 %, and without that at token 50 alone under 1 %."
+    )
+    fine(needing.click().run())
+    assert " L0H0 " in heading(test) and test.number_input(key="query").value == 50
+    assert " A2 has 99 % of its weight on the token before, `Montreal`, and A1 2 %." in "".join(
+        text for text, _ in maps(test)["sentence"]
+    )
+    assert buttons(test) == ["control"]
+    control = test.button(key="control")
+    assert control.label == "Show the control, L1H1 at the last token: layer 1 needs no A₂"
+    assert control.help.startswith("It finds the answer: 96 % of |D|, 27 % of it negative")
+    fine(control.click().run())
+    assert heading(test) == begun and test.number_input(key="query").value == 95 and buttons(test) == ["needing"]
+    fine(test.number_input(key="query").set_value(60).run())
+    assert buttons(test) == ["needing"]  # wherever one is
+
+
+def test_where_no_second_map_is_needed_it_says_so_and_offers_none(app, bundled):
+    test = fine(app(**bundled | {"path": bundled["path"] + "@0"}))
+    assert lead(test).startswith("**Where A₂ works:** the model does not give the answer (under 1 %), so there is nothing")
+    assert not {"needing", "control"} & set(buttons(test))
+
+
+def test_where_nothing_can_be_asked_nothing_is_said_of_it(app, folders, tmp_path):
+    import diffscope
+
+    assert lead(fine(app()))
+    assert not lead(fine(app(model=str(folders["small-standard"]))))
+    assert not lead(fine(app(example=OWN, prompt=PROMPT)))  # without an answer
+    diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"}).save(tmp_path / "kept.dscope")
+    assert not lead(fine(app(model=OTHER, path=str(tmp_path / "kept.dscope"))))
+
+
+def test_what_takes_long_waits_for_a_button(app, monkeypatch):
+    fine(app())
+    import background
+
+    from diffscope import readings
+
+    asked = []
+    monkeypatch.setattr(readings, "where_a2_works", lambda *given, **more: asked.append(given))
+    monkeypatch.setattr(background, "AT_ONCE", -1.0)
+    test = fine(app(example=OWN, answer="1983", prompt=PROMPT))
+    (button,) = (button for button in test.button if button.key == "measure-where A₂ works")
+    assert button.label.startswith("Measure where A₂ works (about ") and maps(test) and not lead(test) and not asked
+
+
+def test_maps_are_there_if_what_a_second_map_does_cannot_be_measured(app, monkeypatch):
+    from diffscope import DiffscopeError, readings
+
+    def fail(*_, **__):
+        raise DiffscopeError("no")
+
+    monkeypatch.setattr(readings, "where_a2_works", fail)
+    test = fine(app())
+    assert maps(test) and [warning.value for warning in test.warning] == ["no"]
+
+
+def test_what_the_first_view_says_is_measured_before_it(app, monkeypatch):
+    fine(app())
+    import streamlit as st
+    from prepare import prepare_first_view
+
+    from diffscope import readings
+
+    st.cache_resource.clear()
+    prepare_first_view()
+    monkeypatch.setattr(readings, "where_a2_works", None)
+    assert lead(fine(app()))
 
 
 def test_the_button_names_what_the_grid_of_this_run_shows(app):
