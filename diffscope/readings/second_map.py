@@ -69,37 +69,37 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
     Without the A2 of layer 0 the answer's probability is under 1 % instead of over 99 %
     """
     check_unedited(scope)
-    (asked,) = questions(scope, prompt)
+    (asked,) = questions(scope, [prompt])
     heads = heads_by_layer(scope, asked.ids, "A2")
     if not heads:
         raise UnsupportedModel(f"{scope.name} has no second map in any layer, so none can be needed; choose a differential model")
     tell, total, done = progress or (lambda done, total: None), runs(heads, len(asked.ids)), 0
     tell(done, total)
 
-    def log_p(*edits: Edit) -> float:
+    def answered(*edits: Edit) -> float:
         nonlocal done
         with scope.edit(*edits):
-            value = float(score_answers(scope, [asked])["log_p"][0])
+            value = math.exp(score_answers(scope, [asked])["log_p"][0])
         done += 1
         tell(done, total)
         return value
 
     layers = list(heads)
-    unedited = log_p()
-    without_layer = np.array([log_p(set_lambda(0.0, layers=layer)) for layer in layers])  # (layer,)
+    unedited = answered()
+    without_layer = np.array([answered(set_lambda(0.0, layers=layer)) for layer in layers])  # (layer,)
     values: dict[str, xr.DataArray] = {
         "unedited": _probability(unedited, "as the model is"),
         "without_layer": _probability(xr.DataArray(without_layer, {"layer": layers}), "with λ = 0 in one layer"),
-        "without_any": _probability(log_p(set_lambda(0.0, layers=layers)), "with λ = 0 in all layers"),
+        "without_any": _probability(answered(set_lambda(0.0, layers=layers)), "with λ = 0 in all layers"),
     }
     place: dict[str, int] = {}
     if _falls(unedited, without_layer.min()):
         place["layer"] = layer = layers[int(without_layer.argmin())]
-        one_head = np.array([log_p(set_lambda(0.0, layers=layer, heads=head)) for head in range(heads[layer])])  # (head,)
+        one_head = np.array([answered(set_lambda(0.0, layers=layer, heads=head)) for head in range(heads[layer])])  # (head,)
         values["without_head"] = _probability(xr.DataArray(one_head, {"head": range(len(one_head))}), "with λ = 0 in one head")
         if _falls(unedited, one_head.min()):
             place["head"] = head = int(one_head.argmin())
-            query, one_token = _costly_token(log_p, len(asked.ids), layer, head)
+            query, one_token = _costly_token(answered, len(asked.ids), layer, head)
             at_token = xr.DataArray(one_token, {"query": query})
             values["without_token"] = _probability(at_token, "without the A2 of one head at one token")
             if _falls(unedited, one_token):
@@ -113,12 +113,12 @@ def runs(heads: Mapping[int, int], tokens: int) -> int:
     return 3 + len(heads) + max(heads.values()) + 2 * math.ceil(math.log2(tokens))
 
 
-def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: int) -> tuple[int, float]:
-    """Find one token without whose row of A2 the answer is lost, by halving; return it with the answer's log probability."""
+def _costly_token(answered: Callable[..., float], tokens: int, layer: int, head: int) -> tuple[int, float]:
+    """Find one token without whose row of A2 the answer is lost, by halving; return it with the answer's probability."""
 
     def without(start: int, stop: int) -> float:
         # a row of A2 that sees no key is zeros
-        return log_p(knock_out(range(tokens), range(start, stop), branch=2, layers=layer, heads=head))
+        return answered(knock_out(range(tokens), range(start, stop), branch=2, layers=layer, heads=head))
 
     start, stop, value = 0, tokens, without(0, tokens)
     while stop - start > 1:
@@ -128,18 +128,16 @@ def _costly_token(log_p: Callable[..., float], tokens: int, layer: int, head: in
     return start, value
 
 
-def _probability(log_p: xr.DataArray | float, edited: str) -> xr.DataArray:
-    array = xr.DataArray(log_p)
-    return described(array.copy(data=np.exp(array.values)), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
+def _probability(values: xr.DataArray | float, edited: str) -> xr.DataArray:
+    return described(xr.DataArray(values), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
 
 
 def _falls(before: float, after: float) -> bool:
-    """Return whether a probability falls by ``FALL`` or more, from its logarithms."""
-    return math.exp(before) - math.exp(after) >= FALL
+    return before - after >= FALL
 
 
 def layers_sentence(estimates: xr.Dataset) -> str:
-    """Say which layers need their A2, beside what the others cost, and which head and token of one do."""
+    """Say which layers need their A2, beside what the answer is without that of the others."""
     before, without = float(estimates["unedited"]), estimates["without_layer"]
     needed = without[(before - without >= FALL).values]
     others = without[(before - without < FALL).values]
