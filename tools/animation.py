@@ -1,8 +1,9 @@
 """Record the animation at the top of README: ``python -m tools.animation [FILE]``, by default ``docs/pictures/explore.webp``.
 
-It shows the dashboard on the bundled model: some heads are looked at, then λ is drawn to 0 and the model no longer answers. Each
-view is a screenshot; the pointer between two of them and the words below are painted on it, so that few pictures are taken and
-what moves is small.
+It shows the dashboard on the bundled model: the head whose second map the answer needs, then the control, a layer without whose
+second map the model answers as before, then λ of the first layer drawn to 0, and the model no longer answers. Each view is a
+screenshot; the pointer between two of them and the words below are painted on it, so that few pictures are taken and what moves
+is small.
 """
 
 from __future__ import annotations
@@ -22,16 +23,13 @@ FONT = ROOT / "diffscope" / "figures" / "fonts" / "Arimo-Regular.ttf"
 SIZE, SCALE = (1040, 730), 1.25  # of the page, and how many pixels each of its pixels becomes
 BAR = 46  # pixels of the page below it, for words
 LARGEST = 2_000_000  # bytes
-#: layer and head that are looked at one after the other, and what is said of them
-HEADS = (
-    (2, 0, "Layer 2, head 0: what it looks at, in a sentence with its numbers"),
-    (0, 0, "Layer 0, head 0: orange is attention with a minus sign"),
-)
-FACTORS = (0.8, 0.6, 0.4, 0.2, 0.0)  # of λ
+FACTORS = (0.8, 0.6, 0.4, 0.2, 0.0)  # of λ of layer 0, whose second map the answer needs
+CONTROL = "scale_lambda(0.0, layers=1)"  # changes nothing
+LOSS = "scale_lambda(1.0, layers=0)"
 MOVES, MOVE = 6, 50  # pictures of a pointer on its way, and milliseconds of each
 LOOK, READ, END = 800, 2800, 4500  # milliseconds of a view
 POINTER = ((0, 0), (0, 17), (4, 13.5), (7, 20), (10, 18.5), (7, 12.5), (12.5, 12.5))
-GRID = "[role=grid]:visible"
+NEEDING = ".st-key-needing button"
 MAPS = ".st-key-part-maps"
 SLIDER = ".st-key-change-edits [data-testid=stSlider] input[type=range]"
 HEADER = 56  # pixels of the page that its tabs lie over
@@ -89,15 +87,12 @@ class Recorder:
         """Move the pointer on the last scene."""
         self.pointer = self.scenes[-1].end = place
 
-    def head(self, layer: int, head: int, layers: int = 3, heads: int = 2) -> None:
-        """Click a head among the small pictures."""
-        box = self.page.locator(f"{GRID} canvas").last.bounding_box()
-        left, top = 56, 18  # of the numbers of layers and heads, as in diffscope/views/head_grid.js
-        x = box["x"] + left + (box["width"] - left) * (head + 0.5) / heads
-        y = box["y"] + top + (box["height"] - top) * (layer + 0.5) / layers
-        self.point((x, y))
-        self.page.mouse.click(x, y)
-        self.page.mouse.move(*SIZE)  # away, so that nothing pops up over the other heads
+    def click(self, place: str) -> None:
+        """Click a button of the last scene."""
+        box = self.page.locator(place).first.bounding_box()
+        self.point((box["x"] + box["width"] / 2, box["y"] + box["height"] / 2))
+        self.page.mouse.click(*self.pointer)
+        self.page.mouse.move(*SIZE)  # away, so that nothing pops up
         self.rest()
 
     def handle(self) -> tuple[float, float]:
@@ -115,20 +110,21 @@ class Recorder:
 
 
 def record(new_page, address: str) -> list[Scene]:
-    """Look at heads, then take the second map away."""
+    """Look at the head that needs its second map, then take the second map of another layer away, then that of its own."""
     recorder = Recorder(new_page(*SIZE, color_scheme="light", device_scale_factor=SCALE))
     recorder.open(f"{address}/")
+    recorder.show("Explore: in which layer the answer needs the second map, and in which it does not", READ)
+    recorder.click(NEEDING)
     recorder.scroll_to(MAPS)
-    recorder.show("Explore: all heads of a small model, and the maps of one", READ)
-    for layer, head, words in HEADS:
-        recorder.head(layer, head)
-        recorder.show(words, READ)
-    recorder.open(f"{address}/change?edit=scale_lambda(1.0)")
+    recorder.show("Layer 0, head 0: A2 looks from the number at the word before it, with a minus sign (orange)", READ)
+    recorder.open(f"{address}/change?edit={CONTROL}")
+    recorder.show("Change, the control: without the second map of layer 1 the answer is the same", READ)
+    recorder.open(f"{address}/change?edit={LOSS}")
     recorder.pointer = recorder.handle()
-    recorder.show("Change: the same model, λ as it was trained", READ)
+    recorder.show("Now layer 0: λ as it was trained", READ)
     for factor in FACTORS:
         recorder.factor(factor)
-        words = f"λ × {factor:g}" if factor else "λ × 0: without the second map the answer is gone"
+        words = f"λ of layer 0 × {factor:g}" if factor else "λ of layer 0 × 0: without its second map the answer is gone"
         recorder.show(words, END if not factor else LOOK)
     return recorder.scenes
 
