@@ -13,27 +13,32 @@ FILE = Path(__file__).parents[1] / "docs" / "statistics.md"
 EDITS_FILE = FILE.with_name("edits.md")
 HEAD = """# Statistics
 
-This page says what every number that `cap.measure` and `scope.measure` return is: its formula, its range, when it is NaN,
-how it is averaged, and where it comes from. It is written from the registry, `diffscope.stats.STATISTICS`, by
-`python tools/definitions.py`.
+After this page you can say what a number of `cap.measure` or `scope.measure` is: its formula, its range, when it is NaN, how it
+is averaged, and where it comes from. `python tools/definitions.py` writes the page from the registry,
+`diffscope.stats.STATISTICS`.
 
-In the formulas x is a row of A1, A2 or D = g·A1 − λ·A2, p = |x| / Σ|x| its shares, and n the number of keys that it sees. X
-is a [key set](reading_numbers.md#key-sets), on which ⟨,⟩ and |.| are taken. For statistics of both branches p and q are A1
-and A2 renormalised on X. g is the gain of A1, which is 1 in most models. Standard attention has no A2: statistics that need
-it are NaN, and D is A1. The statistics of rows are functions of any array too:
-`from diffscope.stats.formulas import entropy`.
+The formulas use these letters:
 
-A sink logit (GPT-OSS) takes part in the softmax and has no key, so rows of such a map sum to less than 1. All sums on this
-page are over keys: statistics of the shares p describe how a row spreads the weight that keys get, raw masses are of the row
-as it is, and 1 − `row_sum` of A1 or A2 is what the sink logit takes. The sinks that statistics are about are tokens.
+| letter | means |
+|---|---|
+| x | a row of A1, A2 or D = g·A1 − λ·A2 |
+| p | the row's shares, \\|x\\| / Σ\\|x\\|. In statistics of both branches, p and q are A1 and A2, each made to sum to 1 on X |
+| n | the number of keys that the row sees |
+| X | a [key set](reading_numbers.md#key-sets). ⟨,⟩ and \\|.\\| are taken on it |
+| g | the gain of A1, which is 1 in most models |
 
-How averages over queries, heads and layers are taken: [averages](measuring.md#averages). What to compare a number with:
-[controls](reading_numbers.md#controls).
+- **Standard attention** has no A2. Statistics that need A2 are NaN, and D is A1.
+- **A sink logit** (GPT-OSS) takes part in the softmax and has no key, so rows of such a map sum to less than 1. All sums on this
+  page are over keys. So statistics of the shares p describe how a row spreads the weight that keys get, raw masses are those of
+  the row as it is, and 1 − `row_sum` of A1 or A2 is what the sink logit takes. A sink in the name of a statistic is a token.
+- **Any array**: statistics of rows are functions of arrays too, such as `from diffscope.stats.formulas import entropy`.
+- **Averages** over queries, heads and layers: see [averages](measuring.md#averages).
+- **What to compare a number with**: see [controls](reading_numbers.md#controls).
 <!-- pictures -->
 """
 KINDS = {
     "row": ("Rows", "One value for each row of A1, A2 and D."),
-    "span": ("Key sets and sinks", "Mass on key sets, and on keys that gather it."),
+    "span": ("Key sets and sinks", "Attention on key sets, and on sinks, which are keys that get much of it."),
     "branch": ("Branches", "What A1 and A2 share on a key set, and what the subtraction leaves."),
     "layer": ("Layers", "λ, scores, and the heads of a layer compared with each other."),
     "rank": ("Whole maps", "Ranks of A1, λ·A2 and D, with their controls."),
@@ -54,7 +59,7 @@ def page() -> str:
         ]
     for function, variables in INSTRUMENTS.items():
         parts.append(
-            f"## instruments.{function}\n\nThe variables of what [`diffscope.instruments.{function}`](instruments.md) returns.\n"
+            f"## instruments.{function}\n\n[`diffscope.instruments.{function}`](instruments.md) returns these variables.\n"
         )
         parts += [section(name, words) for name, words in variables.items()]
     labels = [f"| `{dim}` | {', '.join(f'`{label}`' for label in map(str, values))} |" for dim, values in LABELS.items()]

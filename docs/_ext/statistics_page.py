@@ -6,11 +6,11 @@ from gallery import DRAWN, digest, package
 
 HEADING = re.compile(r"^### (\w+)\n", re.M)
 ABOUT = """
-Each picture shows one number for each head of `mini-diff` (layers down, heads across) at the last token of an example
-prompt, which asks for a number that stands in it, as {py:func}`figures.heads(cap, statistic=NAME) <diffscope.figures.heads>`
-draws it. The words above a picture say which of a statistic's numbers it shows: the map (D, A1), then what else there is to
-choose, such as the key set (answer), the normalisation (share), the sinks (S, the first token), the number of largest
-weights (1), and the query. A picture shows what a statistic looks like, not whether it is large.
+Each picture shows one number for each head of `mini-diff` (layers down, heads across), at the last token of an example
+prompt, which asks for a number that occurs in it. {py:func}`figures.heads(cap, statistic=NAME) <diffscope.figures.heads>`
+draws these pictures. The words above a picture say which number of the statistic it shows: the map (D, A1), and what else
+there is to choose, such as the key set (answer), the normalisation (share), the sinks (S, the first token), the number of
+largest weights (1), or the query. A picture shows what a statistic looks like, and not whether it is large.
 """
 
 
