@@ -1,11 +1,13 @@
 """The command line: the same words everywhere, results alone on stdout, and one line when something is wrong."""
 
 import json
+import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from io import StringIO
@@ -652,6 +654,20 @@ def test_the_dashboard_answers_and_stops(port, tmp_path, program, asked, status)
         server.kill()
     assert server.returncode == status
     assert "Traceback" not in err
+
+
+def test_the_server_ends_with_a_command_that_cannot_print_its_address(port, tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)  # as of a pipe into a program that has ended
+    program = [sys.executable, "-c", BESIDE_A_STAND_IN, "app", "--port", str(port)]
+    command = subprocess.Popen(program, stdout=writer, stderr=subprocess.DEVNULL, cwd=tmp_path, start_new_session=True)
+    os.close(writer)
+    try:
+        assert command.wait(timeout=120)
+        assert app.port_is_free("localhost", port)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(command.pid, signal.SIGKILL)
 
 
 def test_what_a_user_should_know_is_noted(run, tiny_diff_folder, tmp_path):

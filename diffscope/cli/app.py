@@ -52,12 +52,15 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
     stderr = 2  # for what the server says: stdout is for the address
     asked = ask_to_stop()
     server = subprocess.Popen([sys.executable, "-c", SERVE, "run", str(script), *flags], stdout=stderr, env=variables)
-    if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health", asked):
-        say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
-    while not asked and server.poll() is None:
-        time.sleep(PAUSE)
+    try:
+        if wait_until_up(server, f"{address_of(reachable(host), port)}/_stcore/health", asked):
+            say(f"diffscope is at {address_of(shown(host), port)}{f'/?token={token}' if share else ''}  (Ctrl-C stops it)")
+        while not asked and server.poll() is None:
+            time.sleep(PAUSE)
+    finally:
+        if server.poll() is None:
+            stop(server)
     if asked:
-        stop(server)
         raise typer.Exit(STOPPED if asked[0] == signal.SIGINT else 0)
     status = server.returncode
     if status not in (0, -signal.SIGTERM, -signal.SIGINT):
@@ -68,8 +71,8 @@ def command(port: Port = 8501, host: Host = None, share: Share = False, models: 
 def ask_to_stop():
     """Return a list that grows with every signal that asks the command to end.
 
-    Nothing is raised, so that no moment is left in which the server would outlive the command. Ctrl-C is heard even if it was
-    ignored, as in what a script starts in the background: the server hears it there too.
+    A signal raises nothing, so that none can end the command between starting the server and stopping it. Ctrl-C is heard even if
+    it was ignored, as in what a script starts in the background: the server hears it there too.
     """
     asked = []
     for number in (signal.SIGINT, signal.SIGTERM):
