@@ -60,8 +60,9 @@ def cmrr_by_injection(
     that :func:`diffscope.stats.measure_layer` takes from the gains alone, since +n and −n differ by 2n. Noise is added
     where the edit :func:`diffscope.edits.inject_noise` adds it: draw i is that of the edit with seed `seed` + i.
 
-    Each head is an amplifier of its own, so heads may share maps in any way. The ceiling says what can be reached: it is the
-    same measurement with the learned λ and A2's mass on X, but with that mass spread over X as A1 spreads its own.
+    Each head is an amplifier of its own, so heads may share maps in any way. The ceiling says what two maps of one shape
+    would reach: it is the same measurement with the learned λ and A2's mass on X, but with that mass spread over X as A1 spreads
+    its own. It is no upper bound.
 
     Parameters
     ----------
