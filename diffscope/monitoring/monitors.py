@@ -353,7 +353,7 @@ class Monitor:
         ratio = self._gradients.take(by_head["layer"].values.tolist(), by_head.sizes["head"])
         if self._step is not None:
             for layer in ratio["layer"].values[ratio.isnull().all("head").values].tolist():
-                unknown = "that of A2 is 0, as if λ is 0, or no number"
+                unknown = "the gradient of A2 is 0 (as when λ is 0) or not finite"
                 untrained = "no optimizer of torch.optim has stepped with them, or they are frozen"
                 reasons.setdefault(layer, unknown if layer in stepped else untrained)
         for reason in dict.fromkeys(reasons.values()):
