@@ -9,20 +9,27 @@ import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import xarray as xr
 
+from diffscope import numbers
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import students_t
-from diffscope.numbers import minus
 
 QUOTED = re.compile(r"(<!-- (?P<name>[\w-]+) -->\n).*?(<!-- end -->)", re.S)
 
 
-def mean_in_words(values: np.ndarray | Sequence[float], digits: int = 2) -> str:
-    """Write the mean of single values, and its 95 % interval by Student's t."""
-    values = np.asarray(values, dtype=float)
-    (low, high), _, _ = students_t(values)
-    mean, low, high = (minus(f"{value:.{digits}f}") for value in (values.mean(), low, high))
-    return f"{mean} ({low} to {high})"
+def mean(values: np.ndarray | Sequence[float] | xr.DataArray) -> str:
+    """Write the mean of the values that are defined, and its 95 % interval by Student's t.
+
+    A dash if fewer than two are defined; how many they are if not all are. Each value is of one seed, unless all are defined.
+    """
+    each = np.asarray(values, dtype=float)
+    known = each[np.isfinite(each)]
+    if len(known) < 2:
+        return numbers.ABSENT
+    (low, high), _, _ = students_t(known)
+    of_seeds = f", {len(known)} seeds" if len(known) < len(each) else ""
+    return numbers.with_interval(float(known.mean()), low, high) + of_seeds
 
 
 def quoted(page: str, known: Mapping[str, str]) -> str:

@@ -20,7 +20,7 @@ from diffscope.tasks import Retrieval
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
-from studies.markdown import mean_in_words
+from studies.markdown import mean
 
 MODEL = "mini-diff"
 LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
@@ -66,19 +66,17 @@ def page(count: int = PROMPTS) -> str:
     masses = before_the_number(scope, prompts)
     layers, heads = masses["A1"].shape[1:]
     places = [(layer, head) for layer in range(layers) for head in range(heads)]
-    looks = [
-        (f"layer {layer}, head {head}", *(mean_in_words(masses[name][:, layer, head]) for name in MAPS)) for layer, head in places
-    ]
+    looks = [(f"layer {layer}, head {head}", *(mean(masses[name][:, layer, head]) for name in MAPS)) for layer, head in places]
     named = [f"layer {layer}" for layer in range(layers)]
-    costs = [(words, *map(mean_in_words, by_layer)) for words, by_layer in rises(scope, prompts, layers)]
+    costs = [(words, *map(mean, by_layer)) for words, by_layer in rises(scope, prompts, layers)]
     learned = answers(scope, prompts)
     return (
         "# The second map of mini-diff, layer by layer\n\n"
         f"The DIFF model of seed 5, the one of the cohort's eight whose weights are shipped, on {count} held-out prompts of "
         f"{LENGTH} tokens with {NEEDLES - 1} distractors, of which it answers {learned.right.mean():.0%} "
         f"(loss {learned.loss.mean():.2f} nats). Means with 95 % intervals over prompts: of "
-        "this model, and of no other. Read after the study, and corrected for nothing. The next study does the same with all "
-        "eight seeds.\n\n"
+        "this model, and of no other. Read after the study, and corrected for nothing. [The second study](subtraction.md) does "
+        "the same with all eight seeds, trained again.\n\n"
         "## What the token before the number gets\n\nQuery: the number that is asked for, where the text states it. Key: the "
         f"token before it, the end of its city.\n\n{pipe_table(('', *MAPS), looks)}\n"
         f"## The same along the training, layer 0\n\n{pipe_table(('step', 'λ', *_columns(heads)), _along(prompts, count))}\n"

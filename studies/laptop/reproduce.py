@@ -44,6 +44,7 @@ DOCS = Path("docs")
 PAGES = DOCS / "study"
 WITH_WEIGHTS = "with_weights"  # the result that has the board of the seeds with weights
 TOLERANCE = 1e-12
+OF_SECOND_STUDY = "subtraction_"  # how the names of its figures begin, which are in the same folder
 MAPS_OF = "mini-text"  # the figure of its maps on the page of plain text
 MAPS_PROMPT = (
     "Return the name of the file. If the file does not exist, an error is raised. If the name of the file is empty, return the "
@@ -147,7 +148,8 @@ def main() -> None:
             make(runs, target)
             if options.train:
                 write_result(WITH_WEIGHTS, packed_board(open_study(target / HOME).boards[WEIGHTS]))
-            committed.update(target, _alike, options.check)
+            own = (path for path in (ROOT / PAGES).glob("*.svg") if not path.name.startswith(OF_SECOND_STUDY))
+            committed.update(target, _alike, own, options.check)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
 

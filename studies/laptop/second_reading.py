@@ -22,7 +22,7 @@ from diffscope.render import pipe_table
 from diffscope.stats.ranks.exact import DEFINITIONS
 from diffscope.storage.statistics import open_statistics
 from studies.laptop.cells import BASELINES, in_words
-from studies.markdown import mean_in_words
+from studies.markdown import mean
 
 DIFF = "diff"
 FEWEST = 5  # seeds of a contrast of arms
@@ -172,11 +172,11 @@ def by_layer(runs: Sequence[xr.Dataset]) -> list[str]:
     for words, of_heads in zip(WEIGHTS, zip(*map(head_weights, runs))):
         if all(of is not None for of in of_heads):
             shares = np.array([100 * (of.sum("head") / of.sum()).values for of in of_heads])  # (seed, layer)
-            rows.append((f"{words}, share (%)", *(mean_in_words(each, 1) for each in shares.T)))
+            rows.append((f"{words}, share (%)", *(mean(each) for each in shares.T)))
     costs = np.array([knock_out_costs(run).values for run in runs])  # (seed, layer, head)
     rows.append(("knock-out cost of a head, least to most (nats)", *(_range(costs[:, layer]) for layer in range(costs.shape[1]))))
     lam = np.array([run["lam"].values for run in runs])  # (seed, layer)
-    rows.append(("λ at the end", *(mean_in_words(each) for each in lam.T)))
+    rows.append(("λ at the end", *(mean(each) for each in lam.T)))
     return [
         "\n## DIFF by layer\n",
         "The knock-out cost of a head is the rise of the answer's loss without it, of five prompts of 256 tokens a seed, mean "
@@ -211,7 +211,7 @@ def by_weights(runs: Sequence[xr.Dataset]) -> list[str]:
 def _weighted(values: Sequence[xr.DataArray], runs: Sequence[xr.Dataset]) -> list[str]:
     """Return the mean over heads of one quantity by each of :data:`WEIGHTS`, in words."""
     means = [[float(weighted(of, weights, HEADS)) for weights in head_weights(run)] for of, run in zip(values, runs)]
-    return [mean_in_words(each) for each in np.array(means).T]
+    return [mean(each) for each in np.array(means).T]
 
 
 def page(folder: Path, cohort: xr.Dataset) -> str:

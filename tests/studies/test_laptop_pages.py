@@ -131,6 +131,12 @@ def test_what_is_said_of_a_second_reading_is_what_its_pages_say():
     assert f"({min(leads):.2f} to {max(leads):.2f} octaves)" in said
 
 
+def test_the_report_has_the_rows_of_the_first_layers_page():
+    report, page = ((ROOT / "docs" / "study" / name).read_text(encoding="utf-8") for name in ("report.md", "first_layer.md"))
+    table = report.partition("| rise of the answer's loss (nats) |")[2].partition("\n\n")[0].splitlines()[2:]
+    assert len(table) == 3 and not [row for row in table if row not in page.splitlines()]
+
+
 def test_the_second_map_of_the_bundled_model_is_needed_where_it_looks_at_the_token_before():
     scope = first_layer.diffscope.load(first_layer.MODEL)
     prompts = first_layer.prompts_for(scope, 4)
