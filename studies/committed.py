@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from diffscope.storage.atomic import replacing
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,12 +29,25 @@ def differing(target: Path, alike: Callable[[Path, Path], bool]) -> Iterator[Pat
             yield name
 
 
-def update(target: Path, alike: Callable[[Path, Path], bool], check: bool) -> None:
-    """Copy the files that differ into the repository and name them; with `check` copy none, and exit with 1 if there is one."""
+def update(target: Path, alike: Callable[[Path, Path], bool], own: Iterable[Path], check: bool) -> None:
+    """Copy the files that differ into the repository and name them, and those that are committed and no longer made.
+
+    Parameters
+    ----------
+    target, alike
+        As :func:`differing` takes them.
+    own : iterable of Path
+        The committed files that a study makes and no one writes by hand.
+    check : bool
+        Copy none, and exit with 1 if a file differs. A file that is no longer made exits with 1 in either case.
+    """
     names = list(differing(target, alike))
+    left = [name for name in sorted(path.relative_to(ROOT) for path in own) if not (target / name).is_file()]
     if not check:
         for name in names:
-            shutil.copyfile(target / name, ROOT / name)
-    print("\n".join(map(str, names)) or "nothing differs from what is committed")
-    if check and names:
+            with replacing(ROOT / name) as unfinished:
+                shutil.copyfile(target / name, unfinished)
+    lines = [*map(str, names), *(f"{name} is no longer made; remove it" for name in left)]
+    print("\n".join(lines) or "nothing differs from what is committed")
+    if left or (check and names):
         sys.exit(1)

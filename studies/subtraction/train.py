@@ -31,6 +31,11 @@ EVERY = 500  # steps, between two lines
 PILOTS = {"sinks": 0.02, "sinks-tied": 0.02, "mechanism": 0.3, "text": 1.2, "lookup": 0.3}
 
 
+def recipe_of(part: str) -> Recipe:
+    """Return the recipe of a part of the study, without its corpus."""
+    return Recipe.load(str(Path(__file__).with_name(f"{part}.toml")))
+
+
 def cohort(part: str, folder: Path, text: Path | None) -> Cohort:
     """Return a part of the study as a cohort in a folder.
 
@@ -39,7 +44,7 @@ def cohort(part: str, folder: Path, text: Path | None) -> Cohort:
     DiffscopeError
         Its corpus is not given, or another one is.
     """
-    recipe = Recipe.load(str(Path(__file__).with_name(f"{part}.toml")))
+    recipe = recipe_of(part)
     if recipe.corpus is not None and text is None:
         raise DiffscopeError(f"part {part!r} trains on a corpus; build it with studies.subtraction.corpus and give --text FOLDER")
     return Cohort(with_text(recipe, None if recipe.corpus is None else text), folder / part)
