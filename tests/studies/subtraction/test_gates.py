@@ -1,0 +1,60 @@
+"""What became of λ is measured of models, and refused without them."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.tasks import Backcopy
+from studies.subtraction import evidence, gates
+
+
+def saved(folder, lam):
+    """A model of one layer whose maps are both uniform, so that a row of max(A1 − λ·A2, 0) is 0 if λ is 1 or more."""
+    task = Backcopy()
+    sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+    torch.manual_seed(0)
+    model = DiffForCausalLM(
+        DiffConfig(
+            attention="d_plus",
+            max_position_embeddings=64,
+            vocab_size=len(task.tokenizer),
+            bos_token_id=0,
+            eos_token_id=0,
+            **sizes,
+        )
+    )
+    attention = model.model.layers[0].self_attn
+    torch.nn.init.zeros_(attention.q_proj.weight)
+    # λ = exp(q1 · k1) − exp(q2 · k2) + λ_init
+    for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+        torch.nn.init.zeros_(getattr(attention, name))
+    with torch.no_grad():
+        attention.lambda_q1[0] = 1.0
+        attention.lambda_k1[0] = math.log(lam - attention.lambda_init + 1)
+    model.save_pretrained(folder)
+    task.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("lam", "empty"), [(0.9, 0.0), (3.0, 1.0)])
+def test_rows_are_empty_if_a_larger_part_is_subtracted_than_there_is(tmp_path, monkeypatch, lam, empty):
+    monkeypatch.setattr(evidence, "COUNT", 2)
+    found = gates.of_model(saved(tmp_path, lam), 0)
+    assert found == pytest.approx({"lambda": lam, "dormant": empty, "triggers": empty}, rel=1e-5)
+
+
+def test_a_folder_without_the_models_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(gates, "FILE", tmp_path / "gates.json")
+    monkeypatch.setattr(sys, "argv", ["gates", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match=r"^error: .*seed-0 has no .*; train the models with: python -m .*--part sinks$"):
+        gates.main()
+    assert not gates.FILE.exists()
+
+
+def test_a_row_has_the_mean_and_the_range_over_models():
+    models = [{"lambda": lam, "dormant": lam / 10, "triggers": 0.0, "same": lam > 2} for lam in (2.0, 8.0)]
+    row = gates.table({"d-plus": models}).splitlines()[2]
+    assert row == "| d-plus | 2 | 1 | 2.0 to 8.0 | 50 % (20 % to 80 %) | 0 % (0 %) |"
