@@ -15,12 +15,13 @@ import xarray as xr
 from diffscope import figures, numbers
 from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.cohort import onsets
-from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import NONE, Declared
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
 from diffscope.render import pipe_table
 from diffscope.stats.intervals import t_half_width
+from studies.markdown import mean
+from studies.subtraction import gates
 from studies.subtraction.judging import Judged, judge
 from studies.subtraction.primaries import PARTS
 from studies.subtraction.read import cost_of
@@ -54,6 +55,8 @@ def quotes(parts: Parts) -> dict[str, str]:
         if "sink" in part:
             texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part), f"{name}-lambdas": lambdas(part)}
         texts |= {f"{name}-onsets": by_criterion(part)} if "sink" not in part else {}
+    if gates.PART in parts:
+        texts["sinks-gates"] = gates.table(gates.read())
     return texts
 
 
@@ -121,18 +124,7 @@ def power_of(name: str, test: Declared) -> str:
     shares = [
         row["detected"][test.id] for row in rows if row["part"] == name and row["size"] == "middle" and row["truth"] in predicting
     ]
-    return numbers.between(shares, numbers.percent)
-
-
-def mean(values: xr.DataArray | np.ndarray) -> str:
-    """Write the mean over the seeds that have a value; a dash if these are fewer than two, and how many if not all have one."""
-    each = np.asarray(values, dtype=float)
-    known = each[np.isfinite(each)]
-    if len(known) < 2:
-        return numbers.ABSENT
-    (low, high), _, _ = students_t(known)
-    of_seeds = f", {len(known)} seeds" if len(known) < len(each) else ""
-    return numbers.with_interval(float(known.mean()), low, high) + of_seeds
+    return numbers.between(shares, numbers.percent).replace(" to over 99 %", " or more")
 
 
 def two_maps(part: xr.Dataset) -> list[str]:
@@ -182,7 +174,7 @@ def _of_heads(diff: xr.Dataset) -> dict[str, xr.DataArray]:
         "signal to noise of A1·V (dB)": diff["snr_by_head"].sel(output="A1"),
         "of λA2·V (dB)": diff["snr_by_head"].sel(output="lambda_A2"),
         "rejection (dB)": diff["rejection"],
-        "at most (dB)": diff["rejection_ceiling"],
+        "if spread as A1 (dB)": diff["rejection_ceiling"],
     }
 
 
@@ -192,7 +184,7 @@ def gains(part: xr.Dataset) -> str:
         "a2_cost_where_told": "A2 costs there (nats)",
         "signal_to_noise_gain": "gain (dB)",
         "gain_over_uniform": "above a uniform A2 (dB)",
-        "snr_first_ahead": "A1·V minus λA2·V (dB)",
+        "snr_first_ahead": "signal to noise of A1·V minus that of λA2·V (dB)",
     }
     known = [name for name in columns if name in part]
     rows = [(arm, *(mean(part[name].sel(arm=arm)) for name in known)) for arm in two_maps(part)]
@@ -200,24 +192,30 @@ def gains(part: xr.Dataset) -> str:
 
 
 def sinks(part: xr.Dataset) -> str:
-    """List the first token's weight by arm and map, at dormant queries and at triggers: the mean over heads."""
-    weights = part["sink"].mean(("layer", "head"))  # (arm, seed, queries, map)
+    """List the first token's weight by arm and map, at dormant queries and at triggers: the mean over heads.
+
+    A model has none if one of its heads has none, as the share of |D| if all of a row is 0.
+    """
+    weights = over_heads(part["sink"])  # (arm, seed, queries, map)
     maps = weights["map"].values.tolist()
     rows = [
         (str(arm), str(queries), *(mean(weights.sel(arm=arm, queries=queries, map=name)) for name in maps))
         for arm in weights["arm"].values
         for queries in weights["queries"].values
     ]
-    return pipe_table(
-        ("arm", "queries", *(name.replace("net D", "D") if name != "D" else "|D|, its share" for name in maps)), rows
-    )
+    return pipe_table(("arm", "queries", *(MAP_NAMES.get(name, name) for name in maps)), rows)
+
+
+def over_heads(sink: xr.DataArray) -> xr.DataArray:
+    """Return the first token's weight, the mean over a model's heads; NaN if it is not defined in all heads that have an A1."""
+    heads = ("layer", "head")
+    lacking = sink.sel(map="A1", drop=True).notnull() & sink.isnull()
+    return sink.mean(heads).where(~lacking.any(heads))
 
 
 def lambdas(part: xr.Dataset) -> str:
-    """List how much of A2 each arm subtracts in the end, c in D = A1 − c·A2, from the first token's weights in all three."""
-    weights = part["sink"].sel(queries="dormant")  # (arm, seed, map, layer, head)
-    taken = (weights.sel(map="A1") - weights.sel(map="net D")) / weights.sel(map="A2")
-    of_run = taken.mean(("layer", "head"))  # (arm, seed)
+    """List how much of A2 each arm subtracts in the end."""
+    of_run = subtracted(part)
     rows = []
     for arm in two_maps(part):
         if arm == "d-plus":  # whose D is no such difference
@@ -228,16 +226,23 @@ def lambdas(part: xr.Dataset) -> str:
     return pipe_table(("arm", "least", "median", "largest", "subtracts in"), rows)
 
 
+def subtracted(part: xr.Dataset) -> xr.DataArray:
+    """Return how much of A2 a model subtracts, c in D = A1 − c·A2, from the first token's weights in all three, (arm, seed)."""
+    weights = part["sink"].sel(queries="dormant")  # (arm, seed, map, layer, head)
+    taken = (weights.sel(map="A1") - weights.sel(map="net D")) / weights.sel(map="A2")
+    return taken.mean(("layer", "head"))
+
+
 def copies(part: xr.Dataset) -> str:
     """List how well every arm copies and predicts bigrams at its last evaluation, and when it began to copy."""
     columns = {words: last(part[name]) for name, words in OF_COPIES.items()}
     columns["log-odds of the copy (nats)"] = part["copy_log_odds"]
     begins = onsets(part.assign(retrieval=part["copied"]), CRITERIA["90 % once"])  # (arm, seed)
     rows = [
-        (str(arm), *(mean(values.sel(arm=arm)) for values in columns.values()), _steps(begins.sel(arm=arm).values))
+        (str(arm), *(mean(values.sel(arm=arm)) for values in columns.values()), steps_in_words(begins.sel(arm=arm).values))
         for arm in part["arm"].values
     ]
-    return pipe_table(("arm", *columns, "90 % right from step: median, least to most"), rows)
+    return pipe_table(("arm", *columns, "first 90 % right at step: median, least to most"), rows)
 
 
 def last(values: xr.DataArray) -> xr.DataArray:
@@ -247,20 +252,24 @@ def last(values: xr.DataArray) -> xr.DataArray:
 
 
 def by_criterion(part: xr.Dataset) -> str:
-    """When each arm finds the lookup, by every criterion: the median over seeds, the least, the most, and how many never do."""
+    """List when each arm finds the lookup, by every criterion: the median over runs, the least, the most, how many never do."""
     rows = []
     for words, criterion in CRITERIA.items():
         steps = onsets(part, criterion)  # (arm, seed)
-        rows.append((words, *(_steps(steps.sel(arm=arm).values) for arm in part["arm"].values)))
+        rows.append((words, *(steps_in_words(steps.sel(arm=arm).values) for arm in part["arm"].values)))
     return pipe_table(("criterion", *map(str, part["arm"].values)), rows)
 
 
-def _steps(steps: np.ndarray) -> str:
-    reached = np.sort(steps[np.isfinite(steps)])
-    never = int(np.isinf(steps).sum())
+def steps_in_words(steps: np.ndarray) -> str:
+    """Write the median over runs and their range; those that never get there or diverged (NaN) come last in the median."""
+    reached = steps[np.isfinite(steps)]
+    counts = {"never": int(np.isinf(steps).sum()), "diverged": int(np.isnan(steps).sum())}
+    others = [f"{words}: {count}" for words, count in counts.items() if count]
     if not len(reached):
-        return f"never: {never}"
-    return f"{np.median(reached):g} ({reached[0]:g} to {reached[-1]:g})" + (f", never: {never}" if never else "")
+        return ", ".join(others)
+    middle = np.median(np.nan_to_num(steps, nan=np.inf, posinf=np.inf))
+    words = f"{middle:g}" if np.isfinite(middle) else "never"
+    return ", ".join([f"{words} ({reached.min():g} to {reached.max():g})", *others])
 
 
 def drawings(parts: Parts) -> dict[str, figures.Figure]:
@@ -274,11 +283,17 @@ def drawings(parts: Parts) -> dict[str, figures.Figure]:
 
 def _costs(part: xr.Dataset) -> figures.Figure:
     """Draw what the answer loses by each edit of a layer's second map, every seed a point."""
-    known = {name: words for name, words in LOSSES.items() if name in part}
-    rises = xr.concat([part[name].sel(arm=DIFF, drop=True) for name in known], "edit")  # (edit, seed, layer)
-    rises = rises.assign_coords(edit=list(known.values())).assign_attrs(long_name="rise of the answer's loss", units="nats")
+    rises = xr.concat([part[name].sel(arm=DIFF, drop=True) for name in LOSSES if name in part], "edit")  # (edit, seed, layer)
+    rises = rises.assign_coords(edit=[words for name, words in LOSSES.items() if name in part])
+    rises = rises.assign_attrs(long_name="rise of the answer's loss", units="nats")
     middle = rises.mean("seed", keep_attrs=True)
-    count = rises.sizes["seed"]
-    half = rises.std("seed", ddof=1) * t_half_width(1 / np.sqrt(count), count - 1)
+    half = half_widths(rises)
     ends = {"low": middle - half, "high": middle + half}
     return figures.curves(middle, series="edit", points=rises, style="points", width=WIDTH, title="", **ends)
+
+
+def half_widths(values: xr.DataArray) -> xr.DataArray:
+    """Return half the 95 % intervals of means over seeds, by Student's t, without the seeds that have no value."""
+    count = values.count("seed")
+    error = values.std("seed", ddof=1) / np.sqrt(count)
+    return xr.apply_ufunc(np.vectorize(t_half_width, otypes=[float]), error, count - 1)

@@ -8,6 +8,7 @@ import pytest
 import xarray as xr
 
 from diffscope.storage.statistics import save_statistics
+from studies import committed
 from studies.committed import ROOT
 from studies.markdown import quoted
 from studies.subtraction import pages
@@ -71,6 +72,40 @@ def test_a_run_that_never_finds_the_lookup_is_said_beside_the_onsets_of_the_othe
     assert cells(table, "90 % once") == ["50 (50 to 50), never: 1"]
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"),
+    [
+        ([100, 120] + [np.inf] * 6, "never (100 to 120), never: 6"),
+        ([100, 120, 140, np.nan], "130 (100 to 140), diverged: 1"),
+        ([100, np.inf, np.nan, np.nan], "never (100 to 100), never: 1, diverged: 2"),
+        ([np.inf, np.inf], "never: 2"),
+    ],
+)
+def test_runs_that_never_get_there_or_diverge_are_the_last_of_the_median(steps, words):
+    assert pages.steps_in_words(np.array(steps)) == words
+
+
+def test_an_interval_is_of_the_seeds_that_have_a_model():
+    rises = mechanism()["lost_without_a2"].sel(arm="diff")
+    np.testing.assert_allclose(pages.half_widths(rises.where(rises["seed"] != 3)), pages.half_widths(rises.drop_sel(seed=3)))
+
+
+def sink(values):
+    """The first token's weight in models of two heads, of which others have four: A1, and the share of |D| as it is given."""
+    share = np.full((len(values), 1, 4), np.nan)  # (seed, layer, head)
+    share[:, 0, :2] = values
+    first = np.full_like(share, np.nan)
+    first[:, 0, :2] = 0.5
+    dims = ("map", "seed", "layer", "head")
+    return xr.DataArray(np.stack([first, share]), {"map": ["A1", "D"], "seed": range(len(values))}, dims)
+
+
+def test_a_model_has_the_mean_of_all_its_heads_or_none():
+    means = pages.over_heads(sink([[0.2, 0.4], [0.2, np.nan]]))
+    np.testing.assert_allclose(means.sel(map="D"), [0.3, np.nan])
+    np.testing.assert_allclose(means.sel(map="A1"), 0.5)
+
+
 def test_primaries_stand_in_their_order_and_those_of_untrained_parts_are_not_read():
     rows = pages.primaries({"mechanism": mechanism()}).splitlines()[2:]
     questions = [test.question for part in PARTS.values() for test in part.tests]
@@ -88,17 +123,42 @@ def test_what_is_quoted_of_copies_is_the_last_evaluation_that_is_defined():
 
 
 @pytest.mark.parametrize(("factor", "same"), [(1.0, True), (1 + 1e-14, True), (1 + 1e-9, False)])
-def test_datasets_are_alike_up_to_rounding(tmp_path, factor, same):
+@pytest.mark.parametrize("size", [1.0, 1e-11])
+def test_datasets_are_alike_up_to_rounding(tmp_path, factor, same, size):
     one = mechanism()
-    save_statistics(one, tmp_path / "one.nc")
-    save_statistics(one.assign(lost_without_a2=one["lost_without_a2"] * factor), tmp_path / "other.nc")
+    costs = one["lost_without_a2"] * size
+    save_statistics(one.assign(lost_without_a2=costs), tmp_path / "one.nc")
+    save_statistics(one.assign(lost_without_a2=costs * factor), tmp_path / "other.nc")
     assert alike(tmp_path / "one.nc", tmp_path / "other.nc") is same
+
+
+def test_datasets_of_other_runs_are_not_alike(tmp_path):
+    save_statistics(mechanism(), tmp_path / "one.nc")
+    save_statistics(mechanism().assign_attrs(made_by="{}"), tmp_path / "other.nc")
+    assert not alike(tmp_path / "one.nc", tmp_path / "other.nc")
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_what_differs_is_copied_and_what_is_no_longer_made_is_named(tmp_path, monkeypatch, capsys, check):
+    home, made = tmp_path / "repository", tmp_path / "made"
+    for folder, files in ((home, ("a.svg", "old.svg", "same.svg")), (made, ("a.svg", "same.svg", "new.svg"))):
+        folder.mkdir()
+        for name in files:
+            (folder / name).write_text(name if name == "same.svg" else folder.name)
+    monkeypatch.setattr(committed, "ROOT", home)
+    with pytest.raises(SystemExit):
+        committed.update(made, lambda one, other: one.read_text() == other.read_text(), home.glob("*.svg"), check)
+    assert capsys.readouterr().out.splitlines() == ["a.svg", "new.svg", "old.svg is no longer made; remove it"]
+    assert (home / "a.svg").read_text() == ("repository" if check else "made") and (home / "new.svg").exists() is not check
 
 
 def test_the_report_is_that_of_the_runs_that_are_kept(tmp_path):
     """Tables to the last digit that is printed, datasets to rounding; figures are compared by the command itself."""
     assert unpack(tmp_path / "runs")
-    parts = finished_parts(tmp_path / "runs", None)
+    (first := tmp_path / "runs" / "text" / "diff" / "seed-0").mkdir(parents=True, exist_ok=True)
+    (first / "scores.nc").touch()  # of a part that is not finished, whose corpus is not there
+    parts = finished_parts(tmp_path / "runs")
+    assert list(parts) == sorted((path.stem for path in (ROOT / EVIDENCE).glob("*.nc")), key=list(PARTS).index)
     report = (ROOT / REPORT).read_text(encoding="utf-8")
     assert quoted(report, pages.quotes(parts)) == report, "python -m studies.subtraction.reproduce"
     for name, part in parts.items():

@@ -1,0 +1,239 @@
+"""Every number in the prose of the report is computed from what is committed, and none stands there that nothing computes."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from diffscope.hypotheses.intervals import students_t
+from diffscope.hypotheses.rules import IDLE
+from diffscope.lab.training.initialisation import tokenizer_for
+from diffscope.models import lambda_init_schedule
+from diffscope.numbers import listed, minus, percent, two_figures
+from diffscope.storage.statistics import open_statistics
+from studies.committed import ROOT
+from studies.subtraction import evidence, gates
+from studies.subtraction.pages import DIFF, over_heads, subtracted
+from studies.subtraction.primaries import PARTS, share_of_seeds
+from studies.subtraction.reproduce import EVIDENCE, REPORT
+from studies.subtraction.train import recipe_of
+
+WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+DESIGN = (  # what is declared
+    "max(A1 − λ·A2, 0)", "max(·, 0)", "96 to 512 tokens", "all but `standard` | 8 | 702,528 |", "`standard` | 6 | 1,360,512 |",
+)  # fmt: skip
+FIRST_STUDY = ("yes (0.06)", "Does λ = 1 do", "if it is 1 throughout", "1.1, 0.4 and 0.6 by layer", "fixed at 1, all six")
+NAMES = (  # of parts, seeds and layers, and 0 as no effect
+    "Part 0", "Part 3", "part 3", "seed 5", "Seed 5", "`shared-a2`", "layer 0", "set to 0", "is not 0", "near 0", "about 0",
+    "is below 0", "apart from 0",
+)  # fmt: skip
+
+
+def fixed(value, digits):
+    return minus(f"{float(value):.{digits}f}")
+
+
+def within(values, digits):
+    """A mean with its interval as sentences have them."""
+    values = np.asarray(values, dtype=float)
+    (low, high), _, _ = students_t(values)
+    return fixed(values.mean(), digits), f"{fixed(low, digits)} to {fixed(high, digits)}"
+
+
+def bound(values, digits):
+    """The least number of so many digits that no value exceeds."""
+    return fixed(math.ceil(float(abs(values).max()) * 10**digits) / 10**digits, digits)
+
+
+def count(condition):
+    return WORDS[int(condition.sum())]
+
+
+def of_lookup(part):
+    """What is said of the part mechanism."""
+    a1, a2 = (part[f"previous_token_{name}"] for name in ("a1", "a2"))  # (seed, layer, head)
+    looks = a2.sel(layer=0) > 0.5  # (seed, head)
+    assert bool(looks.any("head").all())
+    without, signs = part["lost_without_a2"], part["lost_without_signs"]  # (seed, layer)
+    costs = part["lost_without_a2_of_head"]  # (seed, layer, head)
+    first = costs.sel(layer=0).argmax("head")
+    told = part["a2_cost_where_told"]  # (seed,)
+    mean_told, about_told = within(told, 2)
+    gain = part["signal_to_noise_gain"]
+    fall, about_fall = within(-gain, 1)
+    falls = -gain.values[gain.values < -1]
+    idle = np.stack([each.sel(layer=[1, 2]).values for each in (without, signs)])  # (edit, seed, layer)
+    others = part["lost_with_one_a2"].sel(layer=0)
+    own = part["gain_by_head"].sel(norm="before", a2="own").where(part["tells"] > 0)
+    share = costs.sel(layer=0)
+    seeds = WORDS[part.sizes["seed"]]
+    needed, unsigned = (fixed(each.sel(layer=0).mean(), 1) for each in (without, signs))
+    of_head = fixed(share.max("head").mean(), 1)
+    vocabulary = len(tokenizer_for(recipe_of("mechanism")))
+    above = part["rejection"] > part["rejection_ceiling"]
+    both = looks["seed"].values[looks.all("head").values].tolist()
+    most = int(others["seed"][others.argmax("seed")])
+    return (
+        f"In {count(looks.any('head'))} of {seeds} models a head of the first layer looks with A2",
+        f"its loss rises by {needed} nats), and without its negative weights as well ({unsigned})",
+        f"next to nothing ({bound(idle, 2)} nats at most)",
+        f"there A2 costs {mean_told} nats on average ({about_told}), about the half nat",
+        f"All {count(looks.any('head'))} DIFF models that look up numbers",
+        f"({fixed(a2.sel(layer=0).isel(head=first).mean(), 2)} of its weight; A1 of that head gives it "
+        f"{fixed(a1.sel(layer=0).isel(head=first).mean(), 3)})",
+        f"in seed {listed(list(map(str, both)))} both heads do so",
+        f"rises by {needed} nats, of which this head's share is {of_head}, and by {unsigned} if only",
+        f"({math.log(100):.1f} among the numbers, {math.log(vocabulary):.1f} among all tokens)",
+        f"by less than {bound(idle.mean(1), 3)} nats on average, in no model by more than {bound(idle, 2)}",
+        f"seven seeds are new, and it is so in all seven (p {share_of_seeds(np.ones(7, bool)).p:.3f} without seed 5)",
+        f"prompts of {evidence.LENGTH['mechanism']} tokens with {evidence.DISTRACTORS} distractors",
+        f"rises by {fixed(others.mean(), 1)} nats on average, by {fixed(others.max(), 1)} in seed {most}",
+        f"{int(above.sum())} of the {above.size} heads are above it",
+        f"gains more than {fixed(own.max(), 1)} dB",
+        f"A2 costs {mean_told} nats on average ({about_told}), more than half a nat in {count(told > 0.5)} of {seeds} models",
+        f"by {fall} dB ({about_fall}): by {falls.min():.0f} to {falls.max():.0f} dB in {WORDS[len(falls)]} of {seeds} models, "
+        f"and not in {WORDS[gain.size - len(falls)]}",
+        f"whose A2 costs {fixed(share.min('head').mean(), 1)} nats; the head that carries the lookup ({of_head})",
+        f"{count(without.sel(layer=0) > 1)} of {seeds} lose the answer without",
+    )
+
+
+def of_sinks(part):
+    """What is said of the part sinks."""
+    seeds = WORDS[part.sizes["seed"]]
+    c = subtracted(part).sel(arm=DIFF)
+    dormant = over_heads(part["sink"]).sel(queries="dormant")  # (arm, seed, map)
+    first = dormant.sel(map="A1")
+    strong = first.sel(arm=DIFF) > 0.99
+    (weak,) = first.sel(arm=DIFF).values[~strong.values]
+    apart = first.sel(arm=DIFF) - dormant.sel(arm=DIFF, map="net D")
+    standard = first.sel(arm="standard")
+    lead = part["copy_log_odds"].sel(arm=DIFF) - part["copy_log_odds"].sel(arm="d-plus")
+    told = part["a2_cost_where_told"].sel(arm="d-plus")
+    gains = part["signal_to_noise_gain"].sel(arm="d-plus")
+    mean_gain, about_gain = within(gains, 1)
+    here = gains.values[(told > 0.05).values]
+    small = first.sel(arm="d-plus") < 0.25
+    larger = [f"{float(first.sel(arm=arm).mean()):.2f}" for arm in ("standard", "standard-norm")]
+    models = gates.read()["d-plus"]
+    lambdas, empty = ([model[name] for model in models] for name in ("lambda", "dormant"))
+    same = sum(model["same"] for model in models)
+    return (
+        f"{WORDS[same]} of {WORDS[len(models)]} of them with the same losses to the last digit",
+        f"lies between {fixed(c.min(), 2)} and {fixed(c.max(), 2)} ({lambda_init_schedule(0):.1f} at the start)",
+        f"in {count(c < 0)} of {seeds} models it is below 0",
+        f"nothing is lost ({float(part['a2_cost_where_told'].sel(arm=DIFF).mean()):.5f} nats)",
+        f"over 0.99 of A1 in {count(strong)} of {seeds} DIFF models, and {fixed(weak, 2)} in one; "
+        f"D is the same to {bound(apart, 2)}",
+        f"it has {larger[0]}, from {fixed(standard.min(), 2)} to {fixed(standard.max(), 2)} by model; "
+        f"with DIFF's norm {larger[1]}",
+        f"In {count(small)} of {seeds} `d-plus` models the first token has less than a quarter of A1",
+        f"λ ends between {two_figures(min(lambdas))} and {two_figures(max(lambdas))}, "
+        f"and D is 0 at {percent(np.mean(empty))} of dormant queries, "
+        f"at none in {WORDS[empty.count(0.0)]} model",
+        f"by {fixed(lead.mean(), 1)} nats, in all {count(lead > 0)} seeds",
+        f"lose nothing ({float(part['lost_without_signs'].sel(arm=DIFF).mean()):.6f} nats)",
+        f"not told apart from 0 ({mean_gain}, {about_gain})",
+        f"more than 0.05 nats in {count(told > 0.05)} of {seeds} models of `sinks`, "
+        f"which gain {here.min():.0f} to {here.max():.0f} dB",
+        f"where {count(~small)} of {seeds} models do",
+        f"of the whole layer it is {count(part['lost_without_a2'].sel(arm='d-plus') > 0.05)}",
+    )
+
+
+def of_tied(part, strong):
+    """What is said of the part sinks-tied."""
+    seeds = WORDS[part.sizes["seed"]]
+    c = subtracted(part).sel(arm=DIFF)
+    by_head = part["sink"].sel(arm=DIFF, queries="dormant")
+    dormant = over_heads(by_head)  # (seed, map)
+    uniform = [
+        np.mean([np.mean([1 / (query + 1) for query in prompt.spans["dormant"]]) for prompt in task.prompts])
+        for task in (evidence.task_of("sinks-tied", None, int(seed)) for seed in part["seed"])
+    ]
+    flat = by_head.sel(map="A2") <= np.asarray(uniform)[:, None, None]  # (seed, layer, head)
+    start = lambda_init_schedule(0)
+    more = c["seed"].values[(c > start).values]
+    of_more = dormant.sel(seed=more)
+    taken = [f"{fixed(of_more.sel(map='net D', seed=s), 2)} of {fixed(of_more.sel(map='A1', seed=s), 2)}" for s in more]
+    cost = part["lost_without_a2"].sel(arm=DIFF, layer=0)
+    top = int(cost["seed"][cost.argmax("seed")])
+    told = part["a2_cost_where_told"].sel(arm=DIFF)
+    odds = part["copy_log_odds"]
+    over = odds.sel(arm=DIFF) - odds.sel(arm="d-plus")
+    lead, about_lead = within(over, 2)
+    without = {int(seed): float(over.drop_sel(seed=seed).mean()) for seed in over["seed"]}
+    below = sorted((seed for seed in without if without[seed] < 0.5), key=without.get)
+    behind = odds.sel(arm="standard") - odds.sel(arm=DIFF)
+    gain, about_gain = within(part["signal_to_noise_gain"].sel(arm="d-plus"), 1)
+    less, about_less = within(part["gain_over_uniform"].sel(arm="d-plus"), 1)
+    assert (strong["copy_log_odds"].sel(arm="standard") - strong["copy_log_odds"].sel(arm=DIFF)).mean() < 0 < behind.mean()
+    return (
+        f"{count(c > start)} of {seeds} models go on subtracting, and take",
+        f"next to nothing ({fixed(told.mean(), 2)} nats on average)",
+        f"the first token has {fixed(dormant.sel(map='A1').mean(), 2)} of A1. "
+        f"Of A2 it has {fixed(dormant.sel(map='A2').mean(), 2)}, "
+        f"but in {count(dormant.sel(map='A2') <= uniform)} of {seeds} models no more than uniform attention would give it "
+        f"({fixed(np.mean(uniform), 2)}), and in {count(flat.any(('layer', 'head')))} in one head or both",
+        f"DIFF subtracts in all {count(c > 0)}",
+        f"(below 0.11, {count(c < 0.11)} of {seeds} models)",
+        f"In the other {WORDS[len(more)]} c is {listed([fixed(c.sel(seed=s), 2) for s in more])} "
+        f"(seeds {listed(list(map(str, more)))}; {start:.1f} at the start)",
+        f"less of D than of A1: {', '.join(taken[:-1])}, and {taken[-1]}",
+        f"(seed {top}: {fixed(cost.max(), 2)} nats, c {fixed(c.sel(seed=top), 2)}; the others at most "
+        f"{bound(cost.drop_sel(seed=top), 3)}) the first token has {fixed(dormant.sel(map='A1', seed=top), 2)} of A1, "
+        f"{fixed(dormant.sel(map='net D', seed=top), 2)} of D, and {fixed(dormant.sel(map='D', seed=top), 2)} of |D|",
+        f"On average A2 costs {fixed(told.mean(), 2)} nats",
+        f"less well than `standard` (by {fixed(behind.mean(), 1)} nats;",
+        f"on `d-plus` is {lead} nats ({about_lead})",
+        f"Without {', or '.join(f'seed {seed} alone ({without[seed]:.2f})' for seed in below)}, it would be *open*",
+        f"in seed {listed([str(int(seed)) for seed in over['seed'][over.values < 0]])} `d-plus` leads",
+        f"by {gain} dB ({about_gain}), in all {count(part['signal_to_noise_gain'].sel(arm='d-plus') > 0)} models; "
+        f"a uniform A2 gains {less} dB less ({about_less})",
+        f"and in {count(part['a2_cost_where_told'].sel(arm='d-plus') > 0.05)} of `sinks-tied`",
+        f"takes weight in the {count(c > start)} of {seeds} models that go on subtracting",
+        f"{count(dormant.sel(map='A2') <= uniform)} is right, and {count(flat.any(('layer', 'head')))} counts models",
+    )
+
+
+@pytest.fixture(scope="module")
+def phrases():
+    """Everything that the report says with a number, as its evidence has it."""
+    parts = {path.stem: open_statistics(path) for path in sorted((ROOT / EVIDENCE).glob("*.nc"))}
+    (rate,) = {float(rate) for part in parts.values() for rate in part["rate"].values}
+    sizes = [
+        f"| {arms} | {parts[name].sizes['seed']} | {float(parts[name]['parameters'].sel(arm=DIFF)):,.0f} |"
+        for name, arms in (("mechanism", "DIFF"), ("sinks", "all six"), ("sinks-tied", "all six"))
+    ]
+    left = len(PARTS) - len(parts)
+    return (
+        f"{WORDS[left].capitalize()} of {WORDS[len(PARTS)]} parts are not trained yet",
+        f"its removal costs less than {IDLE:.1f} nats",
+        f"All runs of the {WORDS[len(parts)]} parts were trained at one learning rate, {rate:g},",
+        *sizes,
+        *of_lookup(parts["mechanism"].sel(arm=DIFF)),
+        *of_sinks(parts["sinks"]),
+        *of_tied(parts["sinks-tied"], parts["sinks"]),
+    )
+
+
+@pytest.fixture(scope="module")
+def prose():
+    """The report without what is quoted, code and addresses."""
+    text = re.sub(r"<!-- \S+ -->.*?<!-- end -->|```.*?```", "", (ROOT / REPORT).read_text(encoding="utf-8"), flags=re.S)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def test_the_report_says_what_its_evidence_says(phrases, prose):
+    assert not [phrase for phrase in phrases if phrase not in prose]
+
+
+def test_no_number_of_the_report_is_one_that_nothing_computes(phrases, prose):
+    before, _, after = prose.partition("## Corrections")
+    rest = before + after.partition("\n## ")[2]
+    for phrase in sorted((*phrases, *DESIGN, *FIRST_STUDY, *NAMES), key=len, reverse=True):
+        rest = rest.replace(phrase, "")
+    rest = re.sub(r"\bA[12]\b", "", rest)
+    counts = f"(?:{'|'.join(WORDS)}) of (?:the )?(?:{'|'.join(WORDS[2:])})"
+    assert not re.findall(rf".{{0,40}}(?:\d+(?:[.,]\d+)*|{counts}).{{0,20}}", rest, re.I)
