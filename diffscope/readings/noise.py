@@ -112,7 +112,7 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
     whole = float(values["equal_maps"].min()), float(values["equal_maps"].max())
     start = (
         f"Of noise of σ = {sigma:g} on {span} tokens the rejection by head is {between(own.values[own.notnull()], decibels)} dB"
-        f"{_at_most(values)}"
+        f"{_of_one_shape(values)}"
     )
     if values["equal_maps"].notnull().any():
         start += f"; that of equal maps would be {between(whole, decibels)} dB of small noise"
@@ -134,21 +134,12 @@ def rejection_sentence(estimates: xr.Dataset, sigma: float) -> str:
     )
 
 
-def _at_most(values: xr.Dataset) -> str:
-    """Say how much heads could reject at most."""
+def _of_one_shape(values: xr.Dataset) -> str:
+    """Say how much heads would reject if A2 had the shape of A1, which is no upper bound."""
     if "cmrr_ceiling" not in values or not values["cmrr_ceiling"].notnull().any():
         return ", ceiling not measured"
     ceiling = values["cmrr_ceiling"].values
-    return f" of at most {between(ceiling[~np.isnan(ceiling)], decibels)} dB (if A2 had A1's shape there)"
-
-
-def of_at_most(rejected: float, ceiling: float | None) -> str:
-    """Write a rejection with its ceiling: 0.5 dB of at most 5.8 dB."""
-    if ceiling is None or math.isnan(ceiling):
-        return f"{decibels(rejected)} dB (ceiling not measured)"
-    return f"{decibels(rejected)} dB of at most {decibels(ceiling)} dB"
-
-
+    return f", and would be {between(ceiling[~np.isnan(ceiling)], decibels)} dB if A2 had A1's shape there"
 def noise_cost(
     scope: Scope,
     question: Question,
