@@ -73,7 +73,7 @@ def test_weights_of_both_signs_are_told_token_by_token():
     assert "D is +1.00 on `0` (token 4) and −0.50 on `0` (token 5): λ·A2 takes weight from the answer itself." in reading.sentence
     assert "over 99 % of |D| is on it, 33 % of it negative (uniform attention: " in reading.sentence
     positive = readings.of_head(POSITIVE, 0, 0).sentence
-    assert "D is +0.50 on `0` (token 4) and +0.50 on `0` (token 5). A1 has next to no weight on irrelevant tokens" in positive
+    assert "D is +0.50 on `0` (token 4) and +0.50 on `0` (token 5). A2 has over 99 % of its weight on `0` (token 9)" in positive
     standard = readings.of_head(STANDARD, 0, 0)
     assert "A is 1.00 on `0` (token 4)" in standard.sentence and "negative" not in repr(standard.parts)
 
