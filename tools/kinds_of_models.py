@@ -190,7 +190,7 @@ def copies(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
     rng = np.random.default_rng(SEED)
     drawn = []
     for length in COPY_EXAMPLES:
-        prompts = (as_text(task.tokenizer, task.prompt(length, rng), f"copies in {length} characters") for _ in range(DRAWS))
+        prompts = (as_text(task.tokenizer, task.prompt(length, rng), f"copies in {length} tokens") for _ in range(DRAWS))
         drawn.append(next(prompt for prompt in prompts if prompt.answer.isalpha()))
     return [replace(prompt, distractors=_others_copied(prompt)) for prompt in drawn]
 

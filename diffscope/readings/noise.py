@@ -58,9 +58,9 @@ def rejection(
     -------
     Reading
         ``estimates``: ``cmrr_injected`` and its standard error ``cmrr_injected_error`` (layer, head, sigma, control), in dB; the
-        middle of the controls is a ratio of their mean squares. ``cmrr_ceiling`` (layer, head, sigma) is what there is to reach:
-        the same with an A2 of A1's shape on the keys. ``controls`` (layer, head) is their number, ``equal_maps`` (layer, head)
-        what small noise would give if both maps were equal.
+        middle of the controls is a ratio of their mean squares. ``cmrr_ceiling`` (layer, head, sigma) is the same with
+        an A2 of A1's shape on the keys, and no upper bound. ``controls`` (layer, head) is their number, ``equal_maps``
+        (layer, head) what small noise would give if both maps were equal.
 
     Raises
     ------
@@ -140,6 +140,8 @@ def _of_one_shape(values: xr.Dataset) -> str:
         return ", ceiling not measured"
     ceiling = values["cmrr_ceiling"].values
     return f", and would be {between(ceiling[~np.isnan(ceiling)], decibels)} dB if A2 had A1's shape there"
+
+
 def noise_cost(
     scope: Scope,
     question: Question,

@@ -62,7 +62,7 @@ def of_folder(home: Path) -> dict[str, list[dict[str, float]]]:
         )
     found = {}
     for arm, each in folders.items():
-        found[arm] = [of_model(folder, seed) for seed, folder in zip(recipe_of(PART).seeds, each)]
+        found[arm] = [{"seed": seed} | of_model(folder, seed) for seed, folder in zip(recipe_of(PART).seeds, each)]
         for folder, model, read in zip(each, found[arm], losses.sel(arm=arm).values):
             model["same"] = np.array_equal(open_statistics(folder / SCORES)["answer_loss"].values, read, equal_nan=True)
     return found
@@ -103,8 +103,17 @@ def main() -> None:
 
 
 def read() -> dict[str, list[dict[str, float]]]:
-    """Return what was found of the models, as it is committed."""
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    """Return what was found of the models, as it is committed.
+
+    Raises
+    ------
+    DiffscopeError
+        It is not of the seeds of the recipe.
+    """
+    found = json.loads(FILE.read_text(encoding="utf-8"))
+    if any([model["seed"] for model in found[arm]] != list(recipe_of(PART).seeds) for arm in ARMS):
+        raise DiffscopeError(f"{FILE.name} is of other seeds than {PART}.toml; measure its models again")
+    return found
 
 
 if __name__ == "__main__":

@@ -268,7 +268,7 @@ def steps_in_words(steps: np.ndarray) -> str:
     if not len(reached):
         return ", ".join(others)
     middle = np.median(np.nan_to_num(steps, nan=np.inf, posinf=np.inf))
-    words = f"{middle:g}" if np.isfinite(middle) else "never"
+    words = f"{middle:g}" if np.isfinite(middle) else "median: never"
     return ", ".join([f"{words} ({reached.min():g} to {reached.max():g})", *others])
 
 

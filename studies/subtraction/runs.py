@@ -23,11 +23,10 @@ from diffscope.lab.training.kept_weights import KEPT
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import SCORES
 from diffscope.models.folders import checkpoints
-from diffscope.numbers import counted
 from diffscope.storage.checksum import check_sums
 from studies import packed_runs
 from studies.subtraction.evidence import FILE as EVIDENCE
-from studies.subtraction.train import PARTS
+from studies.subtraction.train import PARTS, recipe_of
 
 RUNS = Path(__file__).with_name("runs.zip")
 
@@ -63,6 +62,13 @@ def weights_of(part: str, out: Path) -> Path:
     return out / f"diffscope-{part}-weights.zip"
 
 
+def kept_models(part: str, folder: Path) -> list[Path]:
+    """Return the folders of a part's runs of whose models the weights are kept."""
+    recipe = recipe_of(part)
+    homes = (folder / part / KEPT / arm / f"seed-{seed}" for arm in recipe.arms for seed in recipe.seeds)
+    return [home for home in homes if (home / WEIGHTS).is_file()]
+
+
 def pack_weights(folder: Path, out: Path) -> dict[str, int]:
     """Write an archive of the weights of each part that was trained in a folder, and return how many models each has.
 
@@ -71,8 +77,7 @@ def pack_weights(folder: Path, out: Path) -> dict[str, int]:
     DiffscopeError
         There are none, or files are damaged.
     """
-    runs = {part: sorted(path.parent for path in (folder / part / KEPT).glob(f"*/seed-*/{WEIGHTS}")) for part in PARTS}
-    found = {part: models for part, models in runs.items() if models}
+    found = {part: models for part in PARTS if (models := kept_models(part, folder))}
     if not found:
         raise DiffscopeError(f"{folder} has no weights of finished runs; give one that studies.subtraction.train trained into")
     out.mkdir(parents=True, exist_ok=True)
@@ -80,8 +85,8 @@ def pack_weights(folder: Path, out: Path) -> dict[str, int]:
         kept = folder / part / KEPT
         for place in (kept, *models, *(step for model in models for step in checkpoints(model).values())):
             check_sums(place)
-        files = sorted(path for path in kept.rglob("*") if path.is_file())
-        packed_runs.pack(files, folder, weights_of(part, out))
+        files = [*kept.glob("*"), *(path for model in models for path in model.rglob("*"))]
+        packed_runs.pack(sorted(path for path in files if path.is_file()), folder, weights_of(part, out))
     return {part: len(models) for part, models in found.items()}
 
 
@@ -98,7 +103,8 @@ def main() -> None:
         except DiffscopeError as error:
             sys.exit(f"error: {error}")
         for part, count in packed.items():
-            print(f"{weights_of(part, options.out)}: {counted(count, 'model')}")
+            recipe = recipe_of(part)
+            print(f"{weights_of(part, options.out)}: {count} of {len(recipe.arms) * len(recipe.seeds)} models")
     elif options.action == "pack":
         print(f"{RUNS.name} has {pack(options.folder)} finished runs")
     else:

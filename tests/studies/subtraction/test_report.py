@@ -75,9 +75,9 @@ def test_a_run_that_never_finds_the_lookup_is_said_beside_the_onsets_of_the_othe
 @pytest.mark.parametrize(
     ("steps", "words"),
     [
-        ([100, 120] + [np.inf] * 6, "never (100 to 120), never: 6"),
+        ([100, 120] + [np.inf] * 6, "median: never (100 to 120), never: 6"),
         ([100, 120, 140, np.nan], "130 (100 to 140), diverged: 1"),
-        ([100, np.inf, np.nan, np.nan], "never (100 to 100), never: 1, diverged: 2"),
+        ([100, np.inf, np.nan, np.nan], "median: never (100 to 100), never: 1, diverged: 2"),
         ([np.inf, np.inf], "never: 2"),
     ],
 )

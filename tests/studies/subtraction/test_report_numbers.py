@@ -1,4 +1,7 @@
-"""Every number in the prose of the report is computed from what is committed, and none stands there that nothing computes."""
+"""The numbers in the prose of the report are computed from what is committed, and none stands there that nothing computes.
+
+But for what is declared (`DESIGN`), what the first study found (`FIRST_STUDY`), and what the page said before it was corrected.
+"""
 
 import math
 import re
