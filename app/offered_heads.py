@@ -13,7 +13,7 @@ from question import answer_of, encoded_question
 from selection import mass_on_answer, select
 
 from diffscope import readings
-from diffscope.errors import PromptError
+from diffscope.errors import PromptError, SpanError
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import head_name, percent
 from diffscope.readings import effort
@@ -41,7 +41,7 @@ def where_of(subject, cap) -> Measurement | None:
     scope = subject.scope()
     if not scope.runner.predicts:
         return None
-    with suppress(PromptError):  # the answer cannot be read: whoever asks for its log-odds says why
+    with suppress(PromptError, SpanError):  # the answer cannot be read: whoever asks for its log-odds says why
         asked = encoded_question(subject, cap, ())
 
         def compute(report):

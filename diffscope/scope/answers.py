@@ -44,6 +44,8 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
     PromptError
         There is no tokenizer, an answer or distractor is empty or shares a token with the end of the prompt, or it is beyond the
         model's positions.
+    SpanError
+        The span ``answer`` is of tokens that cover no text, such as that of the beginning.
     """
     if scope.tokenizer is None:
         raise PromptError(f"{scope.name} came without a tokenizer, so that an answer cannot be read; load it with one")

@@ -415,6 +415,11 @@ def test_maps_are_there_if_what_a_second_map_does_cannot_be_measured(app, monkey
     assert maps(test) and [warning.value for warning in test.warning] == ["no"]
 
 
+def test_maps_are_there_if_the_marked_answer_is_no_text(app, bundled):
+    test = fine(app(**bundled | {"answer": "", "spans": ["answer:0"]}))  # <bos>, which covers no character
+    assert spans(test)["answer"] == [[0, 1]] and not test.warning and not lead(test)
+
+
 def test_what_the_first_view_says_is_measured_before_it(app, monkeypatch):
     fine(app())
     import streamlit as st
