@@ -18,16 +18,16 @@ from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import head_name, percent
 from diffscope.readings import effort
 from diffscope.readings.head_sentence import MOST
-from diffscope.readings.second_map import FALL, layers_sentence, place_sentence
+from diffscope.readings.second_map import ALIKE, GIVEN, does_without, layers_sentence, place_sentence
 from diffscope.readings.signs import of_it
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 
 WHAT = "where A₂ works"
 ABOUT = (
-    "λ is set to 0 in one layer at a time, and the probability is that of the whole answer. A layer needs its A₂ if this falls "
-    f"by {100 * FALL:.0f} points or more; the other layers are the control. Then λ is set to 0 in one head at a time. The token "
-    "is found by halving: A₂ is taken out of half of the head's rows, then out of half of those that cost more, until one row "
-    "is left."
+    "λ is set to 0 in one layer at a time, and the probability is that of the whole answer. A layer needs its A₂ if this is "
+    f"{percent(GIVEN)} or more and falls by half or more, and needs none if it changes by {100 * ALIKE:.0f} points at most. "
+    "Then λ is set to 0 in one head at a time. The token is one of the prompt, and is found by halving: A₂ is taken out of half "
+    "of the head's rows, then out of half of those that cost more, until one row is left."
 )
 ROOM = "<style>.st-key-where{min-height:1.6rem}</style>"  # of a line, so that the maps stay where they are
 Place = tuple[int, int, int]  # layer, head, query
@@ -80,7 +80,7 @@ def show_where(asked: Measurement):
 
 
 def offer_contrast(estimates, subject, cap, here: Place) -> None:
-    """Offer the head that needs its A2; beside it, the head of layers that do without that gives the answer most."""
+    """Offer the head that needs its A2; beside it the control: of layers that need none, the head that gives the answer most."""
     found = estimates.attrs
     layer, head, query = found["layer"], found["head"], found.get("query", here[2])
     if (layer, head, query) != here:
@@ -90,7 +90,7 @@ def offer_contrast(estimates, subject, cap, here: Place) -> None:
         return
     last = cap.n_tokens - 1
     without = estimates["without_layer"]
-    free = without["layer"][(estimates["unedited"] - without < FALL).values]
+    free = without["layer"][does_without(float(estimates["unedited"]), without)]
     shares = shares_on_answer(cap, subject.key, last)
     best = None if shares is None or not free.size else best_of(shares.sel(layer=free))
     if best is not None:

@@ -210,6 +210,23 @@ def number(printed: str) -> float:
     return words[printed] if printed in words else float(printed.replace("−", "-"))
 
 
+def _beside(before: float, others: str, above: float = -HALF) -> bool:
+    """Whether a probability is still that before, about the same, lower or higher, and above what is lost, in each clause."""
+    for clause in filter(None, others.split("; ")):
+        word = re.search(r"(?<=it is )(still|about the same|lower|higher)", clause)
+        values = [number(share) for share in re.findall(SHARE, clause)]
+        least, most = min(values), max(values)
+        fits = {
+            "still": least == most == before,
+            "about the same": before - 2 - 2 * HALF <= least and most <= before + 2 + 2 * HALF,
+            "lower": most < before,
+            "higher": least > before,
+        }
+        if not word or not fits[word[1]] or least < above - HALF:
+            return False
+    return True
+
+
 def _overlaps(own: float, words: str, middle: float, low: float | None, high: float | None) -> bool:
     low, high = (middle if end is None else end for end in (low, high))
     if words == "more than":
@@ -378,14 +395,19 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         r"(\d+) of (\d+) heads? ha(?:s|ve) negative weights on [^:]* \(share of \|D\| there\): ([^.;]*)",
         lambda some, of, named: 0 < some <= of and all(0 <= number(each) <= 100 for each in re.findall(f"{SHARE}", named)),
     ),
-    "without an A2 the answer is lost, and without others it is not": (
-        rf"Without the A2 of [^;.]* the answer's probability is {SHARE}(?: to {SHARE})? instead of {SHARE}"
-        rf"(?:; without that of [^;.]* it is (?:still )?{SHARE})?",
-        lambda least, most, before, kept: (least if most is None else most) < before - 8 and (kept or 100) > before - 11,
+    "without an A2 half of the answer is lost, and without others it is not": (
+        rf"the answer's probability is {SHARE}(?: to {SHARE})? instead of {SHARE}((?:; without that of [^;.]*)*)",
+        lambda least, most, before, others: (
+            (least if most is None else most) <= before / 2 + HALF and _beside(before, others, above=before / 2)
+        ),
+    ),
+    "no layer alone halves the answer": (
+        rf"No layer alone needs its A2 for the answer: its probability is {SHARE}((?:; without (?:that|the A2) of [^;.]*)*)",
+        lambda before, each: each != "" and _beside(before, each, above=before / 2),
     ),
     "the model does not give the answer": (
-        rf"The model does not give the answer \({SHARE}\)",
-        lambda share: share <= 10 + HALF,
+        rf"The model does not give the answer \({SHARE}\)[^;]*((?:; without (?:that|the A2) of [^;.]*)*)",
+        lambda share, each: share <= 10 + HALF and each != "" and _beside(share, each),
     ),
     "heads changed": (r"(\d+) of (\d+) heads? changed (?:directly|only because)", lambda some, of: some <= of),
 }

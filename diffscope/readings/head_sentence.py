@@ -232,8 +232,8 @@ def _second(row: Row) -> Pieces:
     key = int(row.at("top_key", map="A2"))
     place, text = _place(row, key), _token(row.tokens, key)
     where = place if text in place or text == _numbered(key) else f"{place}, {text}"
-    size = Part(percent(share), "The largest A2 of the row / ΣA2 of the row: what is subtracted, times λ.")
-    beside = Part(percent(first), "A1 on the same token / ΣA1 of the row: what it is subtracted from.")
+    size = Part(percent(share), "The largest A2 of the row / ΣA2 of the row. A2 enters D as −λ·A2.")
+    beside = Part(percent(first), "A1 on the same token / ΣA1 of the row.")
     return [" A2 has ", size, f" of its weight on {where}, and A1 ", beside, "."]
 
 

@@ -19,18 +19,20 @@ from diffscope.scope import Scope
 from diffscope.scope.answers import score_answers
 from diffscope.tasks import Prompt, TextPrompt
 
-FALL = 0.1  # of the answer's probability: what falls so far without an A2 needs it
-STILL = 0.02  # of the answer's probability: a change up to which it is still what it was
+GIVEN = 0.1  # the answer's probability from which the model gives it
+KEPT = 0.5  # of the answer's probability: if no more is left without an A2, the answer needs it
+ALIKE = 0.02  # a change of the answer's probability up to which it is about the same
 PROBABILITY = "product over the answer's tokens of p(token | the prompt and the tokens before)"
 
 
 def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Callable[[int, int], object] | None = None) -> Reading:
     """Find the layer, the head and the token whose second map the answer needs, with the other layers as the control.
 
-    A layer needs its A2 if the answer's probability falls by 0.1 or more when λ is 0 in this layer alone. Of the layers that need
-    it the one that costs most is asked further: each head alone, and of the head that costs most one token. That token is found
-    by halving: A2 is taken out of half of the head's rows, the half that costs more is halved again, until one row is left. So
-    it is a token that costs what is said, and not always the one that costs most.
+    The answer needs the A2 of a layer if its probability, which has to be 0.1 or more, falls by half or more when λ is 0 in this
+    layer alone. Of the layers whose A2 is needed the one that costs most is asked further: each head alone, and of the head that
+    costs most one token of the prompt; rows of the answer's own tokens are not searched. That token is found by halving: A2 is
+    taken out of half of the head's rows, the half that costs more is halved again, until one row is left. So it is a token that
+    costs what is said, and not always the one that costs most.
 
     Parameters
     ----------
@@ -46,10 +48,10 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
     -------
     Reading
         ``estimates`` are probabilities of the answer: ``unedited``, ``without_layer`` (layer) with λ = 0 in one layer,
-        ``without_any`` with λ = 0 in all. If a layer needs its A2, also ``without_head`` (head) with λ = 0 in one head of the
-        layer that costs most, which the attribute ``layer`` names. If a head of it does, the attribute ``head`` names that which
-        costs most, and ``without_token`` is the probability without its A2 at the one token ``query``; the attribute ``query``
-        is there if that falls as far, too.
+        ``without_any`` with λ = 0 in all. If a layer's A2 is needed, also ``without_head`` (head) with λ = 0 in one head of the
+        layer that costs most, which the attribute ``layer`` names. If a head's A2 is needed, the attribute ``head`` names the one
+        that costs most, and ``without_token`` is the probability without its A2 at the one token ``query``; the attribute
+        ``query`` is there if this token's A2 is needed, too.
 
     Raises
     ------
@@ -93,16 +95,16 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
         "without_any": _probability(answered(set_lambda(0.0, layers=layers)), "with λ = 0 in all layers"),
     }
     place: dict[str, int] = {}
-    if _falls(unedited, without_layer.min()):
+    if needs(unedited, without_layer.min()):
         place["layer"] = layer = layers[int(without_layer.argmin())]
         one_head = np.array([answered(set_lambda(0.0, layers=layer, heads=head)) for head in range(heads[layer])])  # (head,)
         values["without_head"] = _probability(xr.DataArray(one_head, {"head": range(len(one_head))}), "with λ = 0 in one head")
-        if _falls(unedited, one_head.min()):
+        if needs(unedited, one_head.min()):
             place["head"] = head = int(one_head.argmin())
             query, one_token = _costly_token(answered, len(asked.ids), layer, head)
             at_token = xr.DataArray(one_token, {"query": query})
             values["without_token"] = _probability(at_token, "without the A2 of one head at one token")
-            if _falls(unedited, one_token):
+            if needs(unedited, one_token):
                 place["query"] = query
     estimates = xr.Dataset(values, attrs={"model": scope.name, **place})
     return Reading(" ".join(filter(None, (layers_sentence(estimates), place_sentence(estimates)))), estimates)
@@ -132,47 +134,66 @@ def _probability(values: xr.DataArray | float, edited: str) -> xr.DataArray:
     return described(xr.DataArray(values), f"probability of the answer {edited}", f"{PROBABILITY}, {edited}")
 
 
-def _falls(before: float, after: float) -> bool:
-    return before - after >= FALL
+def needs(before: float, without: Any) -> Any:
+    """Return whether an answer of this probability needs an A2, by its probability without it: one value or an array."""
+    return (before >= GIVEN) & (without <= KEPT * before)
+
+
+def does_without(before: float, without: Any) -> Any:
+    """Return whether an answer's probability without an A2 is about the same: one value or an array."""
+    return abs(without - before) <= ALIKE
 
 
 def layers_sentence(estimates: xr.Dataset) -> str:
-    """Say which layers need their A2, beside what the answer is without that of the others."""
+    """Say of which layers the answer needs the A2, beside what it is without that of the others."""
     before, without = float(estimates["unedited"]), estimates["without_layer"]
-    needed = without[(before - without >= FALL).values]
-    others = without[(before - without < FALL).values]
-    if needed.size:
-        start = f"Without the A2 of {_any_of(needed)} the answer's probability is {_amount(needed)} instead of {percent(before)}"
-        return f"{start}; {_control(others, before, needed.size)}."
-    each = "one layer at a time" if without.size > 1 else _any_of(without)
-    if before < FALL:
+    needed = needs(before, without)
+    if needed.any():
+        start = f"Without the A2 of {_any_of(without[needed])} the answer's probability is {_amount(without[needed])}"
+        return f"{start} instead of {percent(before)}; {_others(estimates, without[~needed])}."
+    one_by_one = _beside(before, without, mentioned=False)
+    if before < GIVEN:
         start = f"The model does not give the answer ({percent(before)}), so there is nothing that it could need A2 for"
-        return f"{start}; without the A2 of {each} it is {_amount(without)}."
+        return f"{start}; {one_by_one}."
     start = f"No layer alone needs its A2 for the answer: its probability is {percent(before)}"
-    whole = f", and without any A2 {percent(float(estimates['without_any']))}" if without.size > 1 else ""
-    return f"{start}; without the A2 of {each} it is {_amount(without)}{whole}."
+    whole = f"; without any A2 it is {percent(float(estimates['without_any']))}" if without.size > 1 else ""
+    return f"{start}; {one_by_one}{whole}."
 
 
-def _control(others: xr.DataArray, before: float, needed: int) -> str:
+def _others(estimates: xr.Dataset, others: xr.DataArray) -> str:
     """Say what the answer's probability is without the A2 of layers that do not need it."""
-    if not others.size:
-        return "no other layer has an A2" if needed == 1 else "there is no layer that does without"
-    which = "any other layer" if others.size > NAMED else _any_of(others)
-    still = "still " if float(abs(others - before).max()) <= STILL else ""
-    return f"without that of {which} it is {still}{_amount(others)}"
+    if others.size:
+        return _beside(float(estimates["unedited"]), others, mentioned=True)
+    return "no other layer has an A2" if estimates["layer"].size == 1 else "there is no layer that does without"
+
+
+def _beside(before: float, without: xr.DataArray, *, mentioned: bool) -> str:
+    """Say without the A2 of which layers the answer's probability is lower, higher and alike; others may be mentioned before."""
+    alike = does_without(before, without)
+    groups = {"lower": ~alike & (without < before), "higher": ~alike & (without > before), "about the same": alike}
+    said: list[str] = []
+    for word, members in groups.items():
+        if not members.any():
+            continue
+        others = mentioned and word == "about the same" and members.sum() > NAMED  # all that are left
+        amount, which = _amount(without[members]), "any other layer" if others else _any_of(without[members])
+        same = f"still {amount}" if amount == percent(before) else f"{word} ({amount})"
+        said.append(f"without {'that' if mentioned else 'the A2'} of {which} it is {same}")
+        mentioned = True
+    return "; ".join(said)
 
 
 def place_sentence(estimates: xr.Dataset) -> str:
-    """Say which head of the layer that costs most needs its A2, and at which token; nothing if no layer does."""
+    """Say of which head of the layer that costs most the A2 is needed, and at which token; nothing if no layer's is."""
     if "layer" not in estimates.attrs:
         return ""
     layer, heads = estimates.attrs["layer"], estimates["without_head"]
     name, alone = head_name(layer, int(heads.values.argmin())), percent(float(heads.min()))
+    start = f"Without the A2 of {name} alone the answer's probability is {alone}"
     if "head" not in estimates.attrs:
-        return f"No head of layer {layer} alone does: without the A2 of {name} it is {alone}."
-    start = f"Without the A2 of {name} alone it is {alone}"
+        return f"No head of layer {layer} alone needs its A2. {start}."
     if "query" not in estimates.attrs:
-        return f"{start}; no single token was found at which it does that."
+        return f"{start}; no single token of the prompt was found that costs as much."
     return f"{start}, and without that at token {estimates.attrs['query']} alone {percent(float(estimates['without_token']))}."
 
 

@@ -106,16 +106,31 @@ SAID = {
     "one layer": (
         (0.99, [0.001, 0.98, 0.99]),
         "Without the A2 of layer 0 the answer's probability is under 1 % instead of 99 %; "
-        "without that of layer 1 or 2 it is still 98 % to 99 %.",
+        "without that of layer 1 or 2 it is about the same (98 % to 99 %).",
     ),
     "others cost something": (
-        (0.6, [0.2, 0.53, 0.58]),
+        (0.6, [0.2, 0.31, 0.53, 0.6]),
         "Without the A2 of layer 0 the answer's probability is 20 % instead of 60 %; "
-        "without that of layer 1 or 2 it is 53 % to 58 %.",
+        "without that of layer 1 or 2 it is lower (31 % to 53 %); without that of layer 3 it is still 60 %.",
+    ),
+    "one other raises it": (
+        (0.45, [0.2, 0.44, 0.61]),
+        "Without the A2 of layer 0 the answer's probability is 20 % instead of 45 %; "
+        "without that of layer 2 it is higher (61 %); without that of layer 1 it is about the same (44 %).",
+    ),
+    "a small probability": (
+        (0.12, [0.03, 0.12, 0.04, 0.07]),
+        "Without the A2 of layer 0 or 2 the answer's probability is 3 % to 4 % instead of 12 %; "
+        "without that of layer 3 it is lower (7 %); without that of layer 1 it is still 12 %.",
+    ),
+    "alike in other words": (
+        (0.994, [0.1, 0.996]),
+        "Without the A2 of layer 0 the answer's probability is 10 % instead of 99 %; "
+        "without that of layer 1 it is about the same (over 99 %).",
     ),
     "every layer": (
-        (0.99, [0.01, 0.4]),
-        "Without the A2 of layer 0 or 1 the answer's probability is 1 % to 40 % instead of 99 %; "
+        (0.99, [0.01, 0.48]),
+        "Without the A2 of layer 0 or 1 the answer's probability is 1 % to 48 % instead of 99 %; "
         "there is no layer that does without.",
     ),
     "the only layer": (
@@ -123,9 +138,9 @@ SAID = {
         "Without the A2 of layer 0 the answer's probability is 1 % instead of 99 %; no other layer has an A2.",
     ),
     "many layers": (
-        (0.9, [0.9, 0.1, 0.9, 0.89, 0.9, 0.9]),
+        (0.9, [0.9, 0.1, 0.9, 0.7, 0.9, 0.9, 0.9]),
         "Without the A2 of layer 1 the answer's probability is 10 % instead of 90 %; "
-        "without that of any other layer it is still 89 % to 90 %.",
+        "without that of layer 3 it is lower (70 %); without that of any other layer it is still 90 %.",
     ),
     "most of many layers": (
         (0.9, [0.1, 0.1, 0.1, 0.1, 0.1, 0.9]),
@@ -133,18 +148,24 @@ SAID = {
         "without that of layer 5 it is still 90 %.",
     ),
     "none alone": (
-        (0.97, [0.95, 0.97], 0.02),
+        (0.97, [0.96, 0.97], 0.02),
         "No layer alone needs its A2 for the answer: its probability is 97 %; "
-        "without the A2 of one layer at a time it is 95 % to 97 %, and without any A2 2 %.",
+        "without the A2 of layer 0 or 1 it is about the same (96 % to 97 %); without any A2 it is 2 %.",
     ),
     "not the only one": (
-        (0.97, [0.95]),
-        "No layer alone needs its A2 for the answer: its probability is 97 %; without the A2 of layer 0 it is 95 %.",
+        (0.97, [0.6]),
+        "No layer alone needs its A2 for the answer: its probability is 97 %; without the A2 of layer 0 it is lower (60 %).",
+    ),
+    "no layer of many": (
+        (0.97, [0.97] * 6),
+        "No layer alone needs its A2 for the answer: its probability is 97 %; "
+        "without the A2 of any one of layers 0 to 5 it is still 97 %; without any A2 it is 0 %.",
     ),
     "no answer": (
-        (0.02, [0.01, 0.4]),
-        "The model does not give the answer (2 %), so there is nothing that it could need A2 for; "
-        "without the A2 of one layer at a time it is 1 % to 40 %.",
+        (0.09, [0.01, 0.95, 0.09]),
+        "The model does not give the answer (9 %), so there is nothing that it could need A2 for; "
+        "without the A2 of layer 0 it is lower (1 %); without that of layer 1 it is higher (95 %); "
+        "without that of layer 2 it is still 9 %.",
     ),
 }
 
@@ -158,13 +179,17 @@ def test_the_sentence_says_of_layers_what_their_numbers_are(case):
 PLACES = {
     "a token": (
         ({"heads": [0.3, 0.01], "token": 0.02}, {"layer": 2, "head": 1, "query": 7}),
-        "Without the A2 of L2H1 alone it is 1 %, and without that at token 7 alone 2 %.",
+        "Without the A2 of L2H1 alone the answer's probability is 1 %, and without that at token 7 alone 2 %.",
     ),
     "no token": (
         ({"heads": [0.3, 0.01], "token": 0.95}, {"layer": 2, "head": 1}),
-        "Without the A2 of L2H1 alone it is 1 %; no single token was found at which it does that.",
+        "Without the A2 of L2H1 alone the answer's probability is 1 %; "
+        "no single token of the prompt was found that costs as much.",
     ),
-    "no head": (({"heads": [0.95, 0.93]}, {"layer": 2}), "No head of layer 2 alone does: without the A2 of L2H1 it is 93 %."),
+    "no head": (
+        ({"heads": [0.95, 0.93]}, {"layer": 2}),
+        "No head of layer 2 alone needs its A2. Without the A2 of L2H1 alone the answer's probability is 93 %.",
+    ),
     "no layer": (({}, {}), ""),
 }
 
