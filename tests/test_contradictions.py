@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import xarray as xr
 
 import diffscope
 from diffscope import edits, figures, readings, tables, tasks
@@ -15,6 +16,7 @@ from diffscope.hypotheses.shipped import shipped
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.study import open_study
 from diffscope.readings import Prediction, noise_cost, ranks, rejection
+from diffscope.readings.second_map import layers_sentence
 from tests.contradictions import PREDICTED, ROWS, of_conclusion, of_row, of_sentence, of_words
 from tests.instruments.planted import capture_of, layer_of
 
@@ -210,3 +212,13 @@ def test_planted_predictions_rise_and_fall(before, after):
     wrong, claims = of_sentence(sentence)
     assert not wrong and claims == ["the answer's log-odds rise or fall"]
     assert of_sentence(sentence.replace("rise", "@").replace("fall", "rise").replace("@", "fall"))[0]
+
+
+@pytest.mark.parametrize("before, without", [(0.6, (0.2, 0.4, 0.8, 0.6)), (0.9, (0.6, 0.89, 0.99)), (0.05, (0.01, 0.4, 0.05))])
+def test_planted_layers_lower_and_raise_the_answer(before, without):
+    layers = xr.DataArray(list(without), {"layer": range(len(without))})
+    sentence = layers_sentence(xr.Dataset({"unedited": before, "without_layer": layers, "without_any": 0.0}))
+    wrong, claims = of_sentence(sentence)
+    assert not wrong and len(claims) == 1
+    assert of_sentence(sentence.replace("lower", "@").replace("higher", "lower").replace("@", "higher"))[0]
+    assert of_sentence(sentence.replace("still" if "still" in sentence else "about the same", "higher"))[0]
