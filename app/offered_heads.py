@@ -26,8 +26,8 @@ WHAT = "where A₂ works"
 ABOUT = (
     "λ is set to 0 in one layer at a time, and the probability is that of the whole answer. A layer needs its A₂ if this is "
     f"{percent(GIVEN)} or more and falls by half or more, and needs none if it changes by {100 * ALIKE:.0f} points at most. "
-    "Then λ is set to 0 in one head at a time. The token is one of the prompt, and is found by halving: A₂ is taken out of half "
-    "of the head's rows, then out of half of those that cost more, until one row is left."
+    "Then λ is set to 0 in one head at a time. The token is one of the prompt, and is found by halving: A₂ is taken out of "
+    "half of the head's rows, then out of half of those that cost more, until one row is left."
 )
 ROOM = "<style>.st-key-where{min-height:1.6rem}</style>"  # of a line, so that the maps stay where they are
 Place = tuple[int, int, int]  # layer, head, query
@@ -80,7 +80,7 @@ def show_where(asked: Measurement):
 
 
 def offer_contrast(estimates, subject, cap, here: Place) -> None:
-    """Offer the head that needs its A2; beside it the control: of layers that need none, the head that gives the answer most."""
+    """Offer the head that needs its A2, or its control: of layers that need none, the head that gives the answer most."""
     found = estimates.attrs
     layer, head, query = found["layer"], found["head"], found.get("query", here[2])
     if (layer, head, query) != here:

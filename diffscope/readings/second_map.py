@@ -28,11 +28,11 @@ PROBABILITY = "product over the answer's tokens of p(token | the prompt and the 
 def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Callable[[int, int], object] | None = None) -> Reading:
     """Find the layer, the head and the token whose second map the answer needs, with the other layers as the control.
 
-    The answer needs the A2 of a layer if its probability, which has to be 0.1 or more, falls by half or more when λ is 0 in this
-    layer alone. Of the layers whose A2 is needed the one that costs most is asked further: each head alone, and of the head that
-    costs most one token of the prompt; rows of the answer's own tokens are not searched. That token is found by halving: A2 is
-    taken out of half of the head's rows, the half that costs more is halved again, until one row is left. So it is a token that
-    costs what is said, and not always the one that costs most.
+    The answer needs the A2 of a layer if its probability, which has to be 0.1 or more, falls by half or more when λ is 0 in
+    this layer alone. Of the layers whose A2 is needed the one that costs most is asked further: each head alone, and of the
+    head that costs most one token of the prompt; rows of the answer's own tokens are not searched. That token is found by
+    halving: A2 is taken out of half of the head's rows, the half that costs more is halved again, until one row is left. So it
+    is a token that costs what is said, and not always the one that costs most.
 
     Parameters
     ----------
@@ -48,10 +48,10 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
     -------
     Reading
         ``estimates`` are probabilities of the answer: ``unedited``, ``without_layer`` (layer) with λ = 0 in one layer,
-        ``without_any`` with λ = 0 in all. If a layer's A2 is needed, also ``without_head`` (head) with λ = 0 in one head of the
-        layer that costs most, which the attribute ``layer`` names. If a head's A2 is needed, the attribute ``head`` names the one
-        that costs most, and ``without_token`` is the probability without its A2 at the one token ``query``; the attribute
-        ``query`` is there if this token's A2 is needed, too.
+        ``without_any`` with λ = 0 in all. If a layer's A2 is needed, also ``without_head`` (head) with λ = 0 in one head of
+        the layer that costs most, which the attribute ``layer`` names. If a head's A2 is needed, the attribute ``head`` names
+        the one that costs most, and ``without_token`` is the probability without its A2 at the one token ``query``; the
+        attribute ``query`` is there if this token's A2 is needed, too.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def _others(estimates: xr.Dataset, others: xr.DataArray) -> str:
 
 
 def _beside(before: float, without: xr.DataArray, *, mentioned: bool) -> str:
-    """Say without the A2 of which layers the answer's probability is lower, higher and alike; others may be mentioned before."""
+    """Say without the A2 of which layers the answer's probability is lower, higher, alike; others may be mentioned before."""
     alike = does_without(before, without)
     groups = {"lower": ~alike & (without < before), "higher": ~alike & (without > before), "about the same": alike}
     said: list[str] = []
