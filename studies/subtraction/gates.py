@@ -1,10 +1,10 @@
-"""What λ became in models of ``sinks``, and how many rows of D are 0 altogether: looked at after the part was read.
+"""What λ became in models of ``sinks`` and ``lookup``, and how many rows of D are 0 altogether; read of the weights themselves.
 
-    python -m studies.subtraction.gates FOLDER
+    python -m studies.subtraction.gates sinks FOLDER
 
-takes the models of DIFF and D⁺ in the folder that the study was trained into and writes what it finds of every seed into
-``gates.json``, which the report quotes, since weights are not kept. A model that is trained again is the one that was read if it
-has the same losses: on the kind of processor that it was first trained on.
+takes the models of a part that are trained in the folder and writes what it finds of each into ``gates.json``, which the report
+quotes, since weights are not kept. What it says of other models stays. A model that is trained again is the one that was read if
+it has the same losses: on the kind of processor that it was first trained on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
 
 from diffscope import numbers
 from diffscope.errors import DiffscopeError
@@ -24,96 +26,136 @@ from diffscope.render import pipe_table
 from diffscope.scope import load
 from diffscope.storage.atomic import write_json
 from diffscope.storage.statistics import open_statistics
+from diffscope.tasks.prompt import Prompt
 from studies.subtraction.evidence import task_of
 from studies.subtraction.train import recipe_of
 
-PART = "sinks"
 FILE = Path(__file__).with_suffix(".json")
-READ = Path(__file__).with_name("evidence") / f"{PART}.nc"
-ARMS = ("diff", "d-plus")
-QUERIES = ("dormant", "triggers")
+READ = Path(__file__).with_name("evidence")
+ARMS = {"sinks": ("diff", "d-plus"), "lookup": ("diff", "plus", "d-plus", "shared-a2")}
+QUERIES = {"sinks": ("dormant", "triggers"), "lookup": ("all", "the answering one")}
+PARTS = tuple(ARMS)
+
+Found = Mapping[str, Sequence[Mapping]]  # of a part: by arm, what :func:`of_model` finds of each seed, in their order
 
 
-def of_model(folder: Path, seed: int) -> dict[str, float]:
-    """Return λ of a model's only layer, and the share of its rows of D that are 0, at dormant queries and at triggers."""
+def at(prompt: Prompt, queries: str) -> Sequence[int]:
+    """Return the places of a prompt's queries of a kind."""
+    if queries == "all":
+        return range(len(prompt.ids))
+    return [len(prompt.ids) - 1] if queries == "the answering one" else prompt.spans[queries]
+
+
+def of_model(part: str, folder: Path, seed: int) -> dict:
+    """Return ``lambda`` of each layer, in D = A1 − λ·A2, and by kind of queries the share of all rows of D that are 0."""
     scope = load(folder)
-    prompts = task_of(PART, scope, seed).prompts
-    (layer,) = scope.capture([prompt.ids for prompt in prompts]).layers
-    found: dict[str, float] = {"lambda": float(layer.lam.mean())}
-    for name in QUERIES:
-        rows = [layer.prompt(index).rows(prompt.spans[name]).d for index, prompt in enumerate(prompts)]  # (head, query, key)
-        found[name] = float(np.mean([(each == 0).all(-1).double().mean().item() for each in rows]))
+    prompts = task_of(part, scope, seed).prompts
+    layers = scope.capture([prompt.ids for prompt in prompts]).layers
+    found: dict = {"lambda": [float(layer.lam.double().mean()) for layer in layers]}
+    for name in QUERIES[part]:
+        rows = [layer.prompt(index).rows(at(prompt, name)).d for layer in layers for index, prompt in enumerate(prompts)]
+        found[name] = float(np.mean([(each == 0).all(-1).double().mean().item() for each in rows]))  # each (head, query, key)
     return found
 
 
-def of_folder(home: Path) -> dict[str, list[dict[str, float]]]:
-    """Return what :func:`of_model` finds, by arm, of every seed, and as ``same`` whether its losses are those that were read.
+def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
+    """Return what :func:`of_model` finds of the models in a folder, by arm, and as ``same`` whether their losses are those read.
 
     Raises
     ------
     DiffscopeError
-        A model is not there.
+        There is no model, or the part has no evidence yet, with which to compare them.
     """
-    losses = open_statistics(READ)["answer_loss"]  # (arm, seed, step)
-    folders = {arm: [home / PART / arm / f"seed-{seed}" for seed in recipe_of(PART).seeds] for arm in ARMS}
-    if lacking := [folder for each in folders.values() for folder in each if not (folder / WEIGHTS).is_file()]:
-        raise DiffscopeError(
-            f"{lacking[0]} has no {WEIGHTS}; train the models with: python -m studies.subtraction.train {home} --part {PART}"
-        )
+    evidence = READ / f"{part}.nc"
+    if not evidence.is_file():
+        raise DiffscopeError(f"{evidence.name} is not there; take it with: python -m studies.subtraction.evidence {part} {home}")
+    losses = open_statistics(evidence)["answer_loss"]  # (arm, seed, step)
     found = {}
-    for arm, each in folders.items():
-        found[arm] = [{"seed": seed} | of_model(folder, seed) for seed, folder in zip(recipe_of(PART).seeds, each)]
-        for folder, model, read in zip(each, found[arm], losses.sel(arm=arm).values):
-            model["same"] = np.array_equal(open_statistics(folder / SCORES)["answer_loss"].values, read, equal_nan=True)
+    for arm in ARMS[part]:
+        folders = {seed: home / part / arm / f"seed-{seed}" for seed in recipe_of(part).seeds}
+        found[arm] = [
+            {"seed": seed, **of_model(part, folder, seed), "same": _alike(folder, losses.sel(arm=arm, seed=seed))}
+            for seed, folder in folders.items()
+            if (folder / WEIGHTS).is_file()
+        ]
+    if not any(found.values()):
+        raise DiffscopeError(
+            f"no model is in {home / part}; train them with: python -m studies.subtraction.train {home} --part {part}"
+        )
     return found
 
 
-def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """List λ and empty rows by arm: λ from the least to the largest over seeds, the others with their mean."""
+def _alike(folder: Path, losses: xr.DataArray) -> bool:
+    """Whether the losses that a run has logged are those of its part's evidence."""
+    own, known = (each.dropna("step") for each in (open_statistics(folder / SCORES)["answer_loss"], losses))
+    return np.array_equal(own["step"], known["step"]) and np.array_equal(own, known)
+
+
+def merged(known: Found, found: Found) -> dict[str, list[dict]]:
+    """Return what is known of a part's models, with what was found now in the place of what was known of the same seeds."""
+    by_arm = {}
+    for arm in dict.fromkeys((*known, *found)):
+        models = {model["seed"]: dict(model) for model in (*known.get(arm, ()), *found.get(arm, ()))}
+        by_arm[arm] = [models[seed] for seed in sorted(models)]
+    return by_arm
+
+
+def table(part: str, found: Found) -> str:
+    """List λ by layer, and empty rows, by arm: λ from the least to the largest over seeds, the others with their mean."""
+    layers = len(next(iter(found.values()))[0]["lambda"])
     rows = []
     for arm, models in found.items():
-        values = {name: [model[name] for model in models] for name in ("lambda", *QUERIES)}
-        shares = (
-            f"{numbers.percent(float(np.mean(values[name])))} ({numbers.between(values[name], numbers.percent)})"
-            for name in QUERIES
-        )
+        lambdas = np.array([model["lambda"] for model in models])  # (seed, layer)
+        shares = ([model[name] for model in models] for name in QUERIES[part])
+        cells = (f"{numbers.percent(float(np.mean(each)))} ({numbers.between(each, numbers.percent)})" for each in shares)
         same = sum(model["same"] for model in models)
-        rows.append((arm, str(len(models)), str(same), numbers.between(values["lambda"], numbers.two_figures), *shares))
+        rows.append(
+            (arm, str(len(models)), str(same), *(numbers.between(each, numbers.two_figures) for each in lambdas.T), *cells)
+        )
     return pipe_table(
         (
             "arm",
             "seeds",
             "with the losses that were read",
-            "λ",
-            *(f"rows of D that are 0, {name}: mean (range)" for name in QUERIES),
+            *(["λ"] if layers == 1 else [f"λ, layer {layer}" for layer in range(layers)]),
+            *(f"rows of D that are 0, {name}: mean (range)" for name in QUERIES[part]),
         ),
         rows,
     )
 
 
-def main() -> None:
-    """Measure the models of a folder."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    try:
-        write_json(FILE, of_folder(parser.parse_args().folder), indent=1)
-    except DiffscopeError as error:
-        sys.exit(f"error: {error}")
-    print(table(read()))
-
-
-def read() -> dict[str, list[dict[str, float]]]:
-    """Return what was found of the models, as it is committed.
+def read(part: str) -> dict[str, list[dict]]:
+    """Return what was found of a part's models, as it is committed.
 
     Raises
     ------
     DiffscopeError
         It is not of the seeds of the recipe.
     """
-    found = json.loads(FILE.read_text(encoding="utf-8"))
-    if any([model["seed"] for model in found[arm]] != list(recipe_of(PART).seeds) for arm in ARMS):
-        raise DiffscopeError(f"{FILE.name} is of other seeds than {PART}.toml; measure its models again")
+    found = _committed().get(part, {})
+    if any([model["seed"] for model in found.get(arm, ())] != list(recipe_of(part).seeds) for arm in ARMS[part]):
+        raise DiffscopeError(f"{FILE.name} is not of all seeds of {part}.toml; measure the models that are missing")
     return found
+
+
+def _committed() -> dict[str, dict[str, list[dict]]]:
+    return json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+
+
+def main() -> None:
+    """Measure the models of a folder, and print how many are known of."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=PARTS)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    known = _committed()
+    try:
+        known[options.part] = merged(known.get(options.part, {}), of_folder(options.part, options.folder))
+        write_json(FILE, known, indent=1)
+    except DiffscopeError as error:
+        sys.exit(f"error: {error}")
+    counts = ", ".join(f"{arm} {len(models)}" for arm, models in known[options.part].items())
+    print(f"{options.part}: seeds that {FILE.name} has: {counts}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import xarray as xr
 
 from diffscope import figures, numbers
 from diffscope.hypotheses.accounts import ACCOUNTS
-from diffscope.hypotheses.cohort import onsets
+from diffscope.hypotheses.cohort import log_odds, onsets
 from diffscope.hypotheses.rules import NONE, Declared
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
@@ -23,12 +23,14 @@ from diffscope.stats.intervals import t_half_width
 from studies.markdown import mean
 from studies.subtraction import gates
 from studies.subtraction.judging import Judged, judge
-from studies.subtraction.primaries import PARTS
+from studies.subtraction.primaries import PARTS, log_odds_of_runs
+from studies.subtraction.primaries import onsets as onsets_of_runs
 from studies.subtraction.read import cost_of
 
 POWER = Path(__file__).with_name("power.json")
 WIDTH = 7.0  # inches of a figure
 DIFF = "diff"
+LOOKUP = "lookup"
 LOSSES = {  # rises of the answer's loss
     "lost_without_a2": "without A2",
     "lost_without_signs": "negative weights of D set to 0",
@@ -54,9 +56,13 @@ def quotes(parts: Parts) -> dict[str, str]:
         texts |= {f"{name}-layers": by_layer(part), f"{name}-heads": by_head(part), f"{name}-gains": gains(part)}
         if "sink" in part:
             texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part), f"{name}-lambdas": lambdas(part)}
-        texts |= {f"{name}-onsets": by_criterion(part)} if "sink" not in part else {}
-    if gates.PART in parts:
-        texts["sinks-gates"] = gates.table(gates.read())
+        else:
+            texts[f"{name}-onsets"] = by_criterion(part)
+    if LOOKUP in parts:
+        lookup = parts[LOOKUP]
+        texts |= {"lookup-answers": lookups(lookup), "lookup-others": against_others(lookup), "lookup-cells": by_cell(lookup)}
+        texts["lookup-before"] = by_costliest_head(lookup)
+    texts |= {f"{name}-gates": gates.table(name, gates.read(name)) for name in gates.PARTS if name in parts}
     return texts
 
 
@@ -178,6 +184,63 @@ def _of_heads(diff: xr.Dataset) -> dict[str, xr.DataArray]:
     }
 
 
+def lookups(part: xr.Dataset) -> str:
+    """List how well every arm looks up in the end, at the learning rate that was chosen for it, and its loss on text."""
+    columns = {
+        "log-odds of the answer (nats)": log_odds_of_runs(part),
+        "answered right": part["exact_match"].mean(("length", "distractors", "prompt")),
+        "among near-duplicates": part["exact_match_near"].mean(("near", "prompt")),
+        "“unknown” where it is": part["says_unknown"].sel(question="unanswerable").mean(("distractors", "prompt")),
+        "loss on other text (nats)": part["text"].sel(token="other"),
+    }
+    rows = [
+        (str(arm), f"{float(part['rate'].sel(arm=arm)):g}", *(mean(values.sel(arm=arm)) for values in columns.values()))
+        for arm in part["arm"].values
+    ]
+    return pipe_table(("arm", "learning rate", *columns), rows)
+
+
+def against_others(part: xr.Dataset) -> str:
+    """List by how much DIFF is ahead of each other arm, seed by seed; an onset below 0 octaves is earlier."""
+    columns = {
+        "onset, DIFF − arm (octaves)": np.log2(onsets_of_runs(part)),
+        "log-odds, DIFF − arm (nats)": log_odds_of_runs(part),
+    }
+    rows = [
+        (str(arm), *(mean(values.sel(arm=DIFF) - values.sel(arm=arm)) for values in columns.values()))
+        for arm in part["arm"].values
+        if arm != DIFF
+    ]
+    return pipe_table(("arm", *columns), rows)
+
+
+def by_cell(part: xr.Dataset) -> str:
+    """List log-odds of the answer by arm, length and number of distractors, in nats; a cell that was not scored is left out."""
+    odds = log_odds(part)  # (arm, seed, length, distractors)
+    rows = [
+        (str(length), str(distractors), *(mean(odds.sel(arm=arm, length=length, distractors=distractors)) for arm in odds["arm"]))
+        for length in odds["length"].values
+        for distractors in odds["distractors"].values
+        if bool(odds.sel(length=length, distractors=distractors).notnull().any())
+    ]
+    return pipe_table(("tokens", "distractors", *map(str, odds["arm"].values)), rows)
+
+
+def by_costliest_head(part: xr.Dataset) -> str:
+    """List of every arm and layer the head whose second map costs most in its seed, and most of A1 on the token before."""
+    rows = []
+    for arm in part["arm"].values:
+        of_arm = part.sel(arm=arm)
+        costs = of_arm["lost_without_a2_of_head"]  # (seed, layer, head)
+        at = costs.fillna(-np.inf).argmax("head")
+        first = [costs, of_arm["previous_token_a1"], of_arm["previous_token_a2"]]
+        columns = [values.isel(head=at).where(costs.notnull().any("head")) for values in first]
+        columns.append(of_arm["previous_token_a1"].max("head"))
+        rows += [(str(arm), str(layer), *(mean(of.sel(layer=layer)) for of in columns)) for layer in part["layer"].values]
+    costliest = ("its A2 costs (nats)", "its A1 on the token before", "its A2 there")
+    return pipe_table(("arm", "layer", *costliest, "most of A1 there, any head"), rows)
+
+
 def gains(part: xr.Dataset) -> str:
     """Signal-to-noise gain in the heads that tell the answer, weighted by what their A2 costs, by arm."""
     columns = {
@@ -278,18 +341,30 @@ def drawings(parts: Parts) -> dict[str, figures.Figure]:
     drawn = {"primaries": figures.board(read, width=WIDTH, title="")} if read else {}
     if "mechanism" in parts:
         drawn["costs"] = _costs(parts["mechanism"])
+    if LOOKUP in parts:
+        drawn["lookup"] = _odds(parts[LOOKUP])
     return drawn
+
+
+def _odds(part: xr.Dataset) -> figures.Figure:
+    """Draw log-odds of the answer by the number of distractors and arm, every seed a point."""
+    odds = log_odds(part).mean("length").transpose("arm", "seed", "distractors")
+    return _with_seeds(odds.assign_attrs(long_name="log-odds of the answer", units="nats"), "distractors", "arm")
 
 
 def _costs(part: xr.Dataset) -> figures.Figure:
     """Draw what the answer loses by each edit of a layer's second map, every seed a point."""
     rises = xr.concat([part[name].sel(arm=DIFF, drop=True) for name in LOSSES if name in part], "edit")  # (edit, seed, layer)
     rises = rises.assign_coords(edit=[words for name, words in LOSSES.items() if name in part])
-    rises = rises.assign_attrs(long_name="rise of the answer's loss", units="nats")
-    middle = rises.mean("seed", keep_attrs=True)
-    half = half_widths(rises)
+    return _with_seeds(rises.assign_attrs(long_name="rise of the answer's loss", units="nats"), "layer", "edit")
+
+
+def _with_seeds(values: xr.DataArray, x: str, series: str) -> figures.Figure:
+    """Draw means over seeds with their 95 % intervals, and every seed as a point."""
+    middle = values.mean("seed", keep_attrs=True)
+    half = half_widths(values)
     ends = {"low": middle - half, "high": middle + half}
-    return figures.curves(middle, series="edit", points=rises, style="points", width=WIDTH, title="", **ends)
+    return figures.curves(middle, x=x, series=series, points=values, style="points", width=WIDTH, title="", **ends)
 
 
 def half_widths(values: xr.DataArray) -> xr.DataArray:

@@ -1,11 +1,13 @@
 """What became of λ is measured of models, and refused without them."""
 
+import json
 import math
 import sys
 
 import pytest
 import torch
 
+from diffscope.errors import DiffscopeError
 from diffscope.models import DiffConfig, DiffForCausalLM
 from diffscope.tasks import Backcopy
 from studies.subtraction import evidence, gates
@@ -42,19 +44,33 @@ def saved(folder, lam):
 @pytest.mark.parametrize(("lam", "empty"), [(0.9, 0.0), (3.0, 1.0)])
 def test_rows_are_empty_if_a_larger_part_is_subtracted_than_there_is(tmp_path, monkeypatch, lam, empty):
     monkeypatch.setattr(evidence, "COUNT", 2)
-    found = gates.of_model(saved(tmp_path, lam), 0)
-    assert found == pytest.approx({"lambda": lam, "dormant": empty, "triggers": empty}, rel=1e-5)
+    found = gates.of_model("sinks", saved(tmp_path, lam), 0)
+    assert found.pop("lambda") == pytest.approx([lam], rel=1e-5)
+    assert found == {"dormant": empty, "triggers": empty}
 
 
 def test_a_folder_without_the_models_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(gates, "FILE", tmp_path / "gates.json")
-    monkeypatch.setattr(sys, "argv", ["gates", str(tmp_path / "nowhere")])
-    with pytest.raises(SystemExit, match=r"^error: .*seed-0 has no .*; train the models with: python -m .*--part sinks$"):
+    monkeypatch.setattr(sys, "argv", ["gates", "sinks", str(tmp_path / "nowhere")])
+    with pytest.raises(SystemExit, match=r"^error: no model is in .*sinks; train them with: python -m .*--part sinks$"):
         gates.main()
     assert not gates.FILE.exists()
 
 
 def test_a_row_has_the_mean_and_the_range_over_models():
-    models = [{"lambda": lam, "dormant": lam / 10, "triggers": 0.0, "same": lam > 2} for lam in (2.0, 8.0)]
-    row = gates.table({"d-plus": models}).splitlines()[2]
+    models = [{"lambda": [lam], "dormant": lam / 10, "triggers": 0.0, "same": lam > 2} for lam in (2.0, 8.0)]
+    row = gates.table("sinks", {"d-plus": models}).splitlines()[2]
     assert row == "| d-plus | 2 | 1 | 2.0 to 8.0 | 50 % (20 % to 80 %) | 0 % (0 %) |"
+
+
+def test_models_that_are_found_take_the_place_of_what_was_known_of_their_seeds_alone():
+    known = {"diff": [{"seed": 0, "lambda": [0.1]}, {"seed": 2, "lambda": [0.2]}]}
+    merged = gates.merged(known, {"diff": [{"seed": 1, "lambda": [0.3]}, {"seed": 2, "lambda": [0.4]}], "plus": []})
+    assert merged == {"diff": [{"seed": seed, "lambda": [lam]} for seed, lam in enumerate((0.1, 0.3, 0.4))], "plus": []}
+
+
+def test_a_part_of_which_a_seed_is_missing_is_not_quoted(tmp_path, monkeypatch):
+    monkeypatch.setattr(gates, "FILE", tmp_path / "gates.json")
+    gates.FILE.write_text(json.dumps({"lookup": {arm: [{"seed": 0}] for arm in gates.ARMS["lookup"]}}))
+    with pytest.raises(DiffscopeError, match=r"not of all seeds of lookup\.toml"):
+        gates.read("lookup")

@@ -48,6 +48,28 @@ def mechanism(diverged=()):
     return part
 
 
+def lookup():
+    """DIFF and two other arms, of which `standard-norm` has one map, and DIFF finds the lookup in half as many steps."""
+    costs = np.array([[[1.0, 5.0]], [[7.0, 3.0]], [[1.0, 5.0]], [[7.0, 3.0]]])  # (seed, layer, head)
+    costs = np.stack([costs, costs / 10, np.full_like(costs, np.nan)])  # (arm, seed, layer, head)
+    dims = ("arm", "seed", "layer", "head")
+    found = np.array([[1.0, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1]])[:, None].repeat(SEEDS, 1)  # (arm, seed, step)
+    odds = np.array([6.0, 5.0, 8.0])[:, None, None, None] + np.arange(2.0)  # (arm, seed, length, distractors)
+    odds = odds.repeat(SEEDS, 1).repeat(2, 2)
+    odds[:, :, 0, 1] = np.nan  # no room in the short prompts
+    values = {
+        "lost_without_a2_of_head": (dims, costs),
+        "previous_token_a1": (dims, np.nan_to_num(costs / 100, nan=0.5)),
+        "previous_token_a2": (dims, costs / 10),
+        "retrieval": (("arm", "seed", "step"), found),
+        "log_odds": (("arm", "seed", "length", "distractors", "prompt"), odds[..., None]),
+    }
+    coords = {"arm": ["diff", "plus", "standard-norm"], "seed": range(SEEDS), "layer": [0], "head": [0, 1]}
+    steps = {"step": [50, 75, 100, 200], "length": [96, 512], "distractors": [8, 48]}
+    values |= {"finished": (dims[:2], np.ones((3, SEEDS))), "formation_limit": 400.0}
+    return xr.Dataset(values, coords | steps)
+
+
 def cells(table, *lead):
     """Return the cells of a row behind those that it begins with."""
     (row,) = (line for line in table.splitlines() if line.startswith(f"| {' | '.join(lead)} |"))
@@ -65,6 +87,24 @@ def test_a_seed_without_a_model_is_counted_and_left_out_of_means():
     assert cells(pages.runs({"mechanism": part}), "mechanism") == ["diff", "4", "4", "1", "abc, def", "EPYC"]
     assert cells(pages.by_layer(part), "diff", "0")[0].endswith(", 3 seeds")
     assert cells(pages.by_head(part), "0", "1.")[0].endswith(", 3 seeds")
+
+
+def test_a_head_is_the_costliest_of_its_own_seed_and_an_arm_with_one_map_has_its_first():
+    table = pages.by_costliest_head(lookup())
+    assert cells(table, "diff", "0")[:3] == ["6.0 [4.2, 7.8]", "0.060 [0.042, 0.078]", "0.60 [0.42, 0.78]"]
+    assert cells(table, "standard-norm", "0") == ["–", "–", "–", "0.500 [0.500, 0.500]"]
+
+
+def test_an_arm_that_is_later_or_worse_than_diff_is_told_by_its_sign():
+    table = pages.against_others(lookup())
+    assert cells(table, "plus") == ["−2.00 [−2.00, −2.00]", "1.00 [1.00, 1.00]"]
+    assert cells(table, "standard-norm")[1] == "−2.00 [−2.00, −2.00]"
+
+
+def test_cells_of_the_grid_that_were_not_scored_are_left_out():
+    rows = pages.by_cell(lookup()).splitlines()[2:]
+    assert [row.split(" | ")[:2] for row in rows] == [["| 96", "8"], ["| 512", "8"], ["| 512", "48"]]
+    assert cells("\n".join(rows), "512", "48") == ["7.00 [7.00, 7.00]", "6.00 [6.00, 6.00]", "9.00 [9.00, 9.00]"]
 
 
 def test_a_run_that_never_finds_the_lookup_is_said_beside_the_onsets_of_the_others():

@@ -119,8 +119,8 @@ def of_sinks(part):
     here = gains.values[(told > 0.05).values]
     small = first.sel(arm="d-plus") < 0.25
     larger = [f"{float(first.sel(arm=arm).mean()):.2f}" for arm in ("standard", "standard-norm")]
-    models = gates.read()["d-plus"]
-    lambdas, empty = ([model[name] for model in models] for name in ("lambda", "dormant"))
+    models = gates.read("sinks")["d-plus"]
+    lambdas, empty = [model["lambda"][0] for model in models], [model["dormant"] for model in models]
     same = sum(model["same"] for model in models)
     return (
         f"{WORDS[same]} of {WORDS[len(models)]} of them with the same losses to the last digit",
