@@ -67,7 +67,7 @@ def path_patches(
     >>> scope = diffscope.load("mini-diff")
     >>> text, source = (f"Magic numbers. Paris {number}. Rome 2174. Paris" for number in (7421, 9053))
     >>> print(path_patches(scope, text, source, (1, 0, "k1"), [(0, 0, "A2 output")])[0])
-    k1 of L1H0 by A2 output of L0H0 (layers 1; heads 0)
+    k1 of L1H0 by A2 output of L0H0 (layer 1; head 0)
 
     """
     check_decoder(scope)

@@ -9,6 +9,7 @@ from enum import IntEnum
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.numbers import numbered
 from diffscope.prompts.selection import Indices, as_indices, indices_among
 
 Make = Callable[[LayerAttention, tuple[int, ...]], LayerAttention | Change]
@@ -64,8 +65,8 @@ class Edit:
             object.__setattr__(self, name, as_indices(getattr(self, name)))
 
     def __str__(self) -> str:
-        chosen = [("layers", as_indices(self.layers)), ("heads", as_indices(self.heads))]
-        where = [f"{name} {', '.join(map(str, numbers))}" for name, numbers in chosen if numbers is not None]
+        chosen = [("layer", as_indices(self.layers)), ("head", as_indices(self.heads))]
+        where = [numbered(name, numbers) for name, numbers in chosen if numbers is not None]
         return f"{self.label} ({'; '.join(where)})" if where else self.label
 
     def check(self, layers: Sequence[int]) -> None:

@@ -66,7 +66,7 @@ def test_only_the_chosen_cells_are_those_of_the_other_prompt(what):
         expected[query, [4, 7]] = other.map(what, layer=0, head=1).values[query, [4, 7]]
     np.testing.assert_allclose(patched.map(what, layer=0, head=1), expected, atol=1e-6)
     np.testing.assert_allclose(patched.map(what, layer=0, head=0), own.map(what, layer=0, head=0), atol=1e-6)
-    assert patched.facts["edits"] == f"{what} of another prompt, queries 12, 19, keys 4, 7 (layers 0; heads 1)"
+    assert patched.facts["edits"] == f"{what} of another prompt, queries 12, 19, keys 4, 7 (layer 0; head 1)"
 
 
 def test_the_outputs_of_branches_are_exchanged_before_the_norm():
