@@ -22,17 +22,29 @@ from diffscope.errors import DiffscopeError, ModelNotFound, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
 from diffscope.models.folders import locate, tokenizer_folder, without_step
+from diffscope.models.loading import load_tokenizer
 from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
 from diffscope.readings.heads import of_heads
 from diffscope.readings.reading import Part, Reading
 from diffscope.scope import Scope
+from diffscope.tasks.backcopy import Backcopy
 
 
 def examples(model: str) -> list:
     """Return the prompts that come with diffscope for a model: those of its task, if these are in a vocabulary of their own."""
-    copies = cards().get(model.partition("@")[0], {}).get("task") == "copies"
+    task = cards().get(model.partition("@")[0], {}).get("task")
+    copies = task == "copies" if task else _reads_copies_alone(model, modified_at(model))
     return [prompt for kind in (["copies"] if copies else ["retrieval", "text"]) for prompt in _examples_of(kind)]
+
+
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _reads_copies_alone(name: str, written: float) -> bool:
+    """Whether a model in a folder has the vocabulary of Bigram-Backcopy, in which no other example can be written."""
+    with suppress(DiffscopeError):
+        home, _ = locate(resolve(name))
+        return home is not None and Backcopy().speaks(load_tokenizer(home, trust_remote_code=False))
+    return False
 
 
 @st.cache_resource(show_spinner=False)

@@ -1,6 +1,7 @@
 """The Explore page: every input a reader can give ends in maps or in a sentence, never in a traceback."""
 
 import json
+import shutil
 import struct
 from dataclasses import replace
 from types import SimpleNamespace
@@ -213,13 +214,15 @@ def test_of_an_answer_that_stands_several_times_one_place_is_chosen(app):
     assert "".join(maps(test)["tokens"][start:stop]).strip() == "magic"
 
 
-def test_a_model_with_a_vocabulary_of_its_own_is_offered_the_examples_in_it(app, folders, monkeypatch):
+def test_a_model_with_a_vocabulary_of_its_own_is_offered_the_examples_in_it(app, folders, tmp_path, monkeypatch):
     import diffscope
-    from diffscope.cards import bundled
+    from diffscope.cards import BUNDLED, bundled
     from diffscope.tasks.files import EXAMPLES, read_prompts
 
     of_copies = [card for card in bundled() if card["task"] == "copies"]
-    cards = [*diffscope.models.bundled(), *of_copies]
+    own = tmp_path / "own"  # a model of a reader, which no card says the task of
+    shutil.copytree(BUNDLED / of_copies[0]["name"], own)
+    cards = [*diffscope.models.bundled(), *of_copies, {"name": str(own), "path": str(own), "attention": "v1", "checkpoints": []}]
     known = {"retrieval": diffscope.tasks.examples(), "text": [], "copies": list(read_prompts(EXAMPLES["copies"]))}
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])
@@ -231,6 +234,8 @@ def test_a_model_with_a_vocabulary_of_its_own_is_offered_the_examples_in_it(app,
     assert "31,008 parameters, 1 layer × 2 heads" in test.markdown[0].value
     assert f"asks for “{first.answer}”" in test.markdown[0].value
     assert {"triggers", "dormant"} <= {span["name"] for span in maps(test)["spans"]}
+    test.selectbox(key="model").select(str(own)).run()
+    assert fine(test).selectbox(key="example").value == first.name and f"asks for “{first.answer}”" in test.markdown[0].value
     test.selectbox(key="model").select(str(folders["small-diff"])).run()
     assert fine(test).selectbox(key="example").value == known["retrieval"][0].name
 
