@@ -101,8 +101,10 @@ def of_heads(subject: Models | Pair, tables: Tables, place: Place, over: OverSte
     elif over is None:
         sample = beside_untrained(trained, untrained, name)
     else:
-        return _noted(subject, place, over_steps(subject, trained, untrained, name, over), along=True)
-    return _noted(subject, place, replace(sample, prompts=subject.prompts_are, seeds=subject.seeds), along=False)
+        sample = replace(over_steps(subject, trained, untrained, name, over), layer_numbers=subject.layer_numbers)
+        return _noted(subject, place, sample, along=True)
+    of_subject = dict(prompts=subject.prompts_are, seeds=subject.seeds, layer_numbers=subject.layer_numbers)
+    return _noted(subject, place, replace(sample, **of_subject), along=False)
 
 
 def beside_untrained(trained: Sequence[Table], untrained: Sequence[Table], name: str) -> Sample:

@@ -66,6 +66,8 @@ class Sample:
         What heads are weighted by, a key of :data:`diffscope.hypotheses.rules.BY`; empty of what has no heads.
     lacking : str
         Why nothing of it is defined, if that is known.
+    layer_numbers : tuple of int
+        What the model calls the layers of `heads`, where not all of its layers have attention; by default 0, 1, 2, …
     """
 
     values: np.ndarray
@@ -81,6 +83,7 @@ class Sample:
     by_answer: np.ndarray | None = None
     weighted_by: str = ""
     lacking: str = ""
+    layer_numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -304,10 +307,11 @@ def _leave_one_out(sample: Sample, whole: Estimate) -> tuple[LeaveOneOut, ...]:
         return tuple(rest)
     changes = head_changes(sample.heads, sample.weights)
     if whole.seeds == 1:
-        for (layer, head), change in np.ndenumerate(changes[0]):
+        numbers = sample.layer_numbers or range(len(changes[0]))
+        for (place, head), change in np.ndenumerate(changes[0]):
             if np.isfinite(change):
                 moved = (float(x + change) for x in (whole.value, whole.low, whole.high))
-                rest.append(LeaveOneOut("head", head_name(layer, head), *moved, math.nan))
+                rest.append(LeaveOneOut("head", head_name(numbers[place], head), *moved, math.nan))
         return tuple(rest)
     flat = changes.reshape(len(changes), -1)  # heads of different seeds do not correspond: in each seed the one that changes most
     for words, most in (("raises", np.nanmin), ("lowers", np.nanmax)):

@@ -134,6 +134,11 @@ class Models:
         return self.source.scopes if isinstance(self.source, OpenModels) else ()
 
     @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The numbers of the layers with attention in open models, which are of one kind; empty if the evidence was stored."""
+        return tuple(self.scopes[0].layer_numbers) if self.scopes else ()
+
+    @property
     def prompts(self) -> Sequence[Prompt]:
         """The prompts of open models."""
         return self.source.prompts if self.source else ()
@@ -358,6 +363,11 @@ class Pair:
     def seeds(self) -> tuple[int, ...]:
         """The seeds of the trainings, if they are known."""
         return self.diff.seeds
+
+    @property
+    def layer_numbers(self) -> tuple[int, ...]:
+        """The numbers of the layers with attention of the DIFF model, whose heads are left out."""
+        return self.diff.layer_numbers
 
     @property
     def a2_cost(self) -> A2Cost | None:

@@ -132,6 +132,11 @@ def test_ratios_without_a_bound_are_not_averaged_arithmetically():
     assert median.value == 3 and median.interval == "seeds and prompts, crossed"
 
 
+def test_a_head_that_is_left_out_is_named_by_its_layer_in_the_model():
+    sample = Sample(np.array([[1.0, 3.0]]), heads=np.array([[[1.0, 1.0]], [[2.0, 4.0]]])[None, :, 0], layer_numbers=(1, 5))
+    assert [left.what for left in estimate(sample).leave_one_out] == ["L1H0", "L1H1", "L5H0", "L5H1"]
+
+
 def test_what_one_seed_decides_is_said():
     quantity = Quantity("x", 0.5)
     values = np.array([1.0, 1.2, 0.9, 1.1, 1.0, -2.5])[:, None]
