@@ -48,11 +48,14 @@ class Part:
     seeds : int
     correction : {"none", "Holm", "in order"}
         "in order": each at 0.05, and only if those before it were detected.
+    may_come_later : tuple of str
+        Arms that no primary compares: the primaries may be read before these are trained.
     """
 
     tests: tuple[Declared, ...]
     seeds: int
     correction: Literal["none", "Holm", "in order"]
+    may_come_later: tuple[str, ...] = ()
 
 
 def differences(part: xr.Dataset, values: xr.DataArray, arm: str, other: str) -> Sample:
@@ -295,6 +298,7 @@ PARTS: dict[str, Part] = {
         ),
         8,
         "Holm",
+        may_come_later=("shared-a2",),
     ),
     "text": Part((LOSS_OF_PLUS, LOSS_OF_NORM, _gain("gain-in-text", "in running text")), 6, "in order"),
     "sinks": Part(_sinks("", "at triggers, where the first map has a sink at all other queries"), 12, "Holm"),

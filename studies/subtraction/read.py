@@ -16,7 +16,7 @@ from diffscope.hypotheses.rules import Cost
 from diffscope.hypotheses.statistics import Sample, estimate
 from diffscope.storage.statistics import open_statistics
 from studies.subtraction.judging import Judged, judge
-from studies.subtraction.preregister import check_declared, check_evidence
+from studies.subtraction.preregister import check_declared, complete
 from studies.subtraction.primaries import PARTS
 
 HERE = Path(__file__).parent
@@ -66,8 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         check_declared()
-        dataset = open_statistics(options.evidence / f"{options.part}.nc")
-        check_evidence(options.part, dataset)
+        dataset = complete(options.part, open_statistics(options.evidence / f"{options.part}.nc"))
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     cost = cost_of(dataset)

@@ -24,7 +24,7 @@ from studies.committed import ROOT, update
 from studies.markdown import quoted
 from studies.subtraction.evidence import gather
 from studies.subtraction.pages import Parts, drawings, quotes
-from studies.subtraction.preregister import check_declared, check_evidence
+from studies.subtraction.preregister import check_declared, complete
 from studies.subtraction.primaries import PARTS
 from studies.subtraction.runs import unpack
 from studies.subtraction.train import recipe_of
@@ -47,10 +47,9 @@ def finished_parts(runs: Path) -> dict[str, xr.Dataset]:
     parts = {}
     for name in PARTS:
         recipe = recipe_of(name)
-        finished = list((runs / name).glob(f"*/seed-*/{SCORES}"))  # without those that chose a learning rate
-        if len(finished) >= len(recipe.arms) * len(recipe.seeds):
-            parts[name] = gather(name, Cohort(recipe, runs / name))
-            check_evidence(name, parts[name])
+        arms = recipe.arms.keys() - set(PARTS[name].may_come_later)
+        if all((runs / name / arm / f"seed-{seed}" / SCORES).is_file() for arm in arms for seed in recipe.seeds):
+            parts[name] = complete(name, gather(name, Cohort(recipe, runs / name)))
     return parts
 
 

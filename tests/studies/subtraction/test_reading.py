@@ -283,7 +283,7 @@ def check(recipe, dataset):
     declared = {"recipe": json.loads(json.dumps(recipe.as_dict()))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preregister, "_of_part", lambda name: declared)
-        preregister.check_evidence("sinks", dataset)
+        assert preregister.complete("sinks", dataset).equals(dataset)
         for wrong, words in (
             (dataset.reindex(seed=[0, 1, 99]), "99"),
             (dataset.assign_attrs(recipe="{}"), "another recipe"),
@@ -291,7 +291,20 @@ def check(recipe, dataset):
             (dataset.assign(finished=dataset["finished"] * 0), "0 of "),
         ):
             with pytest.raises(DiffscopeError, match=words):
-                preregister.check_evidence("sinks", wrong)
+                preregister.complete("sinks", wrong)
+
+
+def test_an_arm_that_no_primary_compares_may_come_later_and_no_other_may():
+    declared = preregister.declarations()["lookup"]
+    arms = list(declared["recipe"]["arms"])
+    finished = xr.DataArray(np.ones((len(arms), 8)), {"arm": arms, "seed": range(8)}, ("arm", "seed"))
+    evidence = xr.Dataset({"finished": finished}, attrs={"recipe": json.dumps(declared["recipe"])})
+    assert preregister.complete("lookup", evidence).equals(evidence)
+    finished.loc["shared-a2", 7] = 0
+    assert preregister.complete("lookup", evidence).equals(evidence.drop_sel(arm="shared-a2"))
+    finished.loc["plus", 7] = 0
+    with pytest.raises(DiffscopeError, match="31 of 32 runs"):
+        preregister.complete("lookup", evidence)
 
 
 def test_log_odds_of_copies_are_those_of_the_loss(copier):
