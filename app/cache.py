@@ -34,17 +34,24 @@ from diffscope.tasks.backcopy import Backcopy
 def examples(model: str) -> list:
     """Return the prompts that come with diffscope for a model: those of its task, if these are in a vocabulary of their own."""
     task = cards().get(model.partition("@")[0], {}).get("task")
-    copies = task == "copies" if task else _reads_copies_alone(model, modified_at(model))
+    copies = task == "copies" if task else reads_copies_alone(model)
     return [prompt for kind in (["copies"] if copies else ["retrieval", "text"]) for prompt in _examples_of(kind)]
 
 
-@st.cache_resource(show_spinner=False, max_entries=64)
-def _reads_copies_alone(name: str, written: float) -> bool:
-    """Whether a model in a folder has the vocabulary of Bigram-Backcopy, in which no other example can be written."""
+def reads_copies_alone(name: str) -> bool:
+    """Whether a model has the vocabulary of Bigram-Backcopy, in which no other example can be written.
+
+    False of one that cannot be opened, and of one of the hub, which is not loaded yet.
+    """
     with suppress(DiffscopeError):
-        home, _ = locate(resolve(name))
-        return home is not None and Backcopy().speaks(load_tokenizer(home, trust_remote_code=False))
+        return _has_vocabulary_of_copies(name, modified_at(name))
     return False
+
+
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _has_vocabulary_of_copies(name: str, written: float) -> bool:
+    home, _ = locate(resolve(name))
+    return home is not None and Backcopy().speaks(load_tokenizer(home, trust_remote_code=False))
 
 
 @st.cache_resource(show_spinner=False)

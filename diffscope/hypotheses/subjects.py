@@ -135,7 +135,10 @@ class Models:
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """The numbers of the layers with attention in open models, which are of one kind; empty if the evidence was stored."""
+        """The numbers of the layers with attention in open models, which are of one kind.
+
+        Empty if the evidence was stored, which does not hold them: its layers are counted.
+        """
         return tuple(self.scopes[0].layer_numbers) if self.scopes else ()
 
     @property

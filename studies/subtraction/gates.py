@@ -33,7 +33,8 @@ from studies.subtraction.train import recipe_of
 FILE = Path(__file__).with_suffix(".json")
 READ = Path(__file__).with_name("evidence")
 ARMS = {"sinks": ("diff", "d-plus"), "lookup": ("diff", "plus", "d-plus", "shared-a2")}
-QUERIES = {"sinks": ("dormant", "triggers"), "lookup": ("all", "the answering one")}
+ALL, ANSWERING = "at all queries", "at the answering query"
+QUERIES = {"sinks": ("dormant", "triggers"), "lookup": (ALL, ANSWERING)}
 PARTS = tuple(ARMS)
 
 Found = Mapping[str, Sequence[Mapping]]  # of a part: by arm, what :func:`of_model` finds of each seed, in their order
@@ -41,13 +42,16 @@ Found = Mapping[str, Sequence[Mapping]]  # of a part: by arm, what :func:`of_mod
 
 def at(prompt: Prompt, queries: str) -> Sequence[int]:
     """Return the places of a prompt's queries of a kind."""
-    if queries == "all":
+    if queries == ALL:
         return range(len(prompt.ids))
-    return [len(prompt.ids) - 1] if queries == "the answering one" else prompt.spans[queries]
+    return [len(prompt.ids) - 1] if queries == ANSWERING else prompt.spans[queries]
 
 
 def of_model(part: str, folder: Path, seed: int) -> dict:
-    """Return ``lambda`` of each layer, in D = A1 − λ·A2, and by kind of queries the share of all rows of D that are 0."""
+    """Return ``lambda`` of each layer, in D = A1 − λ·A2, and by kind of queries the share of rows of D that are 0.
+
+    λ of a model that adds its second map is below 0 here. The share is the mean over prompts and layers.
+    """
     scope = load(folder)
     prompts = task_of(part, scope, seed).prompts
     layers = scope.capture([prompt.ids for prompt in prompts]).layers
@@ -64,19 +68,22 @@ def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
     Raises
     ------
     DiffscopeError
-        There is no model, or the part has no evidence yet, with which to compare them.
+        There is no model, or the part's evidence, with which models are compared, lacks an arm.
     """
     evidence = READ / f"{part}.nc"
+    again = f"take it with: python -m studies.subtraction.evidence {part} {home}"
     if not evidence.is_file():
-        raise DiffscopeError(f"{evidence.name} is not there; take it with: python -m studies.subtraction.evidence {part} {home}")
+        raise DiffscopeError(f"{evidence.name} is not there; {again}")
     losses = open_statistics(evidence)["answer_loss"]  # (arm, seed, step)
     found = {}
     for arm in ARMS[part]:
         folders = {seed: home / part / arm / f"seed-{seed}" for seed in recipe_of(part).seeds}
+        trained = {seed: folder for seed, folder in folders.items() if (folder / WEIGHTS).is_file()}
+        if trained and arm not in losses["arm"]:
+            raise DiffscopeError(f"{evidence.name} lacks {arm}; {again}")
         found[arm] = [
-            {"seed": seed, **of_model(part, folder, seed), "same": _alike(folder, losses.sel(arm=arm, seed=seed))}
-            for seed, folder in folders.items()
-            if (folder / WEIGHTS).is_file()
+            {"seed": seed, **of_model(part, folder, seed), "same": alike(folder, losses.sel(arm=arm, seed=seed))}
+            for seed, folder in trained.items()
         ]
     if not any(found.values()):
         raise DiffscopeError(
@@ -85,10 +92,10 @@ def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
     return found
 
 
-def _alike(folder: Path, losses: xr.DataArray) -> bool:
-    """Whether the losses that a run has logged are those of its part's evidence."""
+def alike(folder: Path, losses: xr.DataArray) -> bool:
+    """Whether a run has logged the losses that its part's evidence has of it, (step,), at the same steps."""
     own, known = (each.dropna("step") for each in (open_statistics(folder / SCORES)["answer_loss"], losses))
-    return np.array_equal(own["step"], known["step"]) and np.array_equal(own, known)
+    return known.size > 0 and np.array_equal(own["step"], known["step"]) and np.array_equal(own, known)
 
 
 def merged(known: Found, found: Found) -> dict[str, list[dict]]:
@@ -101,7 +108,7 @@ def merged(known: Found, found: Found) -> dict[str, list[dict]]:
 
 
 def table(part: str, found: Found) -> str:
-    """List λ by layer, and empty rows, by arm: λ from the least to the largest over seeds, the others with their mean."""
+    """List by arm λ of each layer, the least and the largest over seeds, and how many rows of D are 0, with the mean too."""
     layers = len(next(iter(found.values()))[0]["lambda"])
     rows = []
     for arm, models in found.items():
@@ -117,24 +124,31 @@ def table(part: str, found: Found) -> str:
             "arm",
             "seeds",
             "with the losses that were read",
-            *(["λ"] if layers == 1 else [f"λ, layer {layer}" for layer in range(layers)]),
+            *(["λ"] if layers == 1 else [f"λ in A1 − λ·A2, layer {layer}" for layer in range(layers)]),
             *(f"rows of D that are 0, {name}: mean (range)" for name in QUERIES[part]),
         ),
         rows,
     )
 
 
-def read(part: str) -> dict[str, list[dict]]:
+def read(part: str, trained: Mapping[str, Sequence[int]]) -> dict[str, list[dict]]:
     """Return what was found of a part's models, as it is committed.
+
+    Parameters
+    ----------
+    part : str
+    trained : dict of str to sequence of int
+        The seeds of which there is a model, by arm; arms that are not asked about are left out.
 
     Raises
     ------
     DiffscopeError
-        It is not of the seeds of the recipe.
+        It is of other seeds.
     """
-    found = _committed().get(part, {})
-    if any([model["seed"] for model in found.get(arm, ())] != list(recipe_of(part).seeds) for arm in ARMS[part]):
-        raise DiffscopeError(f"{FILE.name} is not of all seeds of {part}.toml; measure the models that are missing")
+    known = _committed().get(part, {})
+    found = {arm: known.get(arm, []) for arm in ARMS[part] if arm in trained}
+    if wrong := [arm for arm, models in found.items() if [model["seed"] for model in models] != list(trained[arm])]:
+        raise DiffscopeError(f"{FILE.name} is not of all models of {wrong[0]} in {part}; measure those that are missing")
     return found
 
 

@@ -35,7 +35,7 @@ LOSSES = {  # rises of the answer's loss
     "lost_without_a2": "without A2",
     "lost_without_signs": "negative weights of D set to 0",
     "lost_with_one_a2": "one A2 for all heads of the layer",
-    "lost_with_plus": "A2 added instead of subtracted",
+    "lost_with_plus": "λ with the other sign",
 }
 OF_COPIES = {"copied": "copied right", "copy_loss": "loss on copies (nats)", "bigram_excess": "excess loss on bigrams (nats)"}
 MAP_NAMES = {"D": "|D|, its share", "net D": "D"}
@@ -62,7 +62,7 @@ def quotes(parts: Parts) -> dict[str, str]:
         lookup = parts[LOOKUP]
         texts |= {"lookup-answers": lookups(lookup), "lookup-others": against_others(lookup), "lookup-cells": by_cell(lookup)}
         texts["lookup-before"] = by_costliest_head(lookup)
-    texts |= {f"{name}-gates": gates.table(name, gates.read(name)) for name in gates.PARTS if name in parts}
+    texts |= {f"{name}-gates": gates.table(name, gates.read(name, trained(parts[name]))) for name in gates.PARTS if name in parts}
     return texts
 
 
@@ -74,11 +74,17 @@ def runs(parts: Parts) -> str:
             rows.append((name, "–", str(declared.seeds), "not all trained yet, so not read", *("–",) * 3))
             continue
         part = parts[name]
-        looked_at = part["sink"] if "sink" in part else part["previous_token_a1"]
-        has_model = np.isfinite(looked_at).any([dim for dim in looked_at.dims if dim not in ("arm", "seed")])  # (arm, seed)
-        counts = (part.sizes["seed"], has_model.size, has_model.size - int(has_model.sum()))
+        runs_of_part = part.sizes["arm"] * part.sizes["seed"]
+        counts = (part.sizes["seed"], runs_of_part, runs_of_part - sum(map(len, trained(part).values())))
         rows.append((name, ", ".join(part["arm"].values.tolist()), *map(str, counts), *_made_by(part)))
     return pipe_table(("part", "arms", "seeds of each", "runs", "diverged", "trained by revision", "on"), rows)
+
+
+def trained(part: xr.Dataset) -> dict[str, list[int]]:
+    """Return the seeds of each arm that have a model: of a run that diverged, all evidence is NaN."""
+    looked_at = part["sink"] if "sink" in part else part["previous_token_a1"]
+    has_model = np.isfinite(looked_at).any([dim for dim in looked_at.dims if dim not in ("arm", "seed")])  # (arm, seed)
+    return {str(arm): part["seed"].values[has_model.sel(arm=arm).values].tolist() for arm in part["arm"].values}
 
 
 def _made_by(part: xr.Dataset) -> tuple[str, str]:
@@ -186,12 +192,15 @@ def _of_heads(diff: xr.Dataset) -> dict[str, xr.DataArray]:
 
 def lookups(part: xr.Dataset) -> str:
     """List how well every arm looks up in the end, at the learning rate that was chosen for it, and its loss on text."""
+    near = part["exact_match_near"]
     columns = {
         "log-odds of the answer (nats)": log_odds_of_runs(part),
         "answered right": part["exact_match"].mean(("length", "distractors", "prompt")),
-        "among near-duplicates": part["exact_match_near"].mean(("near", "prompt")),
-        "“unknown” where it is": part["says_unknown"].sel(question="unanswerable").mean(("distractors", "prompt")),
-        "loss on other text (nats)": part["text"].sel(token="other"),
+        "the same among near-duplicates": near.sel(near=near["near"] > 0).mean(("near", "prompt")),
+        "says “unknown” where there is no answer": part["says_unknown"]
+        .sel(question="unanswerable")
+        .mean(("distractors", "prompt")),
+        "loss on tokens that the text does not give away (nats)": part["text"].sel(token="other"),
     }
     rows = [
         (str(arm), f"{float(part['rate'].sel(arm=arm)):g}", *(mean(values.sel(arm=arm)) for values in columns.values()))
@@ -201,7 +210,7 @@ def lookups(part: xr.Dataset) -> str:
 
 
 def against_others(part: xr.Dataset) -> str:
-    """List by how much DIFF is ahead of each other arm, seed by seed; an onset below 0 octaves is earlier."""
+    """List onset and log-odds of DIFF minus those of each other arm, seed by seed; below 0 octaves DIFF is earlier."""
     columns = {
         "onset, DIFF − arm (octaves)": np.log2(onsets_of_runs(part)),
         "log-odds, DIFF − arm (nats)": log_odds_of_runs(part),
@@ -223,11 +232,14 @@ def by_cell(part: xr.Dataset) -> str:
         for distractors in odds["distractors"].values
         if bool(odds.sel(length=length, distractors=distractors).notnull().any())
     ]
-    return pipe_table(("tokens", "distractors", *map(str, odds["arm"].values)), rows)
+    return pipe_table(("tokens", "distractors", *(f"{arm} (nats)" for arm in odds["arm"].values)), rows)
 
 
 def by_costliest_head(part: xr.Dataset) -> str:
-    """List of every arm and layer the head whose second map costs most in its seed, and most of A1 on the token before."""
+    """List, by arm and layer, the head whose second map costs most in its seed: what it costs, and where its maps look.
+
+    Beside it stands the largest weight on the token before that any head's A1 gives it; arms have two or four heads a layer.
+    """
     rows = []
     for arm in part["arm"].values:
         of_arm = part.sel(arm=arm)
@@ -347,9 +359,13 @@ def drawings(parts: Parts) -> dict[str, figures.Figure]:
 
 
 def _odds(part: xr.Dataset) -> figures.Figure:
-    """Draw log-odds of the answer by the number of distractors and arm, every seed a point."""
-    odds = log_odds(part).mean("length").transpose("arm", "seed", "distractors")
-    return _with_seeds(odds.assign_attrs(long_name="log-odds of the answer", units="nats"), "distractors", "arm")
+    """Draw log-odds of the answer by the number of distractors and arm, every seed a point; of lengths that hold them all."""
+    odds = log_odds(part)  # (arm, seed, length, distractors)
+    whole = odds.notnull().any(("arm", "seed")).all("distractors")  # (length,)
+    lengths = odds["length"].values[whole.values]
+    means = odds.sel(length=lengths).mean("length").transpose("arm", "seed", "distractors")
+    name = f"log-odds at {numbers.listed(list(map(str, lengths)))} tokens"
+    return _with_seeds(means.assign_attrs(long_name=name, units="nats"), "distractors", "arm")
 
 
 def _costs(part: xr.Dataset) -> figures.Figure:

@@ -119,7 +119,9 @@ def check_declared() -> None:
 
 
 def complete(name: str, dataset: xr.Dataset) -> xr.Dataset:
-    """Return the evidence of a part if it is of all runs that it declares and of no others, without arms that come later.
+    """Return the evidence of a part if it is of all runs that it declares and of no others.
+
+    An arm that may come later is left out as long as one of its runs is missing.
 
     Raises
     ------
@@ -135,12 +137,20 @@ def complete(name: str, dataset: xr.Dataset) -> xr.Dataset:
         raise DiffscopeError(
             f"the evidence of {name} is of the seeds {seeds}, and {declared['seeds']} are declared; leave out the others"
         )
-    whole = dataset["finished"].all("seed")  # (arm,)
-    later = [arm for arm in PARTS[name].may_come_later if not whole.sel(arm=arm)]
-    finished = dataset["finished"].drop_sel(arm=later)
-    if int(finished.sum()) < finished.size:
-        raise DiffscopeError(f"{int(finished.sum())} of {finished.size} runs are finished; a part is read once, when all are")
-    return dataset.drop_sel(arm=later)
+    finished = dataset["finished"].reindex(arm=list(declared["arms"]), fill_value=0)
+    later = [arm for arm in PARTS[name].may_come_later if not finished.sel(arm=arm).all()]
+    needed = finished.drop_sel(arm=later)
+    if int(needed.sum()) < needed.size:
+        raise DiffscopeError(f"{int(needed.sum())} of {needed.size} runs are finished; a part is read once, when all are")
+    return _without(dataset, later)
+
+
+def _without(dataset: xr.Dataset, arms: list[str]) -> xr.Dataset:
+    """Return the evidence of a part without some arms, and what it says of their runs."""
+    made_by = json.loads(dataset.attrs.get("made_by", "{}"))
+    kept = {run: facts for run, facts in made_by.items() if run.partition("/")[0] not in arms}
+    without = dataset.drop_sel(arm=[arm for arm in arms if arm in dataset["arm"].values])
+    return without.assign_attrs(made_by=json.dumps(kept, sort_keys=True)) if arms and made_by else without
 
 
 def main() -> None:

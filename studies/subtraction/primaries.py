@@ -49,7 +49,7 @@ class Part:
     correction : {"none", "Holm", "in order"}
         "in order": each at 0.05, and only if those before it were detected.
     may_come_later : tuple of str
-        Arms that no primary compares: the primaries may be read before these are trained.
+        Arms that no primary compares: the primaries may be read before such an arm is trained.
     """
 
     tests: tuple[Declared, ...]

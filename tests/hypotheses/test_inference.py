@@ -3,6 +3,7 @@
 import json
 import warnings
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,11 @@ from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
-from diffscope.hypotheses.measure import beside_untrained
-from diffscope.hypotheses.rules import OPEN, Quantity, decisive, state
+from diffscope.hypotheses.measure import beside_untrained, of_heads
+from diffscope.hypotheses.rules import OPEN, Place, Quantity, decisive, state
 from diffscope.hypotheses.sentence import decided
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
+from diffscope.hypotheses.subjects import Models
 
 
 def test_a_spread_that_is_rounding_is_none():
@@ -133,7 +135,14 @@ def test_ratios_without_a_bound_are_not_averaged_arithmetically():
 
 
 def test_a_head_that_is_left_out_is_named_by_its_layer_in_the_model():
-    sample = Sample(np.array([[1.0, 3.0]]), heads=np.array([[[1.0, 1.0]], [[2.0, 4.0]]])[None, :, 0], layer_numbers=(1, 5))
+    class Hybrid(Models):
+        """An open model of whose layers two have attention."""
+
+        scopes = [SimpleNamespace(layer_numbers=[1, 5])]
+
+    values = xr.DataArray(np.arange(8.0).reshape(2, 2, 2), dims=("prompt", "layer", "head"))
+    subject = Hybrid([xr.Dataset(attrs={"prompts": "alike"})], ["hybrid"])
+    sample = of_heads(subject, ([Table({"gain": values})], []), Place(evidence="heads.gain"))
     assert [left.what for left in estimate(sample).leave_one_out] == ["L1H0", "L1H1", "L5H0", "L5H1"]
 
 

@@ -4,12 +4,16 @@ import json
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
+import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.models import DiffConfig, DiffForCausalLM
+from diffscope.storage.statistics import save_statistics
 from diffscope.tasks import Backcopy
+from diffscope.tasks.prompt import Prompt
 from studies.subtraction import evidence, gates
 
 
@@ -69,8 +73,40 @@ def test_models_that_are_found_take_the_place_of_what_was_known_of_their_seeds_a
     assert merged == {"diff": [{"seed": seed, "lambda": [lam]} for seed, lam in enumerate((0.1, 0.3, 0.4))], "plus": []}
 
 
-def test_a_part_of_which_a_seed_is_missing_is_not_quoted(tmp_path, monkeypatch):
+def test_only_models_that_were_trained_are_asked_for_and_all_of_them(tmp_path, monkeypatch):
     monkeypatch.setattr(gates, "FILE", tmp_path / "gates.json")
-    gates.FILE.write_text(json.dumps({"lookup": {arm: [{"seed": 0}] for arm in gates.ARMS["lookup"]}}))
-    with pytest.raises(DiffscopeError, match=r"not of all seeds of lookup\.toml"):
-        gates.read("lookup")
+    gates.FILE.write_text(json.dumps({"lookup": {"diff": [{"seed": 0}, {"seed": 2}]}}))  # 1 diverged
+    assert gates.read("lookup", {"diff": [0, 2]}) == {"diff": [{"seed": 0}, {"seed": 2}]}
+    for trained in ({"diff": [0, 1, 2]}, {"diff": [0, 2], "plus": [0]}):
+        with pytest.raises(DiffscopeError, match="not of all models of"):
+            gates.read("lookup", trained)
+
+
+def test_each_layer_and_kind_of_queries_has_its_column():
+    models = [{"seed": seed, "lambda": [seed, -1.5], gates.ALL: 0.25, gates.ANSWERING: 0.75, "same": True} for seed in (1, 2)]
+    assert (
+        gates.table("lookup", {"plus": models}).splitlines()[2]
+        == "| plus | 2 | 2 | 1.0 to 2.0 | −1.5 | 25 % (25 %) | 75 % (75 %) |"
+    )
+
+
+@pytest.mark.parametrize(
+    ("read", "same"),
+    [
+        ({10: 1.0, 20: 0.5}, True),
+        ({10: 1.0, 20: 0.5, 30: np.nan}, True),
+        ({10: 1.0, 20: 0.51}, False),
+        ({10: 1.0, 30: 0.5}, False),
+    ],
+)
+def test_a_model_is_the_one_that_was_read_if_it_has_the_same_losses_at_the_same_steps(tmp_path, read, same):
+    def curve(losses):
+        return xr.DataArray(list(losses.values()), {"step": list(losses)}, "step")
+
+    save_statistics(xr.Dataset({"answer_loss": curve({10: 1.0, 20: 0.5})}), tmp_path / "scores.nc")
+    assert gates.alike(tmp_path, curve(read)) is same
+
+
+@pytest.mark.parametrize(("queries", "places"), [(gates.ALL, [0, 1, 2, 3]), (gates.ANSWERING, [3]), ("triggers", [1])])
+def test_queries_are_those_of_their_name(queries, places):
+    assert list(gates.at(Prompt(ids=[5, 6, 7, 8], answer=[9], spans={"triggers": [1]}), queries)) == places

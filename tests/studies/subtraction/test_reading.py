@@ -299,9 +299,14 @@ def test_an_arm_that_no_primary_compares_may_come_later_and_no_other_may():
     arms = list(declared["recipe"]["arms"])
     finished = xr.DataArray(np.ones((len(arms), 8)), {"arm": arms, "seed": range(8)}, ("arm", "seed"))
     evidence = xr.Dataset({"finished": finished}, attrs={"recipe": json.dumps(declared["recipe"])})
+    evidence.attrs["made_by"] = json.dumps({"diff/seed-0": ["fact"], "shared-a2/seed-0": ["other"]})
     assert preregister.complete("lookup", evidence).equals(evidence)
     finished.loc["shared-a2", 7] = 0
-    assert preregister.complete("lookup", evidence).equals(evidence.drop_sel(arm="shared-a2"))
+    left = preregister.complete("lookup", evidence)
+    assert left.equals(evidence.drop_sel(arm="shared-a2")) and json.loads(left.attrs["made_by"]) == {"diff/seed-0": ["fact"]}
+    assert preregister.complete("lookup", left).identical(left)
+    with pytest.raises(DiffscopeError, match="24 of 32 runs"):
+        preregister.complete("lookup", left.drop_sel(arm="plus"))
     finished.loc["plus", 7] = 0
     with pytest.raises(DiffscopeError, match="31 of 32 runs"):
         preregister.complete("lookup", evidence)

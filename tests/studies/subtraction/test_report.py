@@ -11,10 +11,11 @@ from diffscope.storage.statistics import save_statistics
 from studies import committed
 from studies.committed import ROOT
 from studies.markdown import quoted
-from studies.subtraction import pages
+from studies.subtraction import pages, reproduce
 from studies.subtraction.primaries import PARTS
 from studies.subtraction.reproduce import EVIDENCE, REPORT, alike, finished_parts
 from studies.subtraction.runs import pack, unpack
+from studies.subtraction.train import recipe_of
 
 SEEDS = 4
 STEPS = [25, 50, 75]
@@ -64,7 +65,17 @@ def lookup():
         "retrieval": (("arm", "seed", "step"), found),
         "log_odds": (("arm", "seed", "length", "distractors", "prompt"), odds[..., None]),
     }
-    coords = {"arm": ["diff", "plus", "standard-norm"], "seed": range(SEEDS), "layer": [0], "head": [0, 1]}
+    near = np.array([1.0, 0.25, 0.75])  # of so many near-duplicates
+    unknown = np.array([[0.1, 0.3], [0.5, 0.7]])  # (question, distractors)
+    values |= {
+        "exact_match": (values["log_odds"][0], np.where(np.isnan(odds), np.nan, 0.5)[..., None]),
+        "exact_match_near": (("arm", "seed", "near", "prompt"), np.tile(near[:, None], (3, SEEDS, 1, 1))),
+        "says_unknown": (("arm", "seed", "question", "distractors", "prompt"), np.tile(unknown[..., None], (3, SEEDS, 1, 1, 1))),
+        "text": (("arm", "seed", "token"), np.tile([2.0, 4.0], (3, SEEDS, 1))),
+        "rate": ("arm", [0.004, 0.002, 0.001]),
+    }
+    coords = {"arm": ["diff", "plus", "standard-norm"], "seed": range(SEEDS), "layer": [0], "head": [0, 1], "near": [0, 2, 6]}
+    coords |= {"question": ["answerable", "unanswerable"], "token": ["hit", "other"]}
     steps = {"step": [50, 75, 100, 200], "length": [96, 512], "distractors": [8, 48]}
     values |= {"finished": (dims[:2], np.ones((3, SEEDS))), "formation_limit": 400.0}
     return xr.Dataset(values, coords | steps)
@@ -99,6 +110,18 @@ def test_an_arm_that_is_later_or_worse_than_diff_is_told_by_its_sign():
     table = pages.against_others(lookup())
     assert cells(table, "plus") == ["−2.00 [−2.00, −2.00]", "1.00 [1.00, 1.00]"]
     assert cells(table, "standard-norm")[1] == "−2.00 [−2.00, −2.00]"
+
+
+def test_scores_of_an_arm_are_of_the_prompts_that_their_words_name():
+    row = cells(pages.lookups(lookup()), "plus", "0.002")
+    means = [float(cell.partition(" ")[0]) for cell in row]
+    assert means == pytest.approx([5.33, 0.5, 0.5, 0.6, 4.0])  # log-odds: 5, 5 and 6 in the cells of the grid
+
+
+def test_log_odds_are_drawn_of_lengths_that_hold_all_numbers_of_distractors():
+    drawn = pages.drawings({"lookup": lookup()})["lookup"].data
+    assert drawn.attrs["y"] == "log-odds at 512 tokens, nats"
+    assert drawn["value"].sel(series="plus").values.tolist() == [[5.0, 6.0]]  # (panel, distractors)
 
 
 def test_cells_of_the_grid_that_were_not_scored_are_left_out():
@@ -155,6 +178,19 @@ def test_primaries_stand_in_their_order_and_those_of_untrained_parts_are_not_rea
     assert of_lookup.count("not read") == 3 and "88 % to 93 %" in of_lookup
     runs = pages.runs({"mechanism": mechanism()})
     assert cells(runs, "text")[2] == "not all trained yet, so not read"
+
+
+@pytest.mark.parametrize(("missing", "read"), [("shared-a2", True), ("plus", False)])
+def test_a_part_is_quoted_once_all_runs_that_its_primaries_compare_are_there(tmp_path, monkeypatch, missing, read):
+    recipe = recipe_of("lookup")
+    for arm in recipe.arms:
+        for seed in recipe.seeds:
+            (folder := tmp_path / "lookup" / arm / f"seed-{seed}").mkdir(parents=True)
+            if (arm, seed) != (missing, recipe.seeds[-1]):
+                (folder / "scores.nc").touch()
+    monkeypatch.setattr(reproduce, "gather", lambda name, cohort: name)
+    monkeypatch.setattr(reproduce, "complete", lambda name, part: part)
+    assert list(finished_parts(tmp_path)) == ["lookup"] * read
 
 
 def test_what_is_quoted_of_copies_is_the_last_evaluation_that_is_defined():

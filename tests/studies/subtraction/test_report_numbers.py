@@ -17,7 +17,7 @@ from diffscope.numbers import listed, minus, percent, two_figures
 from diffscope.storage.statistics import open_statistics
 from studies.committed import ROOT
 from studies.subtraction import evidence, gates
-from studies.subtraction.pages import DIFF, over_heads, subtracted
+from studies.subtraction.pages import DIFF, over_heads, subtracted, trained
 from studies.subtraction.primaries import PARTS, share_of_seeds
 from studies.subtraction.reproduce import EVIDENCE, REPORT
 from studies.subtraction.train import recipe_of
@@ -119,7 +119,7 @@ def of_sinks(part):
     here = gains.values[(told > 0.05).values]
     small = first.sel(arm="d-plus") < 0.25
     larger = [f"{float(first.sel(arm=arm).mean()):.2f}" for arm in ("standard", "standard-norm")]
-    models = gates.read("sinks")["d-plus"]
+    models = gates.read("sinks", trained(part))["d-plus"]
     lambdas, empty = [model["lambda"][0] for model in models], [model["dormant"] for model in models]
     same = sum(model["same"] for model in models)
     return (
