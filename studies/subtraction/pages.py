@@ -61,7 +61,7 @@ def quotes(parts: Parts) -> dict[str, str]:
     if LOOKUP in parts:
         lookup = parts[LOOKUP]
         texts |= {"lookup-answers": lookups(lookup), "lookup-others": against_others(lookup), "lookup-cells": by_cell(lookup)}
-        texts["lookup-before"] = by_costliest_head(lookup)
+        texts |= {"lookup-before": by_costliest_head(lookup), "lookup-rates": by_rate(lookup)}
     texts |= {f"{name}-gates": gates.table(name, gates.read(name, trained(parts[name]))) for name in gates.PARTS if name in parts}
     return texts
 
@@ -207,6 +207,21 @@ def lookups(part: xr.Dataset) -> str:
         for arm in part["arm"].values
     ]
     return pipe_table(("arm", "learning rate", *columns), rows)
+
+
+def by_rate(part: xr.Dataset) -> str:
+    """List how many runs of each arm that chose its learning rate found the lookup, by rate, and the rate that was chosen."""
+    formed = part["tuning_formation"].notnull()  # (arm, rate_tried, tuning_seed)
+    rates = formed["rate_tried"].values
+    rows = [
+        (
+            str(arm),
+            *(f"{int(formed.sel(arm=arm, rate_tried=rate).sum())} of {formed.sizes['tuning_seed']}" for rate in rates),
+            f"{float(part['rate'].sel(arm=arm)):g}",
+        )
+        for arm in part["arm"].values
+    ]
+    return pipe_table(("arm", *(f"{rate:g}" for rate in rates), "chosen"), rows)
 
 
 def against_others(part: xr.Dataset) -> str:

@@ -73,9 +73,10 @@ def lookup():
         "says_unknown": (("arm", "seed", "question", "distractors", "prompt"), np.tile(unknown[..., None], (3, SEEDS, 1, 1, 1))),
         "text": (("arm", "seed", "token"), np.tile([2.0, 4.0], (3, SEEDS, 1))),
         "rate": ("arm", [0.004, 0.002, 0.001]),
+        "tuning_formation": (("arm", "rate_tried", "tuning_seed"), [[[np.nan, 200.0], [300.0, 250.0]]] * 3),
     }
     coords = {"arm": ["diff", "plus", "standard-norm"], "seed": range(SEEDS), "layer": [0], "head": [0, 1], "near": [0, 2, 6]}
-    coords |= {"question": ["answerable", "unanswerable"], "token": ["hit", "other"]}
+    coords |= {"question": ["answerable", "unanswerable"], "token": ["hit", "other"], "rate_tried": [0.002, 0.004]}
     steps = {"step": [50, 75, 100, 200], "length": [96, 512], "distractors": [8, 48]}
     values |= {"finished": (dims[:2], np.ones((3, SEEDS))), "formation_limit": 400.0}
     return xr.Dataset(values, coords | steps)
@@ -116,6 +117,10 @@ def test_scores_of_an_arm_are_of_the_prompts_that_their_words_name():
     row = cells(pages.lookups(lookup()), "plus", "0.002")
     means = [float(cell.partition(" ")[0]) for cell in row]
     assert means == pytest.approx([5.33, 0.5, 0.5, 0.6, 4.0])  # log-odds: 5, 5 and 6 in the cells of the grid
+
+
+def test_runs_that_found_the_lookup_are_counted_by_rate():
+    assert cells(pages.by_rate(lookup()), "diff") == ["1 of 2", "2 of 2", "0.004"]
 
 
 def test_log_odds_are_drawn_of_lengths_that_hold_all_numbers_of_distractors():
