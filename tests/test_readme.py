@@ -1,6 +1,7 @@
 """What the first pages say is true: their code prints what they say, their links lead somewhere, their numbers are right."""
 
 import importlib
+import json
 import math
 import re
 import subprocess
@@ -97,6 +98,8 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
     needed, unsigned = (float(lookup[f"lost_without_{what}"].mean()) for what in ("a2", "signs"))
     assert bool((lookup["previous_token_a2"].max("head") > 0.5).all()) and lookup.sizes["seed"] == 8
     assert f"{needed:.1f}" == f"{unsigned:.1f}"
+    plus = json.loads((ROOT / "studies" / "subtraction" / "gates.json").read_text(encoding="utf-8"))["lookup"]["plus"]
+    assert len(plus) == 8 and all(model["lambda"][0] > 0 for model in plus)  # of A1 − λ·A2
     said = (
         f"of {sum(map(len, study.facts['arms'].values()))} small models",
         f"removes {rejected:.1f} dB, a tenth of its power; with another head's A2 it removes as much "
@@ -104,6 +107,7 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
         "In [eight of eight models](docs/study/subtraction.md) a head of the first layer looks with A2 at the token before",
         "Without A2 in that layer, or without its negative weights, the model no longer answers: "
         f"its loss rises by {needed:.1f} nats",
+        "Eight models that began by adding A2 ended by subtracting it there",
         f"three times those of standard attention with maps of the same width ({ahead} nats, {about})",
         f"those with as many heads ({of_wide})",
         f"by {worse} nats a token ({about_worse})",

@@ -374,13 +374,16 @@ def drawings(parts: Parts) -> dict[str, figures.Figure]:
 
 
 def _odds(part: xr.Dataset) -> figures.Figure:
-    """Draw log-odds of the answer by the number of distractors and arm, every seed a point; of lengths that hold them all."""
-    odds = log_odds(part)  # (arm, seed, length, distractors)
-    whole = odds.notnull().any(("arm", "seed")).all("distractors")  # (length,)
-    lengths = odds["length"].values[whole.values]
-    means = odds.sel(length=lengths).mean("length").transpose("arm", "seed", "distractors")
-    name = f"log-odds at {numbers.listed(list(map(str, lengths)))} tokens"
-    return _with_seeds(means.assign_attrs(long_name=name, units="nats"), "distractors", "arm")
+    """Draw log-odds of the answer by the number of distractors and arm, every seed a point; of arms that find the lookup."""
+    odds = log_odds(part).dropna("arm", how="all")  # (arm, seed, length, distractors)
+    means = odds.sel(length=whole_lengths(part)).mean("length").transpose("arm", "seed", "distractors")
+    return _with_seeds(means.assign_attrs(long_name="log-odds", units="nats"), "distractors", "arm")
+
+
+def whole_lengths(part: xr.Dataset) -> list[int]:
+    """Return the lengths that hold every number of distractors: others would mix length with distractors in a mean."""
+    scored = log_odds(part).notnull().any(("arm", "seed"))  # (length, distractors)
+    return scored["length"].values[scored.all("distractors").values].tolist()
 
 
 def _costs(part: xr.Dataset) -> figures.Figure:

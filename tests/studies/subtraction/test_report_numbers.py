@@ -17,8 +17,8 @@ from diffscope.numbers import listed, minus, percent, two_figures
 from diffscope.storage.statistics import open_statistics
 from studies.committed import ROOT
 from studies.subtraction import evidence, gates
-from studies.subtraction.pages import DIFF, over_heads, subtracted, trained
-from studies.subtraction.primaries import PARTS, share_of_seeds
+from studies.subtraction.pages import DIFF, over_heads, subtracted, trained, whole_lengths
+from studies.subtraction.primaries import PARTS, log_odds_of_runs, onsets, share_of_seeds
 from studies.subtraction.reproduce import EVIDENCE, REPORT
 from studies.subtraction.train import recipe_of
 
@@ -28,6 +28,7 @@ DESIGN = (  # what is declared
 )  # fmt: skip
 FIRST_STUDY = ("yes (0.06)", "Does λ = 1 do", "if it is 1 throughout", "1.1, 0.4 and 0.6 by layer", "fixed at 1, all six")
 NAMES = (  # of parts, seeds and layers, and 0 as no effect
+    "above 0", "D is 0", "part 0", "Part 1", "part 1",
     "Part 0", "Part 3", "part 3", "seed 5", "Seed 5", "`shared-a2`", "layer 0", "set to 0", "is not 0", "near 0", "about 0",
     "is below 0", "apart from 0",
 )  # fmt: skip
@@ -54,6 +55,59 @@ def count(condition):
 
 
 def of_lookup(part):
+    """What is said of the part lookup."""
+    recipe = recipe_of("lookup")
+    lambdas = {arm: np.array([model["lambda"] for model in of]) for arm, of in gates.read("lookup", trained(part)).items()}
+    plus, diff, unsigned = (lambdas[arm] for arm in ("plus", DIFF, "d-plus"))  # (seed, layer)
+    start = lambda_init_schedule(0)
+    seeds = WORDS[len(plus)]
+    a2 = part["previous_token_a2"].sel(arm="plus", layer=0).max("head")  # (seed,)
+    looks = a2 > 0.5
+    formed = part["formation"].notnull()  # (arm, seed)
+    (never,) = formed["seed"].values[~formed.sel(arm="plus").values]
+    (elsewhere,) = looks["seed"].values[(~looks & formed.sel(arm="plus")).values]
+    without = part["lost_without_a2"].sel(arm="plus", layer=0)
+    signs, about_signs = within(part["lost_without_signs"].sel(arm="plus", layer=0), 1)
+    earlier = np.log2(onsets(part).sel(arm="plus")) - np.log2(onsets(part).sel(arm=DIFF))  # octaves
+    later, about_later = within(earlier, 2)
+    rest, about_rest = within(earlier.drop_sel(seed=never), 2)
+    ahead = (log_odds_of_runs(part).sel(arm="plus") - log_odds_of_runs(part).sel(arm=DIFF)).dropna("seed")
+    more, about_more = within(ahead, 2)
+    told, about_told = within(part["a2_cost_where_told"].sel(arm=DIFF), 2)
+    tuned = part["tuning_formation"]  # (arm, rate_tried, tuning_seed)
+    failed = ["d-plus", "standard-norm"]
+    assert not formed.sel(arm=failed).any() and tuned.sel(arm=failed).isnull().all() and bool((earlier > 0).all())
+    count_of_runs = tuned.sizes["rate_tried"] * tuned.sizes["tuning_seed"] + part.sizes["seed"]
+    empty = [model[gates.ALL] for model in gates.read("lookup", trained(part))["d-plus"]]
+    best = float(part["retrieval"].sel(arm=failed).max())
+    return (
+        f"In {WORDS[int((plus[:, 0] > 0).sum())]} of {seeds}, λ changes its sign in the first layer",
+        f"{WORDS[int(formed.sel(arm='plus').sum())].capitalize()} find the lookup, and answer",
+        f"(by {later} octaves, {about_later})",
+        f"trained for {recipe.tuning.steps} steps",
+        f"counts with step {int(part['formation_limit']):,} as its onset",
+        f"It begins with A1 + {start:.1f}·A2 in the first layer",
+        f"λ in A1 − λ·A2 is {plus[:, 0].min():.2f} to {plus[:, 0].max():.2f} there, in all {seeds} models "
+        f"(DIFF: {diff[:, 0].min():.2f} to {diff[:, 0].max():.2f})",
+        f"the loss rises by {signs} nats ({about_signs})",
+        f"In {count(looks)} of {seeds} a head of that layer looks with A2 at the token before the number "
+        f"({float(a2.where(looks).min()):.2f} or more of its weight)",
+        f"In seed {elsewhere} none does, though without A2 of the layer {float(without.sel(seed=elsewhere)):.1f} nats are lost; "
+        f"in seed {never} none does either",
+        f"by {later} octaves ({about_later}) as declared, where seed {never} of `plus` counts with step "
+        f"{int(part['formation_limit']):,}, and by {rest} ({about_rest}) without that seed",
+        f"its log-odds are {more} nats below those of `plus` ({about_more} below, {WORDS[ahead.size]} seeds)",
+        f"in none of their {count_of_runs} runs each",
+        f"At no evaluation do they answer more than {percent(best)}",
+        f"grows to between {unsigned[:, 0].min():.0f} and {unsigned[:, 0].max():.0f} in its first layer",
+        f"at {percent(np.mean(empty))} of queries ({percent(min(empty)).removesuffix(' %')} to {percent(max(empty))})",
+        f"prompts of {evidence.LENGTH['lookup']} tokens with {evidence.DISTRACTORS} distractors",
+        f"A2 costs DIFF {told} nats on average ({about_told}), so the gain there",
+        f"in prompts of {listed(list(map(str, whole_lengths(part))))} tokens",
+    )
+
+
+def of_mechanism(part):
     """What is said of the part mechanism."""
     a1, a2 = (part[f"previous_token_{name}"] for name in ("a1", "a2"))  # (seed, layer, head)
     looks = a2.sel(layer=0) > 0.5  # (seed, head)
@@ -81,7 +135,6 @@ def of_lookup(part):
         f"In {count(looks.any('head'))} of {seeds} models a head of the first layer looks with A2",
         f"its loss rises by {needed} nats), and without its negative weights as well ({unsigned})",
         f"next to nothing ({bound(idle, 2)} nats at most)",
-        f"there A2 costs {mean_told} nats on average ({about_told}), about the half nat",
         f"All {count(looks.any('head'))} DIFF models that look up numbers",
         f"({fixed(a2.sel(layer=0).isel(head=first).mean(), 2)} of its weight; A1 of that head gives it "
         f"{fixed(a1.sel(layer=0).isel(head=first).mean(), 3)})",
@@ -204,18 +257,21 @@ def of_tied(part, strong):
 def phrases():
     """Everything that the report says with a number, as its evidence has it."""
     parts = {path.stem: open_statistics(path) for path in sorted((ROOT / EVIDENCE).glob("*.nc"))}
-    (rate,) = {float(rate) for part in parts.values() for rate in part["rate"].values}
+    rates = {name: dict(zip(part["arm"].values.tolist(), part["rate"].values.tolist())) for name, part in parts.items()}
+    other = rates["lookup"].pop("standard-norm")
+    (rate,) = {rate for of_arms in rates.values() for rate in of_arms.values()}
     sizes = [
         f"| {arms} | {parts[name].sizes['seed']} | {float(parts[name]['parameters'].sel(arm=DIFF)):,.0f} |"
         for name, arms in (("mechanism", "DIFF"), ("sinks", "all six"), ("sinks-tied", "all six"))
     ]
-    left = len(PARTS) - len(parts)
+    (left,) = PARTS.keys() - parts
     return (
-        f"{WORDS[left].capitalize()} of {WORDS[len(PARTS)]} parts are not trained yet",
+        f"One of {WORDS[len(PARTS)]} parts, `{left}`, is not trained yet",
         f"its removal costs less than {IDLE:.1f} nats",
-        f"All runs of the {WORDS[len(parts)]} parts were trained at one learning rate, {rate:g},",
+        f"were trained at one learning rate, {rate:g}, but those of `standard-norm` in `lookup` ({other:g})",
         *sizes,
-        *of_lookup(parts["mechanism"].sel(arm=DIFF)),
+        *of_mechanism(parts["mechanism"].sel(arm=DIFF)),
+        *of_lookup(parts["lookup"]),
         *of_sinks(parts["sinks"]),
         *of_tied(parts["sinks-tied"], parts["sinks"]),
     )
