@@ -242,7 +242,7 @@ def _copy_facts(scores: dict) -> dict[str, Any]:
 KINDS = {
     "answers": Kind(
         stem="",
-        arms=("diff", "standard", "double-width"),
+        arms=("diff", "standard"),
         checkpoints=True,
         examples=EXAMPLES["retrieval"],
         task="to look up numbers in real text",

@@ -1,10 +1,10 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
-``python -m tools.publish runs/laptop --seed 0`` publishes DIFF, standard attention with maps as wide as DIFF's, and standard
-attention with as few heads as DIFF has, as ``mini-diff``, ``mini-standard`` and ``mini-double-width``; of a cohort without these
-arms all. Of a cohort of plain text it publishes DIFF, as ``mini-text``; of one of Bigram-Backcopy DIFF and standard attention, as
-``mini-sinks`` and ``mini-sinks-standard``. Weights are stored in half precision, and scored as they are stored. The example
-prompts are drawn anew with the models' tokenizer, unless ``--name`` says how models are called that come beside those there.
+``python -m tools.publish runs/laptop --seed 0`` publishes DIFF and standard attention with maps as wide as DIFF's, as
+``mini-diff`` and ``mini-standard``; of a cohort without these arms all. Of a cohort of plain text it publishes DIFF, as
+``mini-text``; of one of Bigram-Backcopy DIFF and standard attention, as ``mini-sinks`` and ``mini-sinks-standard``. Weights are
+stored in half precision, and scored as they are stored. The example prompts are drawn anew with the models' tokenizer, unless
+``--name`` says how models are called that come beside those there.
 
 DIFF's checkpoints along training come with models that look up answers, or those that ``--checkpoint ARM@STEP`` names; the model
 itself is the last step. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
@@ -132,8 +132,7 @@ def publish(
         for arm, folder in sources.items():
             copy_weights(folder, Path(staged) / names[arm], steps[arm])
         check_size(Path(staged), target)
-        compared = len(arms) if kind.checkpoints else len(recipe.arms)
-        trained = Training(recipe, source or recipe.name, seed, compared)
+        trained = Training(recipe, source or recipe.name, seed)
         summaries = [write_card(Path(staged) / names[arm], sources[arm], trained, arm, steps[arm]) for arm in arms]
         prompts = kind.draw(load(Path(staged) / names[arms[0]]), recipe) if name is None else []
         for called in names.values():
@@ -209,14 +208,11 @@ class Training(NamedTuple):
     source : str
         What ``diffscope train`` finds it by.
     seed : int
-    count : int
-        How many arms are compared.
     """
 
     recipe: Recipe
     source: str
     seed: int
-    count: int
 
 
 def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: Sequence[int]) -> dict:
@@ -229,7 +225,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
     ran = read_run(source / RUN)
     config = scope.model.config
     matched = SEVERAL.format(
-        count=trained.count, rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
+        count=len(recipe.arms), rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
     )
     asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task == "answers" else {}
     summary = {
@@ -242,7 +238,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
         "positions": recipe.length,
         "scores": scores,
         "checkpoints": list(steps),
-        "matched": PAIR if trained.count == 2 else matched,
+        "matched": PAIR if len(recipe.arms) == 2 else matched,
         **asked,
     }
     facts = {
