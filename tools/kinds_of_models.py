@@ -88,11 +88,12 @@ class Kind(NamedTuple):
 def answer_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
     """Score the answers of a model to unseen prompts in the sentence of its training."""
     template = template_of(recipe)
-    scored_on = {**SCORED, "length": recipe.length}
+    room = scope.model.config.max_position_embeddings - 1  # for the first of an answer's two tokens
+    scored_on = {**SCORED, "length": min(recipe.length, room)}
     scores = exact_by_depth(
         accuracy_of(scope, draw(Retrieval(scope.tokenizer, held_out=True, template=template), **scored_on)).right
     )
-    return scores, scored_on
+    return scores | {"tokens": scored_on["length"]}, scored_on
 
 
 def text_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
@@ -249,7 +250,7 @@ KINDS = {
         purpose="and it really retrieves. It knows little English and is of no other use.",
         data=';\n  needle sentences "{sentence}" drawn from seed {seed}',
         result=(
-            "**Exact answers** at {length} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:"
+            "**Exact answers** at {tokens} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:"
             "\n  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {depths}."
         ),
         headline=("retrieval", "{:.1%} exact answers"),
