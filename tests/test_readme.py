@@ -107,7 +107,7 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
         "In [eight of eight models](docs/study/subtraction.md) a head of the first layer looks with A2 at the token before",
         "Without A2 in that layer, or without its negative weights, the model no longer answers: "
         f"its loss rises by {needed:.1f} nats",
-        "Eight models that began by adding A2 ended by subtracting it there",
+        "All eight models that began by adding A2 ended by subtracting it in the first layer",
         f"three times those of standard attention with maps of the same width ({ahead} nats, {about})",
         f"those with as many heads ({of_wide})",
         f"by {worse} nats a token ({about_worse})",

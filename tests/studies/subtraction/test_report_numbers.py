@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from diffscope.hypotheses.intervals import students_t
+from diffscope.hypotheses.intervals import holm, sign_flip_test, students_t
 from diffscope.hypotheses.rules import IDLE
 from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.models import lambda_init_schedule
@@ -28,7 +28,7 @@ DESIGN = (  # what is declared
 )  # fmt: skip
 FIRST_STUDY = ("yes (0.06)", "Does λ = 1 do", "if it is 1 throughout", "1.1, 0.4 and 0.6 by layer", "fixed at 1, all six")
 NAMES = (  # of parts, seeds and layers, and 0 as no effect
-    "above 0", "D is 0", "part 0", "Part 1", "part 1",
+    "above 0", "crosses 0", "D is 0", "part 0", "Part 1", "part 1",
     "Part 0", "Part 3", "part 3", "seed 5", "Seed 5", "`shared-a2`", "layer 0", "set to 0", "is not 0", "near 0", "about 0",
     "is below 0", "apart from 0",
 )  # fmt: skip
@@ -56,54 +56,116 @@ def count(condition):
 
 def of_lookup(part):
     """What is said of the part lookup."""
-    recipe = recipe_of("lookup")
+    plus = part.sel(arm="plus")
     lambdas = {arm: np.array([model["lambda"] for model in of]) for arm, of in gates.read("lookup", trained(part)).items()}
-    plus, diff, unsigned = (lambdas[arm] for arm in ("plus", DIFF, "d-plus"))  # (seed, layer)
-    start = lambda_init_schedule(0)
-    seeds = WORDS[len(plus)]
-    a2 = part["previous_token_a2"].sel(arm="plus", layer=0).max("head")  # (seed,)
+    of_plus, of_diff, unsigned = (lambdas[arm] for arm in ("plus", DIFF, "d-plus"))  # (seed, layer)
+    seeds = WORDS[len(of_plus)]
+    formed = plus["formation"].notnull()  # (seed,)
+    a2 = plus["previous_token_a2"].sel(layer=0).max("head").where(formed)  # (seed,)
     looks = a2 > 0.5
-    formed = part["formation"].notnull()  # (arm, seed)
-    (never,) = formed["seed"].values[~formed.sel(arm="plus").values]
-    (elsewhere,) = looks["seed"].values[(~looks & formed.sel(arm="plus")).values]
-    without = part["lost_without_a2"].sel(arm="plus", layer=0)
-    signs, about_signs = within(part["lost_without_signs"].sel(arm="plus", layer=0), 1)
-    earlier = np.log2(onsets(part).sel(arm="plus")) - np.log2(onsets(part).sel(arm=DIFF))  # octaves
-    later, about_later = within(earlier, 2)
-    rest, about_rest = within(earlier.drop_sel(seed=never), 2)
-    ahead = (log_odds_of_runs(part).sel(arm="plus") - log_odds_of_runs(part).sel(arm=DIFF)).dropna("seed")
-    more, about_more = within(ahead, 2)
-    told, about_told = within(part["a2_cost_where_told"].sel(arm=DIFF), 2)
-    tuned = part["tuning_formation"]  # (arm, rate_tried, tuning_seed)
-    failed = ["d-plus", "standard-norm"]
-    assert not formed.sel(arm=failed).any() and tuned.sel(arm=failed).isnull().all() and bool((earlier > 0).all())
-    count_of_runs = tuned.sizes["rate_tried"] * tuned.sizes["tuning_seed"] + part.sizes["seed"]
-    empty = [model[gates.ALL] for model in gates.read("lookup", trained(part))["d-plus"]]
-    best = float(part["retrieval"].sel(arm=failed).max())
+    (never,) = formed["seed"].values[~formed.values]
+    (elsewhere,) = formed["seed"].values[(formed & ~looks).values]
+    ((adds, in_layer),) = np.argwhere(of_plus < 0)
+    assert in_layer > 0
+    signs, about_signs = within(plus["lost_without_signs"].sel(layer=0).where(formed, drop=True), 1)
+    limit = f"{int(part['formation_limit']):,} steps"
     return (
-        f"In {WORDS[int((plus[:, 0] > 0).sum())]} of {seeds}, λ changes its sign in the first layer",
-        f"{WORDS[int(formed.sel(arm='plus').sum())].capitalize()} find the lookup, and answer",
-        f"(by {later} octaves, {about_later})",
-        f"trained for {recipe.tuning.steps} steps",
+        f"In {WORDS[int((of_plus[:, 0] > 0).sum())]} of {seeds}, λ changes its sign in the first layer",
+        f"{WORDS[int(formed.sum())].capitalize()} find the lookup",
+        f"do not find the lookup** in {limit}",
+        f"trained for {recipe_of('lookup').tuning.steps} steps",
         f"counts with step {int(part['formation_limit']):,} as its onset",
-        f"It begins with A1 + {start:.1f}·A2 in the first layer",
-        f"λ in A1 − λ·A2 is {plus[:, 0].min():.2f} to {plus[:, 0].max():.2f} there, in all {seeds} models "
-        f"(DIFF: {diff[:, 0].min():.2f} to {diff[:, 0].max():.2f})",
-        f"the loss rises by {signs} nats ({about_signs})",
-        f"In {count(looks)} of {seeds} a head of that layer looks with A2 at the token before the number "
-        f"({float(a2.where(looks).min()):.2f} or more of its weight)",
-        f"In seed {elsewhere} none does, though without A2 of the layer {float(without.sel(seed=elsewhere)):.1f} nats are lost; "
-        f"in seed {never} none does either",
-        f"by {later} octaves ({about_later}) as declared, where seed {never} of `plus` counts with step "
-        f"{int(part['formation_limit']):,}, and by {rest} ({about_rest}) without that seed",
-        f"its log-odds are {more} nats below those of `plus` ({about_more} below, {WORDS[ahead.size]} seeds)",
-        f"in none of their {count_of_runs} runs each",
-        f"At no evaluation do they answer more than {percent(best)}",
-        f"grows to between {unsigned[:, 0].min():.0f} and {unsigned[:, 0].max():.0f} in its first layer",
-        f"at {percent(np.mean(empty))} of queries ({percent(min(empty)).removesuffix(' %')} to {percent(max(empty))})",
+        f"It begins with A1 + {lambda_init_schedule(0):.1f}·A2 in the first layer",
+        f"λ in A1 − λ·A2 is {of_plus[:, 0].min():.2f} to {of_plus[:, 0].max():.2f} there, in all {seeds} models "
+        f"(DIFF: {of_diff[:, 0].min():.2f} to {of_diff[:, 0].max():.2f})",
+        f"but for one ({fixed(of_plus[adds, in_layer], 2)}, seed {adds}, layer {in_layer})",
+        f"In the {count(formed)} models that find the lookup the loss rises by {signs} nats ({about_signs})",
+        f"In {count(looks)} of them a head of that layer looks with A2 at the token before the number "
+        f"({float(a2.where(looks).min()):.2f} or more of its weight), as in DIFF. Seed {elsewhere} does it another way",
+        *of_contrast(part, int(never)),
+        *of_unformed(part, unsigned),
         f"prompts of {evidence.LENGTH['lookup']} tokens with {evidence.DISTRACTORS} distractors",
-        f"A2 costs DIFF {told} nats on average ({about_told}), so the gain there",
         f"in prompts of {listed(list(map(str, whole_lengths(part))))} tokens",
+        *of_gain(part),
+        *of_near_duplicates(part),
+    )
+
+
+def of_contrast(part, never):
+    """What is said of DIFF beside the arm that adds its second map at first."""
+    steps = np.log2(onsets(part))
+    later = steps.sel(arm="plus") - steps.sel(arm=DIFF)  # octaves, (seed,)
+    assert bool((later > 0).all())
+    of_onset, about_onset = within(later, 2)
+    rest, about_rest = within(later.drop_sel(seed=never), 2)
+    odds = log_odds_of_runs(part)
+    lead = (odds.sel(arm=DIFF) - odds.sel(arm="plus")).dropna("seed")  # (seed,)
+    of_odds, about_odds = within(-lead, 2)
+    margin = 0.5
+    opens = [str(int(seed)) for seed in lead["seed"] if students_t(lead.drop_sel(seed=seed).values)[0][1] > margin]
+    assert students_t(lead.values)[0][1] < margin
+    p = holm([sign_flip_test(later.values), sign_flip_test(lead.values), 1.0, 1.0])[0]
+    return (
+        f"or never (p {p:.3f}): by {of_onset} octaves ({about_onset})",
+        f"more than {PARTS['lookup'].tests[0].quantities['difference'].margin:g} octaves, is *open*: seed {never}, which never",
+        f"Without that seed it is {rest} ({about_rest})",
+        f"DIFF is {of_odds} nats below `plus` ({about_odds} below, {WORDS[lead.size]} seeds)",
+        f"without seed {', '.join(opens[:-1])} or {opens[-1]} alone it would be *open*, seed {never} of `plus` is left out",
+    )
+
+
+def of_unformed(part, unsigned):
+    """What is said of the arms that do not find the lookup."""
+    failed = ["d-plus", "standard-norm"]
+    tuned = part["tuning_formation"].sel(arm=failed)  # (arm, rate_tried, tuning_seed)
+    assert not part["formation"].sel(arm=failed).notnull().any() and tuned.isnull().all()
+    empty = [model[gates.ALL] for model in gates.read("lookup", trained(part))["d-plus"]]
+    last = np.sort(unsigned[:, 2])
+    few = sum(share < 0.02 for share in empty)
+    return (
+        f"none of {part.sizes['seed']} runs each in {int(part['formation_limit']):,} steps on short prompts, "
+        f"and none of the {tuned.sizes['rate_tried'] * tuned.sizes['tuning_seed']} that chose the rate in "
+        f"{recipe_of('lookup').tuning.steps}. At no evaluation do the {part.sizes['seed']} answer more than "
+        f"{percent(float(part['retrieval'].sel(arm=failed).max()))}",
+        f"grows to between {unsigned[:, 0].min():.0f} and {unsigned[:, 0].max():.0f} in the first layer, and in seven of eight "
+        f"models to between {last[1]:.0f} and {last[-1]:,.0f} in the last",
+        f"in {percent(np.mean(empty))} of rows ({percent(min(empty)).removesuffix(' %')} to {percent(max(empty))}); "
+        f"but {WORDS[few]} models have fewer than 2 %",
+    )
+
+
+def of_gain(part):
+    """What is said of the gain in the heads that tell the answer."""
+    told = part["a2_cost_where_told"]  # (arm, seed)
+    mean_told, about_told = within(told.sel(arm=DIFF), 2)
+    gain = part["signal_to_noise_gain"]
+    raised, about_raised = within(gain.sel(arm="d-plus"), 1)
+    plus = told.sel(arm="plus")
+    costly = plus["seed"].values[plus.values.argsort()[-2:]]  # the dearest last
+    losses = [fixed(plus.sel(seed=seed), 1) for seed in costly]
+    falls = [fixed(-gain.sel(arm="plus", seed=seed), 1) for seed in costly]
+    assert float(plus.drop_sel(seed=costly).max()) < 1
+    most = int(told["seed"][told.sel(arm=DIFF).argmax("seed")])
+    return (
+        f"A2 costs DIFF {mean_told} nats on average ({about_told}), nearly all of it in seed {most} "
+        f"({fixed(told.sel(arm=DIFF).max(), 2)})",
+        f"raises the signal by {raised} dB ({about_raised}), in models that do not find",
+        f"A2 costs {losses[0]} and {losses[1]} nats there, and the subtraction lowers the signal against the noise by "
+        f"{falls[0]} and {falls[1]} dB",
+    )
+
+
+def of_near_duplicates(part):
+    """What is said of answers among near-duplicates."""
+    near = part["exact_match_near"]
+    shares = near.sel(near=near["near"] > 0).mean(("near", "prompt"))  # (arm, seed)
+    of_diff, of_plus = shares.sel(arm=DIFF).values, shares.sel(arm="plus").dropna("seed").values
+    both = np.concatenate([of_diff, of_plus])
+    well = both[both >= 0.975]
+    return (
+        f"{count(of_diff >= 0.975)} of {WORDS[of_diff.size]} models of DIFF and {count(of_plus >= 0.975)} of "
+        f"{WORDS[of_plus.size]} of `plus` answer at least {percent(well.min())} right among them, "
+        f"the others at most {percent(both[both < 0.975].max())}",
     )
 
 
