@@ -190,8 +190,8 @@ def _rounded(share):
 
 
 def _usual_length(model, scope):
-    """Return the length that a bundled model was trained on, 256 for others, or the longest that a model has positions for."""
-    trained = {card["name"]: card["positions"] for card in diffscope.models.bundled()}
+    """Return the length that a bundled model's card is of, 256 for others, or the longest that a model has positions for."""
+    trained = {card["name"]: card["scores"].get("tokens", card["positions"]) for card in diffscope.models.bundled()}
     usual = trained.get(model.partition("@")[0], 256)
     return usual if scope.max_length is None or model in trained else min(usual, scope.max_length - ROOM)
 
