@@ -48,7 +48,10 @@ CHOSEN = {True: "the best of those tried for each", False: "that of all arms"}
 ATTENTION = {
     "v1": "A DIFF Transformer (V1)",
     "v2": "A DIFF Transformer (V2)",
-    "plus": "A DIFF Transformer (V1) that begins by adding its second map, D = A1 + λ·A2, with a λ that is learned and may change its sign,",
+    "plus": (
+        "A DIFF Transformer (V1) that begins by adding its second map, D = A1 + λ·A2, with a λ that is learned and may "
+        "change its sign,"
+    ),
     "standard": "A standard Transformer",
 }
 CARD = """---
