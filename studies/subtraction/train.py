@@ -13,7 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -65,6 +65,17 @@ def queue_of(folder: Path) -> Iterator[None]:
             yield
     except Timeout:
         raise DiffscopeError(f"{folder} is being trained already; see how far it is with --status") from None
+
+
+def come_last() -> None:
+    """Give this process the lowest priority, and its session too if the process leads it.
+
+    Linux may share the processor among sessions first (autogroup); then a priority counts within its session alone.
+    """
+    os.nice(19)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):  # no such file: not Linux, or a kernel that does not share so
+            Path("/proc/self/autogroup").write_text("19", encoding="utf-8")
 
 
 def train(parts: tuple[str, ...], folder: Path, text: Path | None, tell: Callable[[str], None]) -> int:
@@ -134,7 +145,7 @@ def main() -> int:
         return 0
     try:
         with queue_of(options.folder):
-            os.nice(19)  # whoever works on the machine comes first
+            come_last()
             return min(1, train(parts, options.folder, options.text, lambda line: print(line, flush=True)))
     except DiffscopeError as error:
         print(error, file=sys.stderr)
