@@ -28,8 +28,7 @@ DESIGN = (  # what is declared
 )  # fmt: skip
 FIRST_STUDY = ("yes (0.06)", "Does λ = 1 do", "if it is 1 throughout", "1.1, 0.4 and 0.6 by layer", "fixed at 1, all six")
 NAMES = (  # of parts, seeds and layers, and 0 as no effect
-    "above 0", "crosses 0", "D is 0", "part 0", "Part 1", "part 1",
-    "Part 0", "Part 3", "part 3", "seed 5", "Seed 5", "`shared-a2`", "layer 0", "set to 0", "is not 0", "near 0", "about 0",
+    "above 0", "crosses 0", "D is 0", "seed 5", "Seed 5", "`shared-a2`", "layer 0", "set to 0", "is not 0", "near 0", "about 0",
     "is below 0", "apart from 0",
 )  # fmt: skip
 
@@ -72,7 +71,7 @@ def of_lookup(part):
     return (
         f"In {WORDS[int((of_plus[:, 0] > 0).sum())]} of {seeds}, λ changes its sign in the first layer",
         f"{WORDS[int(formed.sum())].capitalize()} find the lookup",
-        f"do not find the lookup** in {limit}",
+        f"does not find the lookup** in {limit}",
         f"trained for {recipe_of('lookup').tuning.steps} steps",
         f"counts with step {int(part['formation_limit']):,} as its onset",
         f"It begins with A1 + {lambda_init_schedule(0):.1f}·A2 in the first layer",
@@ -124,8 +123,8 @@ def of_unformed(part, unsigned):
     few = sum(share < 0.02 for share in empty)
     return (
         f"none of {part.sizes['seed']} runs each in {int(part['formation_limit']):,} steps on short prompts, "
-        f"and none of the {tuned.sizes['rate_tried'] * tuned.sizes['tuning_seed']} that chose the rate in "
-        f"{recipe_of('lookup').tuning.steps}. At no evaluation do the {part.sizes['seed']} answer more than "
+        f"and none of the {tuned.sizes['rate_tried'] * tuned.sizes['tuning_seed']} of each that chose its rate in "
+        f"{recipe_of('lookup').tuning.steps}. At no evaluation do the {part.sizes['seed']} of either answer more than "
         f"{percent(float(part['retrieval'].sel(arm=failed).max()))}",
         f"grows to between {unsigned[:, 0].min():.0f} and {unsigned[:, 0].max():.0f} in the first layer, and in seven of eight "
         f"models to between {last[1]:.0f} and {last[-1]:,.0f} in the last",
@@ -194,8 +193,8 @@ def of_mechanism(part):
     both = looks["seed"].values[looks.all("head").values].tolist()
     most = int(others["seed"][others.argmax("seed")])
     return (
-        f"In {count(looks.any('head'))} of {seeds} models a head of the first layer looks with A2",
-        f"its loss rises by {needed} nats), and without its negative weights as well ({unsigned})",
+        f"In {count(looks.any('head'))} of {seeds} models a head of the first layer (layer 0) looks with A2",
+        f"its loss rises by {needed} nats), and without D's negative weights as well ({unsigned})",
         f"next to nothing ({bound(idle, 2)} nats at most)",
         f"All {count(looks.any('head'))} DIFF models that look up numbers",
         f"({fixed(a2.sel(layer=0).isel(head=first).mean(), 2)} of its weight; A1 of that head gives it "
@@ -209,7 +208,7 @@ def of_mechanism(part):
         f"rises by {fixed(others.mean(), 1)} nats on average, by {fixed(others.max(), 1)} in seed {most}",
         f"{int(above.sum())} of the {above.size} heads are above it",
         f"gains more than {fixed(own.max(), 1)} dB",
-        f"A2 costs {mean_told} nats on average ({about_told}), more than half a nat in {count(told > 0.5)} of {seeds} models",
+        f"costs {mean_told} nats on average ({about_told}), more than half a nat in {count(told > 0.5)} of {seeds} models",
         f"by {fall} dB ({about_fall}): by {falls.min():.0f} to {falls.max():.0f} dB in {WORDS[len(falls)]} of {seeds} models, "
         f"and not in {WORDS[gain.size - len(falls)]}",
         f"whose A2 costs {fixed(share.min('head').mean(), 1)} nats; the head that carries the lookup ({of_head})",
@@ -288,7 +287,7 @@ def of_tied(part, strong):
     less, about_less = within(part["gain_over_uniform"].sel(arm="d-plus"), 1)
     assert (strong["copy_log_odds"].sel(arm="standard") - strong["copy_log_odds"].sel(arm=DIFF)).mean() < 0 < behind.mean()
     return (
-        f"{count(c > start)} of {seeds} models go on subtracting, and take",
+        f"{count(c > start)} of {seeds} models keep λ above its start, and take",
         f"next to nothing ({fixed(told.mean(), 2)} nats on average)",
         f"the first token has {fixed(dormant.sel(map='A1').mean(), 2)} of A1. "
         f"Of A2 it has {fixed(dormant.sel(map='A2').mean(), 2)}, "
@@ -296,10 +295,10 @@ def of_tied(part, strong):
         f"({fixed(np.mean(uniform), 2)}), and in {count(flat.any(('layer', 'head')))} in one head or both",
         f"DIFF subtracts in all {count(c > 0)}",
         f"(below 0.11, {count(c < 0.11)} of {seeds} models)",
-        f"In the other {WORDS[len(more)]} c is {listed([fixed(c.sel(seed=s), 2) for s in more])} "
+        f"In the other {WORDS[len(more)]} λ is {listed([fixed(c.sel(seed=s), 2) for s in more])} "
         f"(seeds {listed(list(map(str, more)))}; {start:.1f} at the start)",
         f"less of D than of A1: {', '.join(taken[:-1])}, and {taken[-1]}",
-        f"(seed {top}: {fixed(cost.max(), 2)} nats, c {fixed(c.sel(seed=top), 2)}; the others at most "
+        f"(seed {top}: {fixed(cost.max(), 2)} nats, λ {fixed(c.sel(seed=top), 2)}; the others at most "
         f"{bound(cost.drop_sel(seed=top), 3)}) the first token has {fixed(dormant.sel(map='A1', seed=top), 2)} of A1, "
         f"{fixed(dormant.sel(map='net D', seed=top), 2)} of D, and {fixed(dormant.sel(map='D', seed=top), 2)} of |D|",
         f"On average A2 costs {fixed(told.mean(), 2)} nats",
@@ -310,7 +309,7 @@ def of_tied(part, strong):
         f"by {gain} dB ({about_gain}), in all {count(part['signal_to_noise_gain'].sel(arm='d-plus') > 0)} models; "
         f"a uniform A2 gains {less} dB less ({about_less})",
         f"and in {count(part['a2_cost_where_told'].sel(arm='d-plus') > 0.05)} of `sinks-tied`",
-        f"takes weight in the {count(c > start)} of {seeds} models that go on subtracting",
+        f"takes weight in the {count(c > start)} of {seeds} models whose λ ends above its start",
         f"{count(dormant.sel(map='A2') <= uniform)} is right, and {count(flat.any(('layer', 'head')))} counts models",
     )
 
