@@ -20,6 +20,7 @@ from diffscope.edits.declared import PLACES, Declared
 from diffscope.edits.patching import STAGES
 from diffscope.errors import DiffscopeError, PromptError, SpanError
 from diffscope.figures.escaping import shorten, visible
+from diffscope.numbers import numbered
 from diffscope.tasks import Recall
 
 LAST = "last token"
@@ -331,7 +332,7 @@ class Written:
     def words(self) -> str:
         """As it is listed."""
         given = {takes.name: takes.words(value) for takes, value in zip(self.kind.takes, self.values)}
-        where = [f"{name} {', '.join(map(str, at))}" for name, at in self._places()]
+        where = [numbered(name.removesuffix("s"), at) for name, at in self._places()]
         return " · ".join([self.kind.words.format(**given), *where])
 
     @property

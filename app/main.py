@@ -14,7 +14,7 @@ from access import admitted  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
 from url_state import MOVED, OPENED, PANEL, Moved, moved_query, restore  # noqa: E402
 
-st.set_page_config(page_title="diffscope", layout="wide", initial_sidebar_state="expanded")
+st.set_page_config(page_title="diffscope", layout="wide")
 if not admitted():
     st.stop()
 st.html(

@@ -219,18 +219,18 @@ def test_the_slider_changes_what_is_said_and_the_address_keeps_it(new_page, chan
 def test_heads_are_ablated_in_the_grid(new_page, change):
     page = opened(new_page, f"{change}&edit=none&layer=1&head=1")
     page.locator(f"{GRID} [role=grid]").press("x")
-    page.wait_for_selector(f"{EDITS} strong:text('layers 1 · heads 1')")
+    page.wait_for_selector(f"{EDITS} strong:text('layer 1 · head 1')")
     settle(page)
     cells = page.locator(f"{GRID} canvas").last
     cells.click(position=FIRST, modifiers=["Shift"])  # the first head
-    page.wait_for_selector(f"{EDITS} strong:text('layers 0 · heads 0')")
+    page.wait_for_selector(f"{EDITS} strong:text('layer 0 · head 0')")
     settle(page)
     assert len(edits(page)) == 2 and "edit=ablate_heads%28layers%3D%5B0%5D%2C+heads%3D%5B0%5D%29" in page.url
     assert page.locator(".st-key-change-without canvas[data-map]").count() == 1  # D, which is compared
     cells.click(position=FIRST, modifiers=["Shift"])
-    page.wait_for_selector(f"{EDITS} strong:text('layers 0')", state="detached")
+    page.wait_for_selector(f"{EDITS} strong:text('layer 0')", state="detached")
     settle(page)
-    assert edits(page) == ["heads ablated · layers 1 · heads 1"]
+    assert edits(page) == ["heads ablated · layer 1 · head 1"]
     fine(page)
 
 
@@ -256,6 +256,20 @@ def test_a_click_on_a_picture_chooses_its_step_and_play_goes_on_from_there(new_p
     page.wait_for_function("() => location.search.includes('step=end')")  # without another click
     page.get_by_role("button", name="Play").wait_for()
     assert not [problem for problem in faults(page) if "404" not in problem]
+
+
+# A small screen
+
+
+def test_on_a_phone_the_page_is_seen_first_and_not_its_sidebar(new_page, address):
+    page = new_page(420, 900)
+    page.goto(address)
+    page.wait_for_selector(MAPS)
+    settle(page)
+    box = page.get_by_text("Maps", exact=True).first.bounding_box()
+    on_top = page.evaluate("([x, y]) => document.elementFromPoint(x, y).textContent", [box["x"] + 5, box["y"] + 5])
+    assert "Maps" in on_top
+    fine(page)
 
 
 # what a reader writes

@@ -261,7 +261,7 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     test.selectbox(key="change-add").set_value("top_k_a1").run()
     test.selectbox(key="change-add").set_value("drop_sink").run()
     change(test, k=2)
-    assert listed(test) == ["λ × 1 · layers 1, 2", "first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
+    assert listed(test) == ["λ × 1 · layers 1 and 2", "first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
     assert address(test) == ["scale_lambda(1.0, layers=[1, 2])", "top_k_a1(2, 'yes')", "drop_sink(1, 'both')"]
     stacked = tokens(test)
     assert listed(undo(test, 0)) == ["first keys dropped: 1 (both)", "A₁ → top 2 (rows scaled: yes)"]
@@ -274,7 +274,7 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
 
 def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
     test = page(edit=["zero_a2:layers=2", "ablate_heads:layers=1:heads=0"])
-    both = ["A₂ → 0 · layers 2", "heads ablated · layers 1 · heads 0"]
+    both = ["A₂ → 0 · layer 2", "heads ablated · layer 1 · head 0"]
     assert listed(test) == both
     test.switch_page("app_pages/explore.py").run()
     test.query_params.pop("edit")  # as a browser does
@@ -426,4 +426,4 @@ def test_compare_shows_the_stacked_edits_beside_the_model_without_them(page):
     test.button(key="change-compare").click().run()
     assert not test.exception and not test.warning, test.exception
     assert address(test) == ["set_lambda(0.9, layers=[1])"]
-    assert any("λ = 0.9 · layers 1" in element.value.replace("\\", "") for element in test.markdown)
+    assert any("λ = 0.9 · layer 1" in element.value.replace("\\", "") for element in test.markdown)
