@@ -104,28 +104,30 @@ def verdicts(name: str, part: xr.Dataset) -> list[Verdict]:
 
 
 def primaries(parts: Parts) -> str:
-    """All primaries in their order: those of parts that are not trained yet with their power alone."""
+    """All primaries in their order, their questions first: those of parts that are not trained yet with their power alone."""
+    questions: list[str] = []
     rows = []
     for name, declared in PARTS.items():
         cost = cost_of(parts[name]) if name in parts else None
         judged = judge(name, parts[name], cost) if name in parts else [Judged(test, note="not read") for test in declared.tests]
         there = "–" if cost is None else f"{numbers.with_interval(cost.value, cost.low, cost.high)} nats"
         for row in judged:
-            rows += _of_primary(name, row, there if row.test.inside else "–")
-    header = ("part", "question", "quantity", "estimate [95 %]", "matters from", "p", "power", *ACCOUNTS, "A2 costs there")
-    return pipe_table(header, rows)
+            questions.append(f"`{name}`: {row.test.question}")
+            rows += _of_primary(f"{len(questions)}.", name, row, there if row.test.inside else "–")
+    header = ("test", "quantity", "estimate [95 %]", "matters from", "p", "power", *ACCOUNTS, "A2 costs there")
+    listed = "\n".join(f"{number}. {question}" for number, question in enumerate(questions, 1))
+    return f"{listed}\n\n{pipe_table(header, rows)}"
 
 
-def _of_primary(name: str, row: Judged, cost: str) -> list[tuple[str, ...]]:
-    words = [row.words.get(account, row.note or "–") for account in ACCOUNTS]
-    lead = (name, row.test.question)
+def _of_primary(number: str, name: str, row: Judged, cost: str) -> list[tuple[str, ...]]:
+    words = [row.words.get(account, "–") for account in ACCOUNTS]
     tail = (numbers.significant(row.p, 2), power_of(name, row.test), *words, cost)
     cells = []
     for key, quantity in row.test.quantities.items():
         estimate = row.estimates.get(key)
-        value = "–" if estimate is None else numbers.with_interval(estimate.value, estimate.low, estimate.high)
-        cells.append((*lead, quantity.label, value, f"{quantity.margin:g}", *tail))
-        lead, tail = ("", ""), ("",) * len(tail)
+        value = row.note or "–" if estimate is None else numbers.with_interval(estimate.value, estimate.low, estimate.high)
+        cells.append((number, quantity.label, value, f"{quantity.margin:g}", *tail))
+        number, tail = "", ("",) * len(tail)
     return cells
 
 

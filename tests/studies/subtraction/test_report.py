@@ -177,12 +177,14 @@ def test_a_model_has_the_mean_of_all_its_heads_or_none():
 
 
 def test_primaries_stand_in_their_order_and_those_of_untrained_parts_are_not_read():
-    rows = pages.primaries({"mechanism": mechanism()}).splitlines()[2:]
-    questions = [test.question for part in PARTS.values() for test in part.tests]
-    assert [row.split(" | ")[1] for row in rows if not row.startswith("|  |")] == questions
+    listed, _, table = pages.primaries({"mechanism": mechanism()}).partition("\n\n")
+    questions = [f"`{name}`: {test.question}" for name, part in PARTS.items() for test in part.tests]
+    assert listed.splitlines() == [f"{number}. {question}" for number, question in enumerate(questions, 1)]
+    rows = [row for row in table.splitlines()[2:] if not row.startswith("|  |")]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {number}." for number in range(1, len(questions) + 1)]
     of_mechanism, of_lookup = rows[:2]
     assert "not read" not in of_mechanism and "| 79 % |" in of_mechanism
-    assert of_lookup.count("not read") == 3 and "88 % to 93 %" in of_lookup
+    assert "| not read |" in of_lookup and "88 % to 93 %" in of_lookup
     runs = pages.runs({"mechanism": mechanism()})
     assert cells(runs, "text")[2] == "not all trained yet, so not read"
 
