@@ -106,7 +106,7 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
         f"of {sum(map(len, study.facts['arms'].values()))} small models",
         f"removes {rejected:.1f} dB, a tenth of its power; with another head's A2 it removes as much "
         f"(difference {over_other} dB, 95 % {about_other})",
-        "In [eight of eight models](docs/study/subtraction.md) a head of the first layer (layer 0) looks with A2 at the token before",
+        "In [eight of eight models](docs/study/subtraction.md) a head of the first layer (layer 0) looks with A2",
         "Without A2 in that layer, or without the negative weights of D there, the model no longer answers: "
         f"its loss rises by {needed:.1f} nats",
         f"In other layers A2 does next to nothing ({math.ceil(most * 100) / 100:.2f} nats at most)",
