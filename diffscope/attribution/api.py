@@ -154,7 +154,7 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
         added = {name: stream.direct(part, prompt, query.tokens) for name, part in written.items()}
         added |= {"constant": stream.constant(query.tokens), "logit": stream.logits[prompt, query.tokens]}
         variables: dict[str, tuple] = {name: (("layer", "candidate")[-part.dim() :], part) for name, part in added.items()}
-        of_heads = stack_layers([tables[prompt].movedim(2, 0).numpy() for tables, _ in attended])
+        of_heads = stack_layers([of_prompts[prompt].movedim(2, 0).numpy() for of_prompts, _ in attended])
         by_way = np.moveaxis(of_heads, 2, 0)  # (way, layer, head, branch, candidate)
         for table, name, of_control in zip(by_way, OF_HEADS, OF_CONTROL):  # (layer, head, branch, candidate)
             variables[name] = ("layer", "head", "branch", "candidate"), table[:, :, : len(BRANCHES)]

@@ -1,4 +1,4 @@
-"""The residual stream at the last token: what each part of a model writes into it, and how it becomes logits.
+"""The residual stream at some tokens: what each part of a model writes into it, and how it becomes logits.
 
 Parts are found by what they do and not by their names: a block's output is its input plus the outputs of its attention and of one
 other module, bit by bit; the final norm's output is the unembedding's input. Any other model is refused.
@@ -23,7 +23,7 @@ from diffscope.scope.images import ImageModel
 
 EPS = torch.finfo(torch.float32).eps  # norms are in float32 in most models, whatever their dtype
 ROUNDINGS = 64  # of that, in a sum as long as a model is wide
-UNSUPPORTED = "what heads add to its logits cannot be told (docs/instruments.md says of which models it can)"
+UNSUPPORTED = "so it cannot be taken apart into what its parts add (docs/instruments.md says which models can be)"
 
 
 def check_decoder(scope: Scope) -> None:

@@ -19,9 +19,9 @@ LOW_RANKS = (1, 5)  # at most what was reported: "effective rank of only 2–5"
 BITS = (8, 6, 4)
 
 
-def answers(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> scoring.Answers:
-    """Score the answers of a model under `edits`; ``right`` is 1 or 0, so that means and differences can be taken."""
-    with scope.edit(*edits):
+def answers(scope: Scope, prompts: Sequence[Prompt], *under: Edit) -> scoring.Answers:
+    """Score the answers of a model under some edits; ``right`` is 1 or 0, so that means and differences can be taken."""
+    with scope.edit(*under):
         answered = scoring.answers(scope.logits, prompts, tokens=None)
     return answered._replace(right=answered.right.astype(float))
 

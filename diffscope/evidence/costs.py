@@ -101,12 +101,12 @@ def _lost_in_layer(
     return np.stack(alone, 1), np.stack(after, 1), together
 
 
-def _answered(scope: Scope, prompts: Sequence[Prompt], *edits: Edit) -> np.ndarray:
+def _answered(scope: Scope, prompts: Sequence[Prompt], *under: Edit) -> np.ndarray:
     """Return loss and log-odds of answers, (measure, prompt)."""
-    answered = answers(scope, prompts, *edits)
+    answered = answers(scope, prompts, *under)
     return np.stack([answered.loss, answered.log_odds])
 
 
-def _lost(scope: Scope, prompts: Sequence[Prompt], before: np.ndarray, *edits: Edit) -> np.ndarray:
+def _lost(scope: Scope, prompts: Sequence[Prompt], before: np.ndarray, *under: Edit) -> np.ndarray:
     """Measure what is lost under edits, (measure, prompt): a loss that rises, log-odds that fall."""
-    return (_answered(scope, prompts, *edits) - before) * np.array([[1.0], [-1.0]])
+    return (_answered(scope, prompts, *under) - before) * np.array([[1.0], [-1.0]])

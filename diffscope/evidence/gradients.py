@@ -58,7 +58,7 @@ def last_rows(
     scope: Scope,
     prompts: Sequence[Sequence[int]],
     targets: Sequence[int],
-    sharpen: Callable[[int, LayerAttention], LayerAttention] | None = None,
+    change: Callable[[int, LayerAttention], LayerAttention] | None = None,
 ) -> list[LastRow]:
     """Run prompts of one length and take the gradient of the loss of the token that comes next.
 
@@ -69,7 +69,7 @@ def last_rows(
         All of one length.
     targets : sequence of int
         The token that each is to be continued with; L is its cross-entropy in nats.
-    sharpen : callable, optional
+    change : callable, optional
         (number of the layer from 0, LayerAttention) → LayerAttention, whose maps are taken in place of the model's. The gradient
         is that on the output of the model as it is.
 
@@ -107,7 +107,7 @@ def last_rows(
         loss = torch.nn.functional.cross_entropy(logits, torch.tensor(list(targets), device=device), reduction="sum")
         received = torch.autograd.grad(loss, outputs)
     with torch.no_grad():
-        layers = [sharpen(number, layer) if sharpen else layer for number, layer in enumerate(layers)]
+        layers = [change(number, layer) if change else layer for number, layer in enumerate(layers)]
         return [_last_row(layer, gradients[:, last]) for layer, gradients in zip(layers, received)]
 
 

@@ -1,4 +1,4 @@
-"""Quantities of one model with what its heads count, read off its evidence: what tests compare."""
+"""Quantities of one model with the weights of its heads, read off its evidence: what tests compare."""
 
 from __future__ import annotations
 

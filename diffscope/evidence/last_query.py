@@ -14,7 +14,7 @@ from torch import Tensor
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MEASURED_MAPS
 from diffscope.evidence.key_sets import SETS, key_sets, number_spans, sized_spans
-from diffscope.evidence.untrained import Match, match_of, matched, mean_match
+from diffscope.evidence.untrained import Match, matched, mean_match
 from diffscope.scope import Scope
 from diffscope.stats import branches, rows
 from diffscope.stats.ragged import stack_layers
@@ -124,22 +124,20 @@ def last_query_of(
     irrelevant = [own.named[SETS.index("irrelevant")] for own in sets]
     lams = [torch.cat([part.lam / part.gain for part in of_layer]) for of_layer in rows]
     second = any(layer.differential for layer in layers)
-    pairs = (
-        [(_joined([part.a1 for part in of_layer]), _joined([part.a2 for part in of_layer])) for of_layer in rows]
-        if second
-        else []
-    )
-    stars, distances = lambda_distance(pairs, lams, irrelevant)
+    stars, distances = np.full(len(layers), np.nan), np.full(len(prompts), np.nan)
+    if second:
+        pairs = [(_joined([part.a1 for part in of_layer]), _joined([part.a2 for part in of_layer])) for of_layer in rows]
+        stars, distances = lambda_distance(pairs, lams, irrelevant)
     by_layer = {
         "lam": ("layer", [float(lam.mean()) for lam in lams]),
         "lam_init": ("layer", [np.nan if layer.lam_init is None else float(layer.lam_init) for layer in layers]),
-        "lambda_star": ("layer", stars if second else [np.nan] * len(layers)),
+        "lambda_star": ("layer", stars),
     }
     return LastQuery(
         heads=_dataset(tables),
-        by_prompt=xr.Dataset({"lambda_distance": ("prompt", distances if second else np.full(len(prompts), np.nan))}),
+        by_prompt=xr.Dataset({"lambda_distance": ("prompt", distances)}),
         layers=xr.Dataset(by_layer),
-        matches=[mean_match([match_of(layers[number]) for layers in batches]) for number in numbers],
+        matches=[mean_match([layers[number] for layers in batches]) for number in numbers],
         differential=second,
         extras=_extras(layers),
     )
@@ -331,13 +329,11 @@ def lambda_distance(
     ndarray (layer,)
         λ*.
     ndarray (prompt,)
-        |log2(λ/λ*)|, at most 6, mean over layers: its mean over prompts is that of all prompts together, and their spread is what
-        leaving out each in turn changes, as the jackknife has it.
+        |log2(λ/λ*)|, at most 6, mean over layers with a second map: its mean over prompts is that of all prompts together, and
+        their spread is what leaving out each in turn changes, as the jackknife has it.
     """
-    if not pairs:
-        return np.zeros(0), np.zeros(len(irrelevant))
     fits = [_fits(*pair, irrelevant) for pair in pairs]  # (1 + prompt,) each: of all prompts, and without each
-    distances = np.mean([_octaves(lam, fit) for lam, fit in zip(lams, fits)], 0)
+    distances = np.mean([_octaves(lam, fit) for lam, fit in zip(lams, fits) if np.isfinite(fit).any()], 0)
     count = len(irrelevant)
     return np.array([fit[0] for fit in fits]), distances[0] - (count - 1) * (distances[1:] - distances[1:].mean())
 

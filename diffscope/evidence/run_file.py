@@ -66,7 +66,7 @@ def at_step(evidence: xr.Dataset, step: int = -1, place: int = 0) -> xr.Dataset:
     evidence : Dataset
         As :func:`diffscope.evidence.runs.take_run` gives it.
     step : int
-        Number of the step.
+        Index along ``step``, which is not the step of the training; −1 is the last.
     place : int
         Of the step in a series. Statistics of the last query are compared with another untrained model at each place.
 

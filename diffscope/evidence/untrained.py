@@ -63,10 +63,14 @@ def match_of(layer: LayerAttention) -> Match:
     return Match(spread, torch.stack([row[:, n - 1] for row, n in zip(lam, layer.lengths)]).float().mean(0))
 
 
-def mean_match(matches: Sequence[Match]) -> Match:
-    """Return the mean over batches of prompts."""
+def mean_match(batches: Sequence[LayerAttention]) -> Match:
+    """Return the spread and the λ of a layer on several batches of prompts, mean over all prompts."""
+    matches = [match_of(layer) for layer in batches]
+    counts = torch.tensor([len(layer.lengths) for layer in batches], device=matches[0].spread.device)
+    shares = (counts / counts.sum())[:, None]  # (batch, 1)
     lams = [match.lam for match in matches if match.lam is not None]
-    return Match(torch.stack([match.spread for match in matches]).mean(0), torch.stack(lams).mean(0) if lams else None)
+    spread = (torch.stack([match.spread for match in matches]) * shares).sum(0)
+    return Match(spread, (torch.stack(lams) * shares).sum(0) if lams else None)
 
 
 def matched(layer: LayerAttention, match: Match | None) -> LayerAttention:

@@ -122,22 +122,6 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
     return values.assign_coords({dim: labels})
 
 
-def checked_query(query: Any, *words: str) -> int | str:
-    """Return a position, which "last" is too (-1), or one of some words.
-
-    Raises
-    ------
-    DiffscopeError
-        It is something else.
-    """
-    if is_last(query):
-        return -1
-    if query in words or (isinstance(query, (int, np.integer)) and not isinstance(query, bool)):
-        return query
-    others = "".join(f", or {word!r}" for word in words)
-    raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
-
-
 def check_choice(what: str, choice: Any, known: Iterable) -> None:
     """Refuse what is none of the known choices.
 

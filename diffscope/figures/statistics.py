@@ -12,9 +12,10 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_labels, checked_query, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, check_labels, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
+from diffscope.prompts.selection import checked_query
 from diffscope.stats.labels import is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
 

@@ -46,13 +46,13 @@ def _counts(verdicts: Sequence[Verdict]) -> str:
 
 def by_word(account: str, judged: Sequence[Verdict]) -> str:
     """Count the tests by their word for an account, with their names unless they are silent."""
-    ids = _by_word(account, judged)
+    ids = _ids_by_word(account, judged)
     parts = [f"{word} {len(ids[word])} ({', '.join(ids[word])})" for word in (FOR, AGAINST, OPEN) if ids[word]]
     parts += [f"{SILENT} {len(ids[SILENT])}"] if ids[SILENT] else []
     return f"{ACCOUNTS[account]}: {', '.join(parts)}" if parts else ""
 
 
-def _by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
+def _ids_by_word(account: str, judged: Iterable[Verdict]) -> dict[str, list[str]]:
     ids: dict[str, list[str]] = {word: [] for word in WORDS}
     for verdict in judged:
         ids[verdict.verdicts[account]].append(verdict.test.id)
@@ -82,7 +82,7 @@ def _benefit(verdict: Verdict) -> str:
 
 def _of_account(account: str, judged: Sequence[Verdict]) -> str:
     """List the tests for an account, against it, and open."""
-    ids = _by_word(account, judged)
+    ids = _ids_by_word(account, judged)
     name = ACCOUNTS[account].capitalize()
     if not (ids[FOR] or ids[AGAINST] or ids[OPEN]):
         return f"{name}: nothing that was run says anything of it."
@@ -95,7 +95,7 @@ def _of_account(account: str, judged: Sequence[Verdict]) -> str:
 def _supported(judged: Sequence[Verdict]) -> str:
     """Say which accounts the evidence supports: primaries decide, mechanism tests are exploratory."""
     words = {
-        kind: {account: _by_word(account, of_kind(judged, kind)) for account in ACCOUNTS} for kind in ("primary", "mechanism")
+        kind: {account: _ids_by_word(account, of_kind(judged, kind)) for account in ACCOUNTS} for kind in ("primary", "mechanism")
     }
     primary, mechanism = words["primary"], words["mechanism"]
     borne = [account for account in ACCOUNTS if primary[account][FOR]]

@@ -34,7 +34,8 @@ def crossed(values: np.ndarray) -> tuple[Range, Range, float]:
     """Test the mean where all seeds had the same prompts, both taken as samples: a two-way analysis of variance.
 
     The variance of the mean is (MS_seed + MS_prompt − MS_rest) / (seeds · prompts), so that it includes what the draw of prompts
-    does to all seeds alike; degrees of freedom are Satterthwaite's. Prompts that lack a seed are left out.
+    does to all seeds alike; degrees of freedom are Satterthwaite's. Prompts that lack a seed are left out of the variance, not of
+    the mean.
 
     Parameters
     ----------
@@ -56,23 +57,6 @@ def crossed(values: np.ndarray) -> tuple[Range, Range, float]:
     error = np.sqrt(total / (seeds * prompts))
     freedom = total**2 / parts.sum() if parts.sum() > 0 else seeds - 1
     return _t_test(float(means.mean()), error, freedom, seeds)
-
-
-def crossed_medians(values: np.ndarray, seed: int = 0) -> tuple[Range, Range, float]:
-    """Test the mean of the medians over prompts: the bootstrap variance of prompts is added to that over seeds.
-
-    Conservative: the variance of prompts within a seed is in both.
-
-    Parameters
-    ----------
-    values : ndarray (seed, prompt)
-    """
-    medians = np.nanmedian(values, axis=1)
-    rng = np.random.default_rng(seed)
-    resampled = rng.integers(values.shape[1], size=(N_BOOTSTRAP, values.shape[1]))
-    of_prompts = np.array([np.nanmean(np.nanmedian(values[:, prompts], axis=1)) for prompts in resampled]).std(ddof=1)
-    error = np.hypot(medians.std(ddof=1) / np.sqrt(len(medians)), of_prompts)
-    return _t_test(float(medians.mean()), error, len(medians) - 1, len(medians))
 
 
 def _t_test(value: float, error: float, freedom: float, seeds: int) -> tuple[Range, Range, float]:
@@ -122,12 +106,12 @@ def against_untrained(means: np.ndarray, untrained: np.ndarray) -> tuple[Range, 
     return (middle - reach, middle + reach), float(result.pvalue)
 
 
-def bootstrap(values: np.ndarray, statistic=np.mean, seed: int = 0) -> tuple[Range, Range, float]:
+def bootstrap(values: np.ndarray) -> tuple[Range, Range, float]:
     """Test the prompts of one model (prompt,): percentile bootstrap, and a sign-flip test of prompts for null and p."""
-    rng = np.random.default_rng(seed)
-    resampled = scipy.stats.bootstrap((values,), statistic, n_resamples=N_BOOTSTRAP, method="percentile", rng=rng)
+    rng = np.random.default_rng(0)
+    resampled = scipy.stats.bootstrap((values,), np.mean, n_resamples=N_BOOTSTRAP, method="percentile", rng=rng)
     interval = resampled.confidence_interval
-    flipped = scipy.stats.permutation_test((values,), statistic, permutation_type="samples", n_resamples=N_BOOTSTRAP, rng=rng)
+    flipped = scipy.stats.permutation_test((values,), np.mean, permutation_type="samples", n_resamples=N_BOOTSTRAP, rng=rng)
     null_low, null_high = np.quantile(flipped.null_distribution, (LEVEL / 2, 1 - LEVEL / 2))
     return (float(interval.low), float(interval.high)), (float(null_low), float(null_high)), float(flipped.pvalue)
 

@@ -225,12 +225,14 @@ def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, S
         raise lacking[0]
     note = f"{len(lacking)} of {len(trainings)} trainings are left out, for want of {lacking[0]}" if lacking else ""
     joined = {}
-    for name in measured[0]:
-        samples = [quantities[name] for quantities in measured]
+    for name in dict.fromkeys(name for quantities in measured for name in quantities):
+        samples = [quantities[name] for quantities in measured if name in quantities]
         arrays = {part: [getattr(sample, part) for sample in samples] for part in BY_SEED}
         whole = {part: None if any(of is None for of in each) else np.concatenate(each) for part, each in arrays.items()}
         seeds = tuple(seed for sample in samples for seed in sample.seeds)
-        notes = dict.fromkeys(filter(None, (note, *(sample.note for sample in samples))))
+        without = len(measured) - len(samples)
+        absent = f"not measured in {without} of {len(trainings)} trainings" if without else ""
+        notes = dict.fromkeys(filter(None, (note, absent, *(sample.note for sample in samples))))
         joined[name] = replace(samples[0], **whole, layers=None, seeds=seeds, note="; ".join(notes))
     return joined
 

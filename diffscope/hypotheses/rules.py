@@ -35,8 +35,6 @@ BY: dict[str, str] = {
     A2: "weighted by what the answer's loss rises by without A2 of each",
     ANSWER: "weighted by A1's mass on the answer",
 }
-#: how a statistic is said to be of a whole model, where nothing else is chosen
-WEIGHTED = f"mean over heads, {BY[KNOCK_OUT]}"
 SECOND = f"heads {BY[ANSWER]}"
 
 

@@ -42,9 +42,9 @@ class Settings:
         A person's own prompts in place of retrieval prompts; of those the first `prompts`.
     weights : {"knock-out", "a2", "answer"}
         What heads count with: by how much the answer's loss rises without them, or without their second map alone, or A1's mass
-        on the answer. By the first two untrained models' heads count as those of the trained model in their place, a head whose
-        loss costs nothing counts 0, and what comes of A1's mass on the answer stands beside, as the second view. A standard head
-        has one map: it counts with what the head costs by either.
+        on the answer. By the first two untrained models' heads count as those of the trained model in their place, a head without
+        which the loss does not rise counts 0, and what comes of A1's mass on the answer stands beside, as the second view. A
+        standard head has one map: it counts with what the head costs by either.
     """
 
     prompts: int = 40

@@ -37,9 +37,9 @@ def find_study(folder: str | Path | None = None) -> Path:
     return path
 
 
-def find_claims(study: str = DEFAULT) -> Path:
-    """Return the file of the published claims that were written down with a shipped study."""
-    return SHIPPED / study / CLAIMS
+def find_claims() -> Path:
+    """Return the file of the published claims that were written down with the shipped study."""
+    return SHIPPED / DEFAULT / CLAIMS
 
 
 @cache

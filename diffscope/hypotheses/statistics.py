@@ -21,7 +21,6 @@ from diffscope.hypotheses.intervals import (
     against_untrained,
     bootstrap,
     crossed,
-    crossed_medians,
     sign_flip_test,
     students_t,
 )
@@ -49,9 +48,6 @@ class Sample:
         What else is shown beside it.
     prompts : {"crossed", "nested"}
         Whether all seeds had the same prompts, or each its own.
-    average : {"mean", "median", "geometric"}
-        How prompts are averaged. "geometric": `values` and `untrained` are ratios; their log2 (octaves) is averaged, since ratios
-        without a bound have no arithmetic mean.
     heads : ndarray (seed, layer, head), optional
         Mean over prompts of each head, to leave heads out one by one; NaN for a head that takes no part.
     weights : ndarray (seed, layer, head), optional
@@ -75,7 +71,6 @@ class Sample:
     layers: np.ndarray | None = None
     note: str = ""
     prompts: Literal["crossed", "nested"] = "crossed"
-    average: Literal["mean", "median", "geometric"] = "mean"
     heads: np.ndarray | None = None
     weights: np.ndarray | None = None
     seeds: tuple[int, ...] = ()
@@ -193,7 +188,6 @@ def estimate(sample: Sample, *, leave_out: bool = True) -> Estimate:
     - Without: of five seeds and more p is the sign-flip test of seeds, with Student's t beside it (of crossed prompts, and of
       fewer seeds, it is the interval's t); of one seed it is the sign-flip test of prompts.
     """
-    sample = _in_octaves(sample) if sample.average == "geometric" else sample
     by_answer = _by_answer(sample)
     sample = _defined(sample)
     whole = replace(_estimate(sample), by_answer=by_answer)
@@ -206,19 +200,11 @@ def as_estimate(of: Sample | Estimate) -> Estimate:
 
 
 def _by_answer(sample: Sample) -> tuple[float, ...]:
-    """Estimate the second view, of the same seeds and prompts: value and interval; empty without one."""
+    """Estimate the second view, of the seeds and prompts in which it is defined: value and interval; empty without one."""
     if sample.by_answer is None:
         return ()
     second = _estimate(_defined(replace(sample, values=sample.by_answer, by_answer=None, untrained=None, layers=None)))
     return float(second.value), float(second.low), float(second.high)
-
-
-def _in_octaves(sample: Sample) -> Sample:
-    """Turn ratios into octaves; a ratio that is not above 0 is undefined."""
-    parts = {name: getattr(sample, name) for name in ("values", "untrained", "heads")}
-    with np.errstate(divide="ignore", invalid="ignore"):
-        octaves = {name: None if of is None else np.log2(np.asarray(of, dtype=float)) for name, of in parts.items()}
-    return replace(sample, **octaves)
 
 
 def _defined(sample: Sample) -> Sample:
@@ -256,18 +242,14 @@ def _estimate(sample: Sample) -> Estimate:
         why = "fewer than three untrained models have a value"
     if why:
         return Estimate(*[math.nan] * 6, **counts, method="", why=why)
-    middle = np.median if sample.average == "median" else np.mean
-    means = np.array([middle(row[np.isfinite(row)]) for row in values])  # (seed,)
+    means = np.array([row[np.isfinite(row)].mean() for row in values])  # (seed,)
     same_prompts = sample.prompts == "crossed" and prompts > 1
     p_t = math.nan
     if seeds == 1:
-        interval, null, p = bootstrap(values[0][np.isfinite(values[0])], middle)
+        interval, null, p = bootstrap(values[0][np.isfinite(values[0])])
         method = over = OVER_PROMPTS
     else:
-        if same_prompts:
-            interval, null, p = (crossed_medians if sample.average == "median" else crossed)(values)
-        else:
-            interval, null, p = students_t(means)
+        interval, null, p = crossed(values) if same_prompts else students_t(means)
         method, over = "Student's t", CROSSED if same_prompts else OVER_SEEDS
         if seeds >= FEWEST_SEEDS and not same_prompts:
             p, p_t = sign_flip_test(means), p
@@ -351,7 +333,7 @@ def head_changes(heads: np.ndarray, weights: np.ndarray | None = None) -> np.nda
     return np.where(present & (weights > 0) & np.isfinite(change), change, np.nan)
 
 
-def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, other_formed: np.ndarray, note: str = "") -> Estimate:
+def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, other_formed: np.ndarray) -> Estimate:
     """Test whether one arm forms later than another, seed by seed: the log-rank statistic stratified by seed, with exact p.
 
     A stratum of two runs tells which forms first, and nothing if they form at the same step or neither does, so the statistic is
@@ -371,10 +353,10 @@ def first_to_form(steps: np.ndarray, other: np.ndarray, formed: np.ndarray, othe
     reach = float(scipy.stats.norm.ppf(1 - LEVEL / 2))
     counts = {"prompts": 1, "seeds": len(steps), "untrained": 0}
     method = "which of the two runs of a seed forms first"
-    return Estimate(value, math.nan, math.nan, -reach, reach, p, **counts, method=method, note=note)
+    return Estimate(value, math.nan, math.nan, -reach, reach, p, **counts, method=method)
 
 
-def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> Estimate:
+def failures_at_worst(values: np.ndarray, other: np.ndarray) -> Estimate:
     """Estimate the median over seeds of the difference of two arms, a failed run ranked below all others.
 
     The interval is of order statistics (coverage at least 95 %). NaN stands for an end without a bound, or a median that a failed
@@ -400,5 +382,4 @@ def failures_at_worst(values: np.ndarray, other: np.ndarray, note: str = "") -> 
         **{"prompts": 1, "seeds": count, "untrained": 0},
         method="Wilcoxon's signed-rank test, exact; failed runs ranked last",
         interval="order statistics",
-        note=note,
     )

@@ -171,7 +171,7 @@ def cohort_variables(end: xr.Dataset, of: str = WHOLE) -> xr.Dataset:
 
 
 def head_costs(end: xr.Dataset) -> xr.DataArray:
-    """Return what the loss of each head costs the answer, (layer, head) in nats; 0 of what costs nothing."""
+    """Return by how much the answer's loss rises without each head, (layer, head) in nats; 0 where it does not."""
     return mean_over_prompts(end[f"{KNOCK_OUT}.loss"]).clip(min=0)
 
 

@@ -102,6 +102,8 @@ def cmrr_by_injection(
     _check_sigmas(sigmas)
     cap.check_one_side("noise on spans")
     names = list(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()) if spans is None else spans)
+    if not names:
+        raise SpanError("noise needs a span that it is put on; give at least one")
     if absent := [name for name in names if not any(name in prompt.key_sets() for prompt in cap.prompts)]:
         known = ", ".join(dict.fromkeys(name for prompt in cap.prompts for name in prompt.key_sets()))
         raise SpanError(f"there is no span {absent[0]!r}; spans are {known}")

@@ -22,6 +22,22 @@ def is_last(choice: Any, *spans: Mapping[str, Any]) -> bool:
     return isinstance(choice, str) and choice == LAST and not any(LAST in named for named in spans)
 
 
+def checked_query(query: Any, *words: str) -> int | str:
+    """Return a position, which "last" is too (-1), or one of some words.
+
+    Raises
+    ------
+    DiffscopeError
+        It is something else.
+    """
+    if is_last(query):
+        return -1
+    if query in words or (isinstance(query, (int, np.integer)) and not isinstance(query, bool)):
+        return query
+    others = "".join(f", or {word!r}" for word in words)
+    raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
+
+
 def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "queries") -> Tensor:
     """Return token positions of a prompt of n tokens, however queries or keys are chosen.
 

@@ -20,7 +20,7 @@ from diffscope.scope import Scope
 from diffscope.stats.averaging import mean_over_prompts
 from diffscope.tasks import Prompt
 
-RANDOM, PROMPTS = TEXTS = ("random tokens", "prompts")
+RANDOM, PROMPTS = "random tokens", "prompts"
 WORDS = {
     "previous_token": "previous-token",
     "duplicate_token": "duplicate-token",

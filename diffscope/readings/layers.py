@@ -12,7 +12,7 @@ from diffscope.attention.maps import MAPS
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.numbers import between, minus, two_figures
-from diffscope.prompts.selection import is_last
+from diffscope.prompts.selection import checked_query
 from diffscope.readings.captures import any_capture, query_positions, shared_or_each, uniform_attention
 from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, paired_statistic
 from diffscope.readings.prompt_parts import UNIFORM
@@ -84,7 +84,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     """
     _check(statistic)
     named = captures if isinstance(captures, Mapping) else {any_capture(captures).model_name: captures}
-    at = -1 if is_last(query) else query
+    at = checked_query(query, "mean")
     tables = {name: _with_controls(cap, statistic, choices or {}, at) for name, cap in named.items()}
     series = [_Series(name, "", table[""]) for name, table in tables.items()]
     for control in [name for name in next(iter(tables.values())) if name]:

@@ -52,7 +52,7 @@ def patched_heads(
     queries, keys : sequence of int, optional
         Only these rows, and of maps only these cells.
     progress : callable, optional
-        Called with (runs done, runs in all).
+        Called with (heads done, heads in all), after the runs in which every head is patched.
 
     Returns
     -------
@@ -106,7 +106,7 @@ def patched_heads(
             values[:, 0, 0].drop_vars(["layer", "head"]).copy(data=together), "change with all heads patched", DEFINITION, "nats"
         )
     )
-    return Reading(_sentence(table, "what", "one head at a time"), table)
+    return Reading(_sentence(table, "one head at a time"), table)
 
 
 def patched_paths(
@@ -174,7 +174,7 @@ def patched_paths(
         if progress:
             progress(done + 1, len(asked))
     table = pair.estimates(change, f"with one path to L{layer}H{head} patched").assign_attrs(receiver=f"L{layer}H{head}")
-    return Reading(_sentence(table, "path", f"one path to L{layer}H{head} at a time"), table)
+    return Reading(_sentence(table, f"one path to L{layer}H{head} at a time"), table)
 
 
 class _Pair:
@@ -237,7 +237,7 @@ def _patch(name: str, pair: _Pair, queries: Sequence[int] | None, keys: Sequence
     return patch(name, pair.source, queries=queries, **of_map, **places)
 
 
-def _sentence(table: xr.Dataset, noun: str, how: str) -> str:
+def _sentence(table: xr.Dataset, how: str) -> str:
     """Say what the largest changes are, and what they are counted against."""
     lead, of_source = (two_figures(float(table[name])) for name in ("lead", "lead_of_source"))
     flat = table["change"].stack(place=("what", "layer", "head")).dropna("place")

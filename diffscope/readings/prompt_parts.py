@@ -41,8 +41,8 @@ def allocation(cap: Capture, queries: Queries = -1) -> Reading:
     cap : Capture
         Of prompts with a span ``answer``.
     queries : int, str, slice or sequence of int
-        One position, by default the last of each prompt, which "last" is too; or several, or a span's name, along a dimension
-        ``query``.
+        One position, or "last" (the default), the last token of each prompt; or several positions or a span's name, along a
+        dimension ``query``.
 
     Returns
     -------

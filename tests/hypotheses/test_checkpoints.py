@@ -81,3 +81,13 @@ def test_trainings_that_are_left_out_are_counted():
     assert joined.note == "1 of 3 trainings are left out, for want of a checkpoint that answers"
     with pytest.raises(Missing):
         over_trainings(measure, [1, 1])
+
+
+def test_what_some_trainings_lack_is_of_the_others_and_says_so():
+    def measure(names):
+        return {name: Sample(np.array([[1.0, 2.0]])) for name in names}
+
+    for order in (["ab", "a"], ["a", "ab"]):
+        joined = over_trainings(measure, order)
+        assert joined["a"].values.shape == (2, 2) and joined["a"].note == ""
+        assert joined["b"].values.shape == (1, 2) and joined["b"].note == "not measured in 1 of 2 trainings"

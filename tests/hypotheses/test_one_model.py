@@ -145,7 +145,11 @@ def test_lambda_that_fits_the_mean_map_is_found():
     everywhere = [torch.ones(20, dtype=torch.bool)] * 6
     stars, distances = lambda_distance([(a1, a2)], [torch.full((6, 1), 0.6)], everywhere)
     assert stars[0] == pytest.approx(0.6, abs=1e-3) and distances.mean() == pytest.approx(0, abs=0.01)
-    assert lambda_distance([(a1, a2)], [torch.full((6, 1), 1.2)], everywhere)[1].mean() == pytest.approx(1, abs=0.01)
+    far = lambda_distance([(a1, a2)], [torch.full((6, 1), 1.2)], everywhere)[1]
+    assert far.mean() == pytest.approx(1, abs=0.01)
+    standard = torch.full_like(a2, torch.nan)  # a layer without a second map takes no part
+    stars, distances = lambda_distance([(a1, a2), (a1, standard)], [torch.full((6, 1), 1.2)] * 2, everywhere)
+    assert np.isnan(stars[1]) and distances.tolist() == far.tolist()
 
 
 def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_lambda():
