@@ -38,8 +38,7 @@ class Job:
     ----------
     work : callable
         Called with the job, whose `report` or `check_cancelled` it calls as often as it can: they raise if the job was
-        stopped. What it
-        returns is the job's result.
+        stopped. What it returns is the job's result.
     turns : threading.Semaphore, optional
         What it waits for first, beside the turn that all jobs wait for.
 
@@ -74,7 +73,12 @@ class Job:
     @property
     def stopping(self) -> bool:
         """Whether it was told to stop and has not yet."""
-        return self.running and self._halt.is_set()
+        return self.running and self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._halt.is_set()
 
     @property
     def seconds(self) -> float:

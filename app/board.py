@@ -35,7 +35,7 @@ class TestRequest:
     own : File, optional
         A file with prompts.
     tests : tuple of str
-        Ids of tests, all without any.
+        Ids of the tests; empty for all.
     """
 
     model: str

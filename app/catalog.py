@@ -21,7 +21,7 @@ state = st.session_state
 
 @dataclass(frozen=True)
 class SessionModel:
-    """A model that a reader has checked.
+    """A model that this session may open beside those that are offered to all.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class SessionModel:
 
 
 def session_models() -> dict[str, SessionModel]:
-    """The models that were checked in this session, by what they are called; uploads as long as they are there."""
+    """The models that this session opened or named in an address, by label; uploads as long as they are there."""
     models = state.setdefault("_own", {})
     for label in [label for label, model in models.items() if model.upload is not None and not model.upload.there]:
         del models[label]

@@ -372,7 +372,7 @@ class Written:
 
 
 def first(name: str, cap) -> Written:
-    """An edit as it begins for a prompt; one without an answer begins with its first token."""
+    """Return an edit with its first values; where they name the answer and none is marked, the sink takes its place."""
     own = cap.prompts[0].text or ""  # of a patch: from where the reader goes on
     given = [own if isinstance(takes, Source) else takes.first for takes in KINDS[name].takes]
     return Written(KINDS[name], tuple("sink" if value == "answer" and value not in cap.spans else value for value in given))

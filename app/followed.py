@@ -22,7 +22,7 @@ from diffscope.monitoring.courses import courses
 from diffscope.monitoring.measuring import CONTROL
 from diffscope.monitoring.record import ABOUT, MAPS, Record, folder_of, is_free, stamp
 from diffscope.monitoring.record import FOLDER as IN_OUTPUT
-from diffscope.numbers import capital, duration
+from diffscope.numbers import capital, counted, duration, head_name, numbered, short_duration
 
 FOLDER = "training-folder"  # the key of its field, and what an address names it by
 STEADY = "<style>[data-stale=true]{opacity:1!important;transition:none!important}</style>"  # nothing fades as a step comes
@@ -75,7 +75,7 @@ def show_followed() -> None:
     elif not any(file.endswith(".nc") for file in seen):
         st.info("No step has been measured yet. The page shows the first one as soon as it is there.")
     else:
-        show_record(_record(folder, (folder / ABOUT).stat().st_mtime), name)
+        show_record(_record(folder, (folder / ABOUT).stat().st_mtime))
 
 
 def say_what_is_missing(folder: Path, name: str) -> None:
@@ -107,7 +107,7 @@ def watch(name: str, seen: Mapping[str, int]) -> None:
     look()
 
 
-def show_record(record: Record, name: str) -> None:
+def show_record(record: Record) -> None:
     """Show what has been measured so far."""
     kept = record.dataset()
     series = courses(kept)
@@ -131,8 +131,8 @@ def sentence(kept: xr.Dataset) -> str:
     if len(loss):
         earlier = int(loss["step"][-1])
         words = f", loss {float(loss[-1]):.4g}" + (f" at step {earlier:,}" if earlier != step else "")
-    seconds = float(kept["seconds"].median())
-    return f"{kept.attrs['model']} at step {step:,}{words}. Steps measured: {kept.sizes['step']:,}, in {seconds:.2g} s each."
+    took = short_duration(float(kept["seconds"].median()))
+    return f"{kept.attrs['model']} at step {step:,}{words}. Steps measured: {kept.sizes['step']:,}; the median took {took}."
 
 
 def show_alerts(kept: xr.Dataset) -> None:
@@ -143,7 +143,7 @@ def show_alerts(kept: xr.Dataset) -> None:
         return
     st.warning("  \n".join(escape_markdown(line) for line in found[-ALERTS:]))
     if earlier := found[:-ALERTS]:
-        with st.expander(f"{len(earlier)} earlier alarms"):
+        with st.expander(counted(len(earlier), "earlier alarm")):
             st.markdown("  \n".join(escape_markdown(line) for line in earlier))
 
 
@@ -190,9 +190,9 @@ def show_maps(record: Record, layer: int, head: int) -> None:
     at = partial(maps_at, record.path)
     layers = at(steps[-1]).layer_numbers
     if layer not in layers:
-        st.info(f"Maps were kept of layer {', '.join(map(str, layers))}. Choose it above to see them.")
+        st.info(f"Maps were kept of {numbered('layer', layers)}. Choose {'it' if len(layers) == 1 else 'one'} above to see them.")
         return
-    st.markdown(f"#### Maps of L{layer}H{head} on the first prompt")
+    st.markdown(f"#### Maps of {head_name(layer, head)} on the first prompt")
     code = (
         "import diffscope\n\n"
         f"folder = {str(record.path)!r}\n"

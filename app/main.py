@@ -29,7 +29,7 @@ st.html(
 with st.sidebar:
     st.html('<div style="font-size:1.25rem;font-weight:650;letter-spacing:.01em">diffscope</div>')
 
-#: one page a question: file, title
+#: the title of each page, a question each, by the name of its file
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}
 pages = {
     name: st.Page(
@@ -39,7 +39,6 @@ pages = {
         default=name == "explore",
     )
     for name, title in PAGES.items()
-    if (HERE / "app_pages" / f"{name}.py").is_file()
 }
 
 

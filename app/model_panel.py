@@ -29,8 +29,9 @@ from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.figures.escaping import short_name, visible
 from diffscope.hypotheses import TESTS, Settings, forecast
 from diffscope.hypotheses.gathering import steps_of
+from diffscope.hypotheses.rules import CHECKPOINTS
 from diffscope.models.outline import check_memory
-from diffscope.numbers import duration
+from diffscope.numbers import counted, duration
 from diffscope.render import size_in_words
 from diffscope.tasks.encoding import encode_prompts as in_tokens
 from diffscope.tasks.encoding import require_answers
@@ -72,7 +73,6 @@ OWN_PROMPTS = (
     },
 )
 FEW = 5  # prompts that are made up to see whether they can be: one at each depth
-SERIES = 3  # checkpoints of a training
 #: what tests of a kind lack if the model is all there is, and how to run them or to give what is lacking
 NEEDS = {
     "model": ("", "Tests: choose it as the model."),
@@ -81,7 +81,7 @@ NEEDS = {
         "Tests: choose the standard model that it is matched with beside it. Both need the same tokenizer.",
     ),
     "checkpoints": (
-        f"{SERIES} checkpoints along its training",
+        f"{CHECKPOINTS} checkpoints along its training",
         "Put the checkpoints of its training into checkpoints/step-N of its folder, as diffscope train leaves them.",
     ),
     "cohort": ("a trained cohort", "Tests: give the folder of a cohort that diffscope train made."),
@@ -299,15 +299,15 @@ def show_tests(loaded, model: SessionModel, differential: bool) -> None:
     st.markdown("#### Tests")
     of_model = lacking_of_model(loaded, differential)
     for needs, (lacks, how) in NEEDS.items():
-        if needs == "checkpoints" and len(steps_of(resolve(model.name))) >= SERIES:
+        if needs == "checkpoints" and len(steps_of(resolve(model.name))) >= CHECKPOINTS:
             lacks, how = NEEDS["model"]
         if of_model is not None and (
             needs in ("model", "checkpoints") or (needs == "pair" and (loaded.tokenizer is None or loaded.crosses))
         ):
             lacks, how = of_model
         tests = [test for test in TESTS.values() if test.needs == needs]
-        count = f"{len(tests)} tests"
-        title = f"{count} lack {lacks}" if lacks else f"✓ {count} can be run"
+        count = counted(len(tests), "test")
+        title = f"{count} lack{'' if len(tests) > 1 else 's'} {lacks}" if lacks else f"✓ {count} can be run"
         with st.expander(escape_markdown(title), key=f"your_model-tests-{needs}"):
             st.markdown(escape_markdown(how))
             st.markdown("\n".join(f"- {escape_markdown(test.id)}: {escape_markdown(test.question)}" for test in tests))
@@ -360,7 +360,8 @@ def show_own_prompts(loaded) -> None:
         except DiffscopeError as error:
             st.warning(escape_markdown(f"They can be looked at. Tests need prompts, {error}"))
         else:
-            st.success(f"All {len(prompts)} are right. Give the same file on the page Tests to test the model on them.")
+            count = counted(len(prompts), "prompt")
+            st.success(f"They are right ({count}). Give the same file on the page Tests to test the model on them.")
 
 
 def look_at(label: str) -> None:

@@ -79,7 +79,7 @@ def prepare_first_view() -> None:
 def prepare(subject) -> None:
     """Begin to measure what Numbers and Logits show of a subject, once a session; what others need is no longer prepared."""
     key = (PREPARE, subject.key)
-    if subject.saved or subject.kind or jobs().get(key) is not None:
+    if subject.saved or subject.kind or ((job := jobs().get(key)) is not None and not job.stopped):
         return
     jobs().stop(PREPARE)
     with suppress(DiffscopeError):  # the page has said it
@@ -115,8 +115,11 @@ def _steps(subject, cap) -> list[Step]:
 
 
 def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
-    """Measure what is not known, as a job's work; if another session is prepared for, nothing is done."""
-    if not of_all.turn.acquire(blocking=False):
+    """Measure what is not known, as a job's work; if another session is prepared for, nothing is done.
+
+    A job that was stopped keeps the turn until it notices, so this waits for it a moment.
+    """
+    if not of_all.turn.acquire(timeout=REST):
         return
     try:
         for kept, ask in steps:

@@ -23,13 +23,13 @@ def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | Non
     return encode_question(subject.scope(), cap, answer, distractors) if answer else None
 
 
-def choose_distractors(subject) -> tuple[str, ...]:
-    """Return the distractors that the reader gives."""
+def choose_distractors(subject, without: str = "the other numbers of the prompt") -> tuple[str, ...]:
+    """Return the distractors that the reader gives; `without` says what odds are against if there are none."""
     text = st.text_input(
         "Distractors",
         **bound("distractors"),
         placeholder=", ".join(subject.distractors) or "other answers, with commas between them",
-        help="The answer's odds are against these; without any, against all else that the model may say.",
+        help=f"The answer's odds are against these; without any, against {without}.",
     )
     return distractors_in(text, subject)
 

@@ -104,6 +104,8 @@ def title_of(chosen: Chosen, cap) -> str:
     tokens = readable(cap.prompts[0])
     at = chosen.query if isinstance(chosen.query, str) else chosen.query % cap.n_tokens
     row = "on average over all tokens" if isinstance(at, str) else f"for token {at} “{shorten(visible(tokens[at]))}”"
+    if "query" not in STATISTICS[chosen.name].dims:  # it is of the whole map
+        row = ""
     if chosen.name != "span_mass" or chosen.where["normalisation"] not in ("share", "raw"):
         selection = ", ".join(WORDS.get(label, label) for label in chosen.where.values())
         return capital(" · ".join(filter(None, [STATISTICS[chosen.name].description, selection, row])))

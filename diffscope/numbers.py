@@ -59,6 +59,11 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
+def short_duration(seconds: float) -> str:
+    """Write a time that may be short: 0.35 s, 12 s, 3 min."""
+    return f"{seconds:.2g} s" if seconds < 100 else duration(seconds)
+
+
 def change_in_nats(nats: float, error: float) -> str:
     """Write a change with its standard error if that is defined: +0.39 ± 0.12 nats; what is rounding as under 0.0001 nats."""
     _check(nats)

@@ -1,4 +1,4 @@
-"""Logits: what the branches of every head add to those of the answer and its distractors, and what a score is made of."""
+"""Logits: what each branch of a head adds to the logits of the answer and its distractors, and what a score is made of."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def show_page(subject, cap) -> None:
             with left, st.container(key="change-edits"):
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
-                distractors = choose_distractors(subject)
+                without = "all else that the model may say, and with noise against the other numbers of the prompt"
+                distractors = choose_distractors(subject, without)
                 show_predictions(subject, cap, edits, distractors)
             after = captured(subject, cap, edits)
             reading = changes(subject, cap, edits)

@@ -18,7 +18,6 @@ from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, titl
 from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
-from diffscope.errors import check_index
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import capital
 from diffscope.stats import STATISTICS
@@ -124,8 +123,6 @@ def choose(subject, cap):
             statistic = choose_statistic(cap, subject.key, query)
         if statistic is not None:
             define(statistic)
-    check_index("layer", layer, cap.layer_numbers)
-    check_index("head", head, range(cap.n_heads))
     return layer, head, query, statistic
 
 

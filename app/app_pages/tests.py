@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -14,6 +15,7 @@ from cache import check_lengths, modified_at, scope, study
 from catalog import bundled, resolve, trusts_code
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
+from model_panel import NEEDS
 from sidebar import choose_model
 from training_views import show_cohort
 from url_state import bound
@@ -26,8 +28,9 @@ from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall
 from diffscope.hypotheses.gathering import steps_of
-from diffscope.hypotheses.rules import A2, ANSWER, KNOCK_OUT
+from diffscope.hypotheses.rules import A2, ANSWER, CHECKPOINTS, KNOCK_OUT
 from diffscope.hypotheses.tests import KINDS
+from diffscope.numbers import counted
 
 MODEL = "the model"
 COHORT = "a trained cohort"
@@ -72,7 +75,7 @@ def choose_board() -> tuple[str, str | None]:
     return name, board
 
 
-def choose_subject(kind: str) -> TestRequest | None:
+def choose_tests(kind: str) -> TestRequest | None:
     """What to test, with how much, and which tests; None while something is missing, which is said."""
     model, beside, cohort = "", "", ""
     if kind == MODEL:
@@ -271,16 +274,24 @@ def show_by_itself(choices: TestRequest, board: Board) -> None:
             "primary tests."
         )
     elif choices.model and not ran:
-        able = {"model", *(["pair"] if choices.beside else []), *(["checkpoints"] if steps_of(resolve(choices.model)) else [])}
-        count = sum(test.needs in able for test in TESTS.values())
-        st.markdown(
-            f"**{title} by itself** can show how its own heads work: {count} of the {len(TESTS)} tests below ask "
-            "no more. The others, all four primary tests among them, compare many trainings and need a trained cohort."
-        )
+        st.markdown(f"**{title} by itself** can show how its own heads work: {_what_tests_need(choices)}.")
     for statement in board.statements:
         st.caption(escape_markdown(f"{statement}."))
     if verdicts and len(verdicts) < len(choices.asked):
         st.caption("Provisional: mechanism tests are corrected over those that are done, and more with every further one.")
+
+
+def _what_tests_need(choices: TestRequest) -> str:
+    """Say how many of the tests that are asked for can be run on the model, and what the others need."""
+    needs = Counter(TESTS[test].needs for test in choices.asked)
+    able = needs["model"]
+    able += needs.pop("pair", 0) if choices.beside else 0
+    able += needs.pop("checkpoints", 0) if len(steps_of(resolve(choices.model))) >= CHECKPOINTS else 0
+    wanted = {name: lacks for name, (lacks, _) in NEEDS.items() if name != "model" and needs[name]}
+    others = [f"{needs[name]} need{'' if needs[name] > 1 else 's'} {lacks}" for name, lacks in wanted.items()]
+    if needs["cohort"]:
+        others[-1] += ", as all primary tests do"
+    return "; ".join([f"{able} of {counted(len(choices.asked), 'test')} ask no more", *others])
 
 
 def show_wanting(verdicts: list) -> None:
@@ -288,7 +299,8 @@ def show_wanting(verdicts: list) -> None:
     wants = lacking(verdicts)
     if not wants:
         return
-    with st.expander(f"{sum(map(len, wants.values()))} tests were not run", key="tests-wanting"):
+    count = sum(map(len, wants.values()))
+    with st.expander(f"{counted(count, 'test')} {'was' if count == 1 else 'were'} not run", key="tests-wanting"):
         for want, names in wants.items():
             st.markdown(f"**{escape_markdown(want)}**: {escape_markdown(', '.join(names))}")
 
@@ -335,7 +347,7 @@ with show_errors():
     if chosen is not None:
         board = of_study(kind, chosen)
     else:
-        choices = choose_subject(kind)
+        choices = choose_tests(kind)
     answer = st.container()
     if choices is not None:
         board = tested(choices)

@@ -10,7 +10,7 @@ from blocks.show import show_table
 from diffscope import figures
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, short_name, visible
-from diffscope.numbers import counted, layers_by_heads
+from diffscope.numbers import counted, layers_by_heads, numbered
 
 WORDS = {
     "pass": "✓ read rightly",
@@ -70,7 +70,7 @@ def show_fidelity(cap):
         for note in notes:
             st.text(note)
         for reason, layers in cap.undecided.items():
-            st.text(f"Not decided in layers {', '.join(map(str, layers))}: {reason}.")
+            st.text(f"Not decided in {numbered('layer', layers)}: {reason}.")
         number = st.column_config.NumberColumn(format="%.1e")
         show_table(table, 10, hide_index=False, column_config=dict.fromkeys(table, number))
 
@@ -143,7 +143,7 @@ def show_check(report):
     show_table(rows, 16, column_config={"error": number, "allowed": number})
     for finding in report.findings:
         if finding.verdict != "pass":
-            layers = f" (layers {', '.join(map(str, finding.layers))})" if finding.layers else ""
+            layers = f" ({numbered('layer', finding.layers)})" if finding.layers else ""
             st.markdown(f"- **{WORDS[finding.verdict]}**: {escape_markdown(f'{finding.check}{layers}: {finding.says}')}")
     with st.expander("What was looked at, and how it differs from the paper's V1"):
         for finding in report.findings:

@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.errors import Missing
 from diffscope.evidence.heads import ANSWERS, Table
 from diffscope.hypotheses.intervals import students_t
-from diffscope.hypotheses.rules import Cost, Measure, Needs, Place
+from diffscope.hypotheses.rules import CHECKPOINTS, Cost, Measure, Needs, Place
 from diffscope.hypotheses.statistics import Sample
 from diffscope.hypotheses.subjects import NOT_HELD, Models, Pair
 from diffscope.stats.formulas import cmrr
@@ -80,7 +80,7 @@ def check(subject: Models | Pair, needs: Needs) -> None:
     if needs == "pair":
         subject.check()
         return
-    if needs == "checkpoints" and len(subject.steps) < 3:
+    if needs == "checkpoints" and len(subject.steps) < CHECKPOINTS:
         raise Missing("three checkpoints of a training at least")
     if not subject.differential:
         what = "checkpoints of a differential model" if needs == "checkpoints" else "a differential model"

@@ -23,6 +23,7 @@ MEASURED = "measured"  # shown in place of the verdict of a measurement, and of 
 UNITS = ("octaves", "nats", "nats per doubling", "dB")
 Measure = Callable[[Any], Mapping[str, Sample | Estimate]]
 Needs = Literal["model", "pair", "checkpoints", "cohort"]
+CHECKPOINTS = 3  # of a training, at least
 Kind = Literal["primary", "mechanism", "measurement"]
 Weights = Literal["knock-out", "a2", "answer"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import counted
 
 SATURATING = 10.0  # a logit that may give one key nearly everything: smaller ones may grow
 NOTHING = 1e-3  # of |A1|, what |D| is below if a head has nothing left
@@ -144,7 +145,7 @@ def not_finite(step: int, by_head: xr.Dataset) -> list[Alert]:
     for name, values in by_head.data_vars.items():
         count = int(np.isinf(values.values).sum())
         if count:
-            found.append(Alert(step, NOT_FINITE, f"{count} values of {name} are infinite"))
+            found.append(Alert(step, NOT_FINITE, f"{counted(count, 'value')} of {name} {'is' if count == 1 else 'are'} infinite"))
     if "logit_outliers" in by_head:
         largest = by_head["logit_outliers"].sel(outlier="top_1").values
         if any(map(math.isnan, largest)):

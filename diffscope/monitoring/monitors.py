@@ -33,7 +33,7 @@ from diffscope.monitoring.record import ALERTS, LOGGED, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
 from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
-from diffscope.numbers import listed
+from diffscope.numbers import numbered, short_duration
 from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
@@ -91,7 +91,7 @@ class Monitor:
         Heads, as (layer, head), whose A1, A2 and D on the first prompt are kept in the folder, for the slider of the dashboard,
         and handed to TensorBoard and W&B as images.
     maps_every : int
-        Every so many times `every` steps they are; and at the first step.
+        Maps are kept at step 0, and then every `maps_every` × `every` steps, if the step is measured.
     strict : bool
         Whether to raise what fails, in place of a warning.
     tokenizer : PreTrainedTokenizerBase, optional
@@ -357,8 +357,7 @@ class Monitor:
                 untrained = "no optimizer of torch.optim has stepped with them, or they are frozen"
                 reasons.setdefault(layer, unknown if layer in stepped else untrained)
         for reason in dict.fromkeys(reasons.values()):
-            layers = [str(layer) for layer in sorted(reasons) if reasons[layer] == reason]
-            where = f"layer{'' if len(layers) == 1 else 's'} {listed(layers)}"
+            where = numbered("layer", [layer for layer in reasons if reasons[layer] == reason])
             self.warn(f"the gradients of the branches of {where} are not known: {reason}", f"gradients: {reason}")
         return ratio
 
@@ -505,7 +504,7 @@ class Monitor:
         if self.schedule.stride > self.schedule.every:
             every += f" (stretched from {self.schedule.every} to keep its budget)"
         of = f"{100 * share:.2g} % of" if share < 1 else f"{share:,.1f} times"
-        _say(f"a measurement takes {seconds:.2g} s; {every} that is {of} the training's time")
+        _say(f"a measurement takes {short_duration(seconds)}; {every} that is {of} the training's time")
 
     def _about(self) -> dict[str, Any]:
         """Return what tells the measurements of this monitor from those of another."""

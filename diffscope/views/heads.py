@@ -45,7 +45,8 @@ def buffer(
     Parameters
     ----------
     statistic : Dataset, optional
-        What ``diffscope.figures.heads.over_heads`` gives. Without thumbnails it colours the cells, with them a strip below each.
+        What ``diffscope.figures.by_head.over_heads`` gives. Without thumbnails it colours the cells, with them a strip below
+        each.
     thumbnails : DataArray, (layer, head, query, key), optional
         What ``capture.thumbnails`` gives; of thousands of heads ask it for 16 bins a side, which are less than 1 MB. They share
         one scale.

@@ -33,6 +33,27 @@ def ended(job):
     return job
 
 
+def test_what_is_prepared_for_another_prompt_waits_for_the_job_that_is_stopped(background, monkeypatch):
+    import prepare
+
+    monkeypatch.setattr(prepare, "REST", 1.0)
+    of_all = prepare.Activity()
+    kept = {name: background.Results() for name in ("before", "after")}
+
+    def begun(name):
+        asked = background.Measurement((), name, 0.0, lambda report: name)
+        return background.Job(lambda job: prepare.measure(job, [(kept[name], lambda: asked)], of_all))
+
+    with of_all.page():
+        before = begun("before")
+        while not of_all.turn.locked():
+            time.sleep(0.01)
+        before.stop()
+        after = begun("after")
+    ended(after)
+    assert before.stopped and kept["before"].get(()) is None and kept["after"].get(()) == "after"
+
+
 def test_a_job_tells_how_far_it_is_and_never_goes_back(background):
     told, check_cancelled = threading.Event(), threading.Semaphore(0)
 

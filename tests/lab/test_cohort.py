@@ -318,7 +318,7 @@ def test_what_is_left_is_estimated_from_the_runs_that_are_done(forming, tmp_path
     spent = [json.loads((run_folder(half.out, run) / "metrics.jsonl").read_text().splitlines()[-1])["seconds"] for run in diff]
     rows = {(row.arm, row.tuning): row for row in progress_by_arm(half)}
     assert rows["diff", False].left == 1 and rows["diff", False].seconds == pytest.approx(max(0.0, spent[0] - spent[1]))
-    assert remaining_in_words(rows.values(), 2).startswith("1 runs are left, about ") and "of 2 processes" in remaining_in_words(
+    assert remaining_in_words(rows.values(), 2).startswith("1 run is left, about ") and "of 2 processes" in remaining_in_words(
         rows.values(), 2
     )
 

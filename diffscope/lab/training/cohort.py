@@ -14,16 +14,16 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.items import Item, Outcome
-from diffscope.lab.training.formation import FORMED_BY, ONSETS, SHARES, onsets
+from diffscope.lab.training.formation import ONSETS, SHARES, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
 from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, tuning_runs, tuning_table
+from diffscope.numbers import counted
 from diffscope.storage.provenance import other_versions
 from diffscope.storage.statistics import open_statistics
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
-FORMED = FORMED_BY["twice"].share
 
 
 @dataclass(frozen=True)
@@ -325,12 +325,13 @@ def remaining_in_words(rows: Sequence[ArmProgress], processes: int = 1) -> str:
     left = sum(row.left for row in rows)
     if not left:
         return "nothing is left"
+    words = f"{counted(left, 'run')} {'is' if left == 1 else 'are'} left"
     seconds = sum(row.seconds for row in rows)
     if np.isnan(seconds):
-        return f"{left} runs are left"
+        return words
     hours = seconds / processes / 3600
     duration = f"{hours:.1f} hours" if hours >= 1 else f"{hours * 60:.0f} minutes"
-    return f"{left} runs are left, about {duration}" + (f" of {processes} processes" if processes > 1 else "")
+    return f"{words}, about {duration}" + (f" of {processes} processes" if processes > 1 else "")
 
 
 def _last_row(folder: Path) -> dict | None:

@@ -51,8 +51,7 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
     rows = read_metrics(folder)
     scope = load(folder, device=device)
     scores = metrics(rows)
-    formed = None if arm in recipe.continued else formation(rows, recipe)
-    scores["formation"] = np.nan if formed is None else float(formed)
+    scores["formation"] = _formed(rows, recipe, arm)
     scores["parameters"] = float(parameters(scope.model.config.to_dict()))
     if rows[-1]["stage"] < len(recipe.stages) - 1:  # it never formed
         return scores
@@ -96,12 +95,15 @@ def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
     return {"text": by_domain.sel(domain=HELD_OUT, drop=True), "text_by_domain": by_domain}
 
 
-def diverged(rows: list[dict], recipe: Recipe) -> xr.Dataset:
+def diverged(rows: list[dict], recipe: Recipe, arm: str) -> xr.Dataset:
     """Return the result of a run that diverged: its metrics until then, and when it had formed."""
-    scores = metrics(rows)
-    formed = formation(rows, recipe)
-    scores["formation"] = np.nan if formed is None else float(formed)
-    return scores
+    return metrics(rows).assign(formation=_formed(rows, recipe, arm))
+
+
+def _formed(rows: list[dict], recipe: Recipe, arm: str) -> float:
+    """Return the step at which a run formed; NaN if it did not, or continues another arm, that had."""
+    formed = None if arm in recipe.continued else formation(rows, recipe)
+    return np.nan if formed is None else float(formed)
 
 
 def middle(grid: Grid) -> Grid:

@@ -186,7 +186,7 @@ def _train_and_score(
         save_statistics(xr.Dataset({"formation": np.nan}, attrs=identity(item)), target, dated=False)
         return
     except Diverged:  # a run that failed, which counts as that; what it had learned before is known
-        save_statistics(diverged(read_metrics(folder), tuned).assign_attrs(identity(item)), target, dated=False)
+        save_statistics(diverged(read_metrics(folder), tuned, arm).assign_attrs(identity(item)), target, dated=False)
         return
     if evidence is not None:
         evidence(folder, tuned, seed)
