@@ -14,14 +14,14 @@ from typing import Any
 
 import streamlit as st
 from access import rules
-from catalog import cards, display_name, hide_paths, resolve, trusts_code
+from catalog import cards, display_name, hide_paths, resolve, trusts_code, without_step
 
 from diffscope import readings
 from diffscope.capture.capture import open_capture
 from diffscope.errors import DiffscopeError, ModelNotFound, PromptError
 from diffscope.lab.training.run import Checkpoints, checkpoints_of
 from diffscope.models import load_model
-from diffscope.models.folders import locate, tokenizer_folder, without_step
+from diffscope.models.folders import locate, tokenizer_folder
 from diffscope.models.loading import load_tokenizer
 from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
@@ -33,7 +33,7 @@ from diffscope.tasks.backcopy import Backcopy
 
 def examples(model: str) -> list:
     """Return the prompts that come with diffscope for a model: those of its task, if these are in a vocabulary of their own."""
-    task = cards().get(model.partition("@")[0], {}).get("task")
+    task = cards().get(without_step(model), {}).get("task")
     copies = task == "copies" if task else reads_copies_alone(model)
     return [prompt for kind in (["copies"] if copies else ["retrieval", "text"]) for prompt in _examples_of(kind)]
 

@@ -13,6 +13,7 @@ from access import rules
 from uploads import Upload, is_upload
 
 from diffscope.errors import DiffscopeError, ModelNotFound
+from diffscope.models import folders
 from diffscope.models.folders import steps_of
 
 DEEPEST = 4  # folders below the one that is offered
@@ -109,6 +110,13 @@ def resolve(name: str) -> str:
     if rules().paths or is_upload(name):
         return name
     raise ModelNotFound("this dashboard opens the models that it lists, and those that you upload")
+
+
+def without_step(name: str) -> str:
+    """Return NAME of a checkpoint NAME@STEP of a model that is offered or of a folder, and any other name unchanged."""
+    offered = cards()
+    base = name.rpartition("@")[0]
+    return base if name not in offered and base in offered else folders.without_step(name)
 
 
 def display_name(name: str) -> str:

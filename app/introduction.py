@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from catalog import cards
+from catalog import cards, without_step
 from messages import escape_markdown
 
 from diffscope.cards import size_of, trained_on
@@ -39,7 +39,7 @@ def explain_mechanism(cap, layer: int, head: int) -> None:
 
 def about_model(name: str, cap) -> str:
     """Return what a model is and was trained on, as Markdown."""
-    card = cards().get(name.partition("@")[0], {})
+    card = cards().get(without_step(name), {})
     kind = "differential attention" if cap.differential else "standard attention"
     if any(layer.correction is not None for layer in cap.layers):
         kind += " with DEX"

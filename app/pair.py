@@ -9,7 +9,7 @@ from typing import NamedTuple
 import blocks
 import streamlit as st
 from cache import examples
-from catalog import bundled, cards
+from catalog import bundled, cards, without_step
 from edit_catalog import Written
 from edit_controls import show_stack
 from edit_results import Edited
@@ -133,7 +133,7 @@ def choose_sides() -> Pair | None:
 
 def _another_model(subject: Subject, cap):
     """A second model on the same prompt, or a saved capture of whatever prompt."""
-    base = subject.model.partition("@")[0]
+    base = without_step(subject.model)
     others = to_compare_with(base, bundled())
     if others:
         bound("compare-model", default=others[0])
@@ -157,8 +157,8 @@ def _another_model(subject: Subject, cap):
 def about_second(pair: Pair) -> str:
     """Return what the second of two bundled models is beside the first; nothing of other pairs."""
     known = bundled()
-    names = [side.subject.model.partition("@")[0] for side in pair.sides]
-    checkpoints = any("@" in side.subject.model for side in pair.sides)  # which no card describes
+    names = [without_step(side.subject.model) for side in pair.sides]
+    checkpoints = any(name != side.subject.model for name, side in zip(names, pair.sides))  # which no card describes
     if pair.kind != MODELS or checkpoints or not set(names) <= known.keys() or names[0] == names[1]:
         return ""
     first, second = (known[name] for name in names)
@@ -218,7 +218,8 @@ def _another_prompt(subject: Subject, cap):
 
 def _another_step(subject: Subject, cap):
     """The same model at another step of its training."""
-    base, _, step = subject.model.partition("@")
+    base = without_step(subject.model)
+    step = subject.model.removeprefix(base).removeprefix("@")
     steps = [str(number) for number in kept_steps(base)]
     if not steps:
         raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")
@@ -251,7 +252,7 @@ def _pair(kind: str, subject: Subject, cap, second: Subject, names: tuple[str, s
     if names[0] == names[1]:
         names = (f"{names[0]} (1)", f"{names[1]} (2)")
     other = second.capture()
-    same_model = subject.model.partition("@")[0] == second.model.partition("@")[0]
+    same_model = without_step(subject.model) == without_step(second.model)
     matched = same_model and cap.layer_numbers == other.layer_numbers and cap.n_heads == other.n_heads
     return Pair(kind, Side(names[0], subject, cap), Side(names[1], second, other), matched)
 

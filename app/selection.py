@@ -7,6 +7,7 @@ import re
 
 import streamlit as st
 from cache import measured
+from catalog import without_step
 from url_state import bound
 
 from diffscope.errors import check_index
@@ -38,7 +39,7 @@ def init_selection(cap, key: tuple, prefix: str = "") -> None:
     Another prompt begins again; another answer does if the reader chose no other head.
     `prefix` begins the keys of a page's second capture, which has a layer and a head of its own.
     """
-    model = (cap.model_name.partition("@")[0], tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
+    model = (without_step(cap.model_name), tuple(cap.layer_numbers), cap.n_heads)  # of all checkpoints the same
     best = default_head(cap, key)
     places = [f"{prefix}layer", f"{prefix}head"]
     now = tuple(state.get(place) for place in places)
@@ -103,6 +104,11 @@ def choose_head(cap, prefix: str = "") -> tuple[int, int]:
     check_index("layer", layer, cap.layer_numbers)
     check_index("head", head, range(cap.n_heads))
     return layer, head
+
+
+def heads_by_layer(cap) -> dict[int, int]:
+    """Return how many heads each layer has, by its number."""
+    return {number: heads_of(cap, number) for number in cap.layer_numbers}
 
 
 def choose_query(cap, label: str = "Token") -> int:

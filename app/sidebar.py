@@ -11,7 +11,7 @@ from pathlib import Path
 import streamlit as st
 from access import rules
 from cache import capture, examples, modified_at, saved, scope
-from catalog import SessionModel, add_session_model, bundled, cards, display_name, session_models, trusts_code
+from catalog import SessionModel, add_session_model, bundled, cards, display_name, session_models, trusts_code, without_step
 from file_picker import choose_file, own_prompts
 from messages import escape_markdown
 from uploads import is_upload
@@ -164,7 +164,7 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
 def has_encoder(name: str) -> bool:
     """Whether a prompt of the model is a text for its encoder; of one that does not open it is not known, and false."""
     try:
-        return name.partition("@")[0] not in bundled() and scope(name, modified_at(name)).has_encoder
+        return without_step(name) not in bundled() and scope(name, modified_at(name)).has_encoder
     except DiffscopeError:
         return False  # whoever looks at it says so
 
@@ -393,7 +393,7 @@ def as_messages(text: str) -> list[dict[str, str]]:
 
 def marked(model: str, prompt: object) -> dict:
     """Spans that were marked token by token, each as the positions it holds."""
-    subject = json.dumps([model.partition("@")[0], prompt])
+    subject = json.dumps([without_step(model), prompt])
     if state.setdefault("_spans-of", subject) != subject:  # positions of another prompt, or of another tokenizer
         state["spans"] = []
     state["_spans-of"] = subject

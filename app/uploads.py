@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -15,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,6 +88,9 @@ def _watch(home: Path, used: Callable[[], bool], every: float) -> None:
         if not home.exists():
             return
         unused = 0 if used() else unused + 1
+        if not unused:
+            with suppress(OSError):
+                os.utime(home)  # so that no other process takes it for left behind
     _remove(home)
 
 

@@ -14,7 +14,7 @@ from edit_results import Edited, captured, changes, continued, new_tokens, predi
 from messages import as_call, escape_markdown, show_errors
 from pair import EDIT, Pair, Side, offer_maps
 from question import answer_of, choose_distractors, encoded_question
-from selection import choose_head, init_selection, select
+from selection import choose_head, heads_by_layer, init_selection, select
 from sidebar import choose_subject
 from url_state import bound, save_view_state, view_state
 
@@ -151,7 +151,8 @@ def show_changes(cap, edits, reading, layer: int, head: int) -> dict[str, str]:
     grid = over_heads(reading.estimates["change"], choices=where, model=cap.model_name)
     switch = partial(switch_head, edits, cap)
     title = f"How much {CHANGED[quantity]} of each head changed {THROUGH[why]}, as a share of its size before"
-    blocks.show_heads(grid, (layer, head), select, "change-grid", off=ablated(edits, cap), on_switch=switch, title=title)
+    off, heads = ablated(edits, cap), heads_by_layer(cap)
+    blocks.show_heads(grid, (layer, head), select, "change-grid", off=off, on_switch=switch, heads=heads, title=title)
     st.markdown(f"**{escape_markdown(conclusion(reading.estimates, quantity))}**")
     show_causes(reading, quantity)
     return where

@@ -12,7 +12,7 @@ from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
 from messages import as_call, escape_markdown, show_errors
 from offered_heads import keep_room, offer_heads, where_of
-from selection import choose_head, choose_query, init_selection, select
+from selection import choose_head, choose_query, heads_by_layer, init_selection, select
 from sidebar import choose_subject
 from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, title_of
 from url_state import bound, save_view_state, view_state
@@ -133,9 +133,8 @@ def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
     values = None if statistic is None else statistic.over_heads
     if values is None and small is None:
         return
-    blocks.show_heads(
-        values, (layer, head), on_pick=select, thumbnails=small, title=title_of(statistic, cap) if statistic else ""
-    )
+    title = title_of(statistic, cap) if statistic else ""
+    blocks.show_heads(values, (layer, head), on_pick=select, thumbnails=small, heads=heads_by_layer(cap), title=title)
     if statistic is not None and (signs := signs_of(statistic, cap, subject.key)):
         st.caption(escape_markdown(signs))
 

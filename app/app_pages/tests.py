@@ -12,7 +12,7 @@ from access import rules
 from background import Job, background
 from board import MOST_PROMPTS, Board, TestRequest, provisional, run_tests
 from cache import check_lengths, modified_at, scope, study
-from catalog import bundled, resolve, trusts_code
+from catalog import bundled, resolve, trusts_code, without_step
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
 from model_panel import NEEDS
@@ -113,7 +113,7 @@ def choose_tests(kind: str) -> TestRequest | None:
 
 def choose_beside(model: str) -> str:
     """A standard model to compare with, by default a bundled one that learned what a bundled model did; empty for none."""
-    cards, base = bundled(), model.partition("@")[0]
+    cards, base = bundled(), without_step(model)
 
     def learned_the_same(name: str) -> bool:
         return is_standard(cards[name]) and cards[name].get("sentence") == cards[base].get("sentence")

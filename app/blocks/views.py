@@ -32,12 +32,14 @@ def show_heads(
     thumbnails=None,
     off=(),
     on_switch=None,
+    heads=None,
     title: str = "",
 ):
     """Show a statistic by layer and head, as numbers on colours; with thumbnails as small pictures of every head's map.
 
     Before the next run `on_pick(layer, head)` is called when a head is clicked, and `on_switch(layer, head)` when one is to be
-    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out. `title` says what is shown, in words.
+    switched off or on (a click with shift, or the key x). Heads in `off` are crossed out. `heads` says how many each layer has,
+    where layers differ. `title` says what is shown, in words.
     """
 
     def pass_on(event: str, act) -> None:
@@ -46,7 +48,7 @@ def show_heads(
             act(int(place["layer"]), int(place["head"]))
 
     with show_errors():
-        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None, title=title)
+        buffer = head_grid.buffer(data, thumbnails, selected, off, switching=on_switch is not None, heads=heads, title=title)
         component("heads", head_grid.COMPONENT.streamlit)(
             data=buffer,
             key=key,

@@ -171,7 +171,7 @@ def test_own_prompts_are_tried_at_once(app, folders):
         file = "".join(f"{json.dumps(prompt)}\n" for prompt in prompts).encode()
         return fine(test.file_uploader(key="your_model-prompts").set_value(("my.jsonl", file, "")).run())
 
-    assert "All 1 are right" in lines(tried(own))
+    assert "They are right (1 prompt)" in lines(tried(own))
     assert "7421" in table(tried(own), "answer")["answer"][0]
     assert "each with an answer" in lines(tried({"prompt": PROMPT}))
     assert "expected a field 'prompt'" in lines(tried({"text": PROMPT}))
