@@ -129,7 +129,7 @@ def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
         width=260,
         format_func=lambda name: STATISTICS[name].description,
     )
-    where = {dim: _label(cap, statistic, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
+    where = {dim: _label(cap, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
     query: int | str = token
     if "query" in STATISTICS[statistic].dims:
         rows = st.selectbox("Averaged over", [*ROWS], **bound("rows", options=[*ROWS]), width=160, format_func=ROWS.__getitem__)
@@ -165,7 +165,7 @@ def _of_model(cap, names: tuple[str, ...]) -> list[str]:
     return [name for name in names if STATISTICS[name].kind not in ("branch", "layer")]
 
 
-def _label(cap, statistic: str, dim: str) -> str:
+def _label(cap, dim: str) -> str:
     """One label along a dimension of a statistic."""
     if dim == "span":
         return _key_set(cap)

@@ -17,7 +17,7 @@ from diffscope.lab.items import Item, Outcome
 from diffscope.lab.training.formation import ONSETS, SHARES, onsets
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
-from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, tuning_runs, tuning_table
+from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, source_arm, tuning_runs, tuning_table
 from diffscope.numbers import counted
 from diffscope.storage.provenance import other_versions
 from diffscope.storage.statistics import open_statistics
@@ -133,7 +133,7 @@ def collect(cohort: Cohort) -> xr.Dataset:
     if (shares := next((dataset[name] for name in SHARES if name in dataset), None)) is not None:
         dataset["onset"] = _onsets(shares)
     rates = everything.rates()
-    dataset["rate"] = "arm", [_rate_of(recipe, arm, rates) for arm in recipe.arms]
+    dataset["rate"] = "arm", [rates.get(source_arm(recipe, arm), np.nan) for arm in recipe.arms]
     table = everything.tuning()
     if table is not None:
         dataset = dataset.merge(table.rename(rate="rate_tried").reindex(arm=list(recipe.arms)))
@@ -150,11 +150,6 @@ def collect(cohort: Cohort) -> xr.Dataset:
 
 def _all_seeds(recipe: Recipe) -> set[int]:
     return {seed for _, seeds in recipe.groups for seed in seeds}
-
-
-def _rate_of(recipe: Recipe, arm: str, rates: dict[str, float]) -> float:
-    source = recipe.continued[arm].arm if arm in recipe.continued else arm
-    return rates.get(source, np.nan)
 
 
 def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr.Dataset:

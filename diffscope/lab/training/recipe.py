@@ -14,7 +14,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.grid import Grid, PlainText
 from diffscope.lab.training.parameter_matching import make_config, matching_width, parameters
-from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Minor, Stage, Tuning
+from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Minor, Rule, Stage, Tuning
 from diffscope.models import DiffConfig
 
 PARTS = {
@@ -150,7 +150,7 @@ class Recipe:
             raise DiffscopeError(f"{path}: {mistake}")
         return recipe
 
-    def rules(self) -> Iterator[tuple[str, bool]]:
+    def rules(self) -> Iterator[Rule]:
         """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
         names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
@@ -180,7 +180,7 @@ class Recipe:
             common = set(self.tuning.seeds) & {*self.seeds, *(self.minor.seeds if self.minor else ())}
             yield f"[tuning] uses seeds that are used again: {sorted(common)}", not common
 
-    def _rules_of_the_task(self) -> Iterator[tuple[str, bool]]:
+    def _rules_of_the_task(self) -> Iterator[Rule]:
         tasks = {stage.task for stage in self.stages}
         yield (
             f"stages of task {BACKCOPY!r} have a vocabulary of their own, and go with no others",

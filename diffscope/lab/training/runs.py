@@ -31,10 +31,11 @@ def tuned_arms(recipe: Recipe, arms: Sequence[str] = ()) -> list[str]:
     """Return the arms whose rate is chosen, for some arms or for all: one that continues another has that one's rate."""
     if recipe.tuning is None:
         return []
-    return list(dict.fromkeys(_source(recipe, arm) for arm in arms or recipe.arms))
+    return list(dict.fromkeys(source_arm(recipe, arm) for arm in arms or recipe.arms))
 
 
-def _source(recipe: Recipe, arm: str) -> str:
+def source_arm(recipe: Recipe, arm: str) -> str:
+    """Return the arm that has chosen an arm's rate: the one that it continues, or itself."""
     return recipe.continued[arm].arm if arm in recipe.continued else arm
 
 
@@ -74,7 +75,7 @@ def runs(
 
 
 def _rate(recipe: Recipe, arm: str, rates: Mapping[str, float] | None) -> float | None:
-    return recipe.learning_rate if recipe.tuning is None else (rates or {}).get(_source(recipe, arm))
+    return recipe.learning_rate if recipe.tuning is None else (rates or {}).get(source_arm(recipe, arm))
 
 
 def _run(recipe: Recipe, arm: str, seed: int, rates: Mapping[str, float] | None) -> Item:
