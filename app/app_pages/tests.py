@@ -291,7 +291,7 @@ def _what_tests_need(choices: TestRequest) -> str:
     others = [f"{needs[name]} need{'' if needs[name] > 1 else 's'} {lacks}" for name, lacks in wanted.items()]
     if needs["cohort"]:
         others[-1] += ", as all primary tests do"
-    return "; ".join([f"{able} of {counted(len(choices.asked), 'test')} ask no more", *others])
+    return "; ".join([f"{able} of {counted(len(choices.asked), 'test')} can be run", *others])
 
 
 def show_wanting(verdicts: list) -> None:

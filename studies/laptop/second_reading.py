@@ -48,6 +48,8 @@ NOTES = (
     "A1's mass on the answer.",
     "Whether DIFF learns sooner: it reaches 50, 80 and 90 % before both controls (0.27 to 0.75 octaves); by the rule "
     "fixed before (95 % twice in a row), one run of `double-width` decides. DIFF trained at twice their rate.",
+    "The second study kept the weights: in eight of eight models the second map is that signal, subtracted. In the lookup, "
+    "models that begin by adding it end alike. Where strong sinks grow, DIFF turns λ to 0.",
 )
 TITLE = (
     "# The study's cohort, read a second time\n\n"
