@@ -83,6 +83,7 @@ def of_lookup(part):
         f"({float(a2.where(looks).min()):.2f} or more of its weight), as in DIFF. Seed {elsewhere} does it another way",
         *of_contrast(part, int(never)),
         *of_unformed(part, unsigned),
+        *of_shared(part, lambdas["shared-a2"]),
         f"prompts of {evidence.LENGTH['lookup']} tokens with {evidence.DISTRACTORS} distractors",
         f"in prompts of {listed(list(map(str, whole_lengths(part))))} tokens",
         *of_gain(part),
@@ -130,6 +131,25 @@ def of_unformed(part, unsigned):
         f"models to between {last[1]:.0f} and {last[-1]:,.0f} in the last",
         f"in {percent(np.mean(empty))} of rows ({percent(min(empty)).removesuffix(' %')} to {percent(max(empty))}); "
         f"but {WORDS[few]} models have fewer than 2 %",
+    )
+
+
+def of_shared(part, lambdas):
+    """What is said of the arm whose heads share their second map; `lambdas` are (seed, layer)."""
+    shared = part.sel(arm="shared-a2")
+    formed = shared["formation"].notnull()
+    steps, odds = np.log2(onsets(part)), log_odds_of_runs(part)
+    sooner, about_sooner = within(steps.sel(arm=DIFF) - steps.sel(arm="shared-a2"), 2)
+    of_odds, about_odds = within(odds.sel(arm="shared-a2") - odds.sel(arm=DIFF), 2)
+    without, about_without = within(shared["lost_without_a2"].sel(layer=0), 1)
+    a2 = shared["previous_token_a2"].sel(layer=0).min("head")
+    return (
+        f"`shared-a2` finds the lookup in {count(formed)} of {WORDS[formed.size]} runs, {sooner} octaves earlier than DIFF "
+        f"({about_sooner}), and its log-odds are {of_odds} nats above those of DIFF ({about_odds})",
+        f"it gives the token before the number {math.floor(float(a2.min()) * 100) / 100:.2f} of its weight or more",
+        f"it is subtracted (λ is {lambdas[:, 0].min():.2f} to {lambdas[:, 0].max():.2f} there)",
+        f"Without it the loss rises by {without} nats ({about_without}), "
+        f"without the negative weights by {fixed(shared['lost_without_signs'].sel(layer=0).mean(), 1)}",
     )
 
 
