@@ -182,9 +182,9 @@ class Jobs:
         return self._jobs.get(key)
 
     def start(self, key: Hashable, work: Callable[[Job], Any]) -> Job:
-        """The job of this key if it is running, else a new one."""
+        """The job of this key if it is running and was not stopped, else a new one."""
         job = self._jobs.get(key)
-        if job is None or not job.running:
+        if job is None or not job.running or job.stopped:
             job = self._jobs[key] = Job(work, self._turns)
         return job
 

@@ -119,8 +119,11 @@ def measure(job: Job, steps: list[Step], of_all: Activity) -> None:
 
     A job that was stopped keeps the turn until it notices, so this waits for it a moment.
     """
-    if not of_all.turn.acquire(timeout=REST):
-        return
+    end = time.monotonic() + REST
+    while not of_all.turn.acquire(timeout=PAUSE):
+        job.check_cancelled()
+        if time.monotonic() > end:
+            return
     try:
         for kept, ask in steps:
 

@@ -333,7 +333,8 @@ def lambda_distance(
         their spread is what leaving out each in turn changes, as the jackknife has it.
     """
     fits = [_fits(*pair, irrelevant) for pair in pairs]  # (1 + prompt,) each: of all prompts, and without each
-    distances = np.mean([_octaves(lam, fit) for lam, fit in zip(lams, fits) if np.isfinite(fit).any()], 0)
+    known = [_octaves(lam, fit) for lam, fit in zip(lams, fits) if np.isfinite(fit).any()]
+    distances = np.mean(known, 0) if known else np.full(1 + len(irrelevant), np.nan)
     count = len(irrelevant)
     return np.array([fit[0] for fit in fits]), distances[0] - (count - 1) * (distances[1:] - distances[1:].mean())
 

@@ -40,16 +40,16 @@ QUANTITIES = {
 }
 #: what a reader of the boards should know besides: a heading, then point by point
 NOTES = (
-    "A second, independent reading found what the tests do not say:",
-    "Where the second map works, in the one DIFF model of eight whose weights are shipped: in the first layer only. There "
+    "A second reading, and then a second study, found what the tests do not say:",
+    "Where the second map works, in the one model whose weights are shipped: in the first layer only. There "
     "it looks from the number at the token before (0.97 of A2) and is subtracted: signal with a minus sign. Without it the "
     "answer's loss rises by 10.1 nats, without A2 of another layer by less than 0.05.",
     "Which heads count, in all eight: on average 95 % of what heads cost is lost in the first layer, which has 1 % of "
     "A1's mass on the answer.",
     "Whether DIFF learns sooner: it reaches 50, 80 and 90 % before both controls (0.27 to 0.75 octaves); by the rule "
     "fixed before (95 % twice in a row), one run of `double-width` decides. DIFF trained at twice their rate.",
-    "The second study kept the weights: in eight of eight models the second map is that signal, subtracted. In the lookup, "
-    "models that begin by adding it end alike. Where strong sinks grow, DIFF turns λ to 0.",
+    "The second study kept the weights: in eight of eight models that signal is subtracted. In the lookup, models that "
+    "begin by adding end alike. Where strong sinks grow, DIFF turns λ to about 0.",
 )
 TITLE = (
     "# The study's cohort, read a second time\n\n"

@@ -150,6 +150,8 @@ def test_lambda_that_fits_the_mean_map_is_found():
     standard = torch.full_like(a2, torch.nan)  # a layer without a second map takes no part
     stars, distances = lambda_distance([(a1, a2), (a1, standard)], [torch.full((6, 1), 1.2)] * 2, everywhere)
     assert np.isnan(stars[1]) and distances.tolist() == far.tolist()
+    nowhere = [torch.zeros(20, dtype=torch.bool)] * 6
+    assert np.isnan(lambda_distance([(a1, a2)], [torch.full((6, 1), 1.2)], nowhere)[1]).all()
 
 
 def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_lambda():

@@ -159,18 +159,22 @@ def of_gain(part):
     mean_told, about_told = within(told.sel(arm=DIFF), 2)
     gain = part["signal_to_noise_gain"]
     raised, about_raised = within(gain.sel(arm="d-plus"), 1)
-    plus = told.sel(arm="plus")
-    costly = plus["seed"].values[plus.values.argsort()[-2:]]  # the dearest last
-    losses = [fixed(plus.sel(seed=seed), 1) for seed in costly]
-    falls = [fixed(-gain.sel(arm="plus", seed=seed), 1) for seed in costly]
-    assert float(plus.drop_sel(seed=costly).max()) < 1
+    losses, falls = {}, {}
+    for arm in ("plus", "shared-a2"):
+        costs = told.sel(arm=arm)
+        costly = costs["seed"].values[costs.values.argsort()[-2:]]  # the dearest last
+        losses[arm] = [fixed(costs.sel(seed=seed), 1) for seed in costly]
+        falls[arm] = [fixed(-gain.sel(arm=arm, seed=seed), 1) for seed in costly]
+        assert float(costs.drop_sel(seed=costly).max()) < 1
+    (plus, of_plus), (shared, of_shared) = ((losses[arm], falls[arm]) for arm in losses)
     most = int(told["seed"][told.sel(arm=DIFF).argmax("seed")])
     return (
         f"A2 costs DIFF {mean_told} nats on average ({about_told}), nearly all of it in seed {most} "
         f"({fixed(told.sel(arm=DIFF).max(), 2)})",
         f"raises the signal by {raised} dB ({about_raised}), in models that do not find",
-        f"A2 costs {losses[0]} and {losses[1]} nats there, and the subtraction lowers the signal against the noise by "
-        f"{falls[0]} and {falls[1]} dB",
+        f"A2 costs {plus[0]} and {plus[1]} nats there, and the subtraction lowers the signal against the noise by "
+        f"{of_plus[0]} and {of_plus[1]} dB",
+        f"it costs {shared[1]} and {shared[0]} nats, and the signal falls by {of_shared[1]} and {of_shared[0]} dB",
     )
 
 
@@ -179,12 +183,16 @@ def of_near_duplicates(part):
     near = part["exact_match_near"]
     shares = near.sel(near=near["near"] > 0).mean(("near", "prompt"))  # (arm, seed)
     of_diff, of_plus = shares.sel(arm=DIFF).values, shares.sel(arm="plus").dropna("seed").values
+    of_shared = shares.sel(arm="shared-a2").values
+    apart = of_shared[of_shared > 0.5]
     both = np.concatenate([of_diff, of_plus])
     well = both[both >= 0.975]
     return (
         f"{count(of_diff >= 0.975)} of {WORDS[of_diff.size]} models of DIFF and {count(of_plus >= 0.975)} of "
         f"{WORDS[of_plus.size]} of `plus` answer at least {percent(well.min())} right among them, "
         f"the others at most {percent(both[both < 0.975].max())}",
+        f"Of `shared-a2` {WORDS[apart.size]} of {WORDS[of_shared.size]} answer at least {percent(apart.min())}, "
+        f"the others at most {percent(of_shared[of_shared < 0.5].max())}",
     )
 
 
@@ -213,7 +221,7 @@ def of_mechanism(part):
     both = looks["seed"].values[looks.all("head").values].tolist()
     most = int(others["seed"][others.argmax("seed")])
     return (
-        f"In {count(looks.any('head'))} of {seeds} models a head of the first layer (layer 0) looks with A2",
+        f"In {count(looks.any('head'))} of {seeds} models a head of layer 0 looks with A2",
         f"its loss rises by {needed} nats), and without D's negative weights as well ({unsigned})",
         f"next to nothing ({bound(idle, 2)} nats at most)",
         f"All {count(looks.any('head'))} DIFF models that look up numbers",
