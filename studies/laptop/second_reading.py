@@ -40,8 +40,8 @@ QUANTITIES = {
 }
 #: what a reader of the boards should know besides: a heading, then point by point
 NOTES = (
-    "A second reading, and then a second study, found what the tests do not say:",
-    "Where the second map works, in the one model whose weights are shipped: in the first layer only. There "
+    "A second reading, then a second study, found what the tests do not say:",
+    "Where the second map works, in the one DIFF model of eight that was kept: in the first layer only. There "
     "it looks from the number at the token before (0.97 of A2) and is subtracted: signal with a minus sign. Without it the "
     "answer's loss rises by 10.1 nats, without A2 of another layer by less than 0.05.",
     "Which heads count, in all eight: on average 95 % of what heads cost is lost in the first layer, which has 1 % of "

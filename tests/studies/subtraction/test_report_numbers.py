@@ -139,13 +139,17 @@ def of_shared(part, lambdas):
     shared = part.sel(arm="shared-a2")
     formed = shared["formation"].notnull()
     steps, odds = np.log2(onsets(part)), log_odds_of_runs(part)
-    sooner, about_sooner = within(steps.sel(arm=DIFF) - steps.sel(arm="shared-a2"), 2)
-    of_odds, about_odds = within(odds.sel(arm="shared-a2") - odds.sel(arm=DIFF), 2)
+    lead, ahead = steps.sel(arm=DIFF) - steps.sel(arm="shared-a2"), odds.sel(arm="shared-a2") - odds.sel(arm=DIFF)  # (seed,)
+    sooner, about_sooner = within(lead, 2)
+    of_odds, about_odds = within(ahead, 2)
+    of_step, of_answer = (test.quantities["difference"].margin for test in PARTS["lookup"].tests[:2])
+    assert students_t(lead.values)[0][0] > -of_step and students_t(ahead.values)[0][0] > -of_answer
     without, about_without = within(shared["lost_without_a2"].sel(layer=0), 1)
     a2 = shared["previous_token_a2"].sel(layer=0).min("head")
     return (
-        f"`shared-a2` finds the lookup in {count(formed)} of {WORDS[formed.size]} runs, {sooner} octaves earlier than DIFF "
+        f"finds the lookup in {count(formed)} of {WORDS[formed.size]} runs, {sooner} octaves earlier than DIFF "
         f"({about_sooner}), and its log-odds are {of_odds} nats above those of DIFF ({about_odds})",
+        f"it is worse by as much as matters ({of_step:g} octaves, {of_answer:g} nats)",
         f"it gives the token before the number {math.floor(float(a2.min()) * 100) / 100:.2f} of its weight or more",
         f"it is subtracted (λ is {lambdas[:, 0].min():.2f} to {lambdas[:, 0].max():.2f} there)",
         f"Without it the loss rises by {without} nats ({about_without}), "
