@@ -30,6 +30,7 @@ from diffscope.instruments.injection import cmrr_by_injection
 from diffscope.instruments.snr import mean_gain, over_prompts, signal_to_noise, tells
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.initialisation import corpus_of
+from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
@@ -38,13 +39,14 @@ from diffscope.tasks import Backcopy, PlantedLookups
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.text import TextStream
 from diffscope.tasks.text_folder import HELD_OUT
 from studies.subtraction.train import cohort as cohort_of
 
 HERE = Path(__file__).parent
 FILE = "evidence.nc"  # in a run's folder
 FORMAT = 1  # one more whenever something else is taken, so that evidence of two kinds is never put together
-PROMPTS = 60_000  # with the seed of a run, the seed of the prompts that its evidence is taken on
+PROMPT_SEED = 60_000  # with the seed of a run, the seed of the prompts that its evidence is taken on
 COUNT = 24
 FEW = 8  # prompts of what runs the model many times on each
 DISTRACTORS = 24
@@ -70,7 +72,7 @@ class Task(NamedTuple):
 
 def task_of(part: str, scope: Scope, seed: int, texts=None) -> Task:
     """Return the prompts of a part's evidence, fresh for every seed; `texts` is held-out text for running text."""
-    rng = np.random.default_rng([PROMPTS, seed])
+    rng = np.random.default_rng([PROMPT_SEED, seed])
     length = LENGTH[part]
     if part in COPYING:
         task = Backcopy()
@@ -220,7 +222,7 @@ def sinks(batch, prompts: Sequence[Prompt]) -> xr.DataArray:
 def copy_log_odds(scope: Scope, seed: int, rows: int = 64) -> xr.DataArray:
     """Measure the log-odds of the copied token against all others, mean over the triggers of held-out sequences, nats."""
     task = Backcopy()
-    ids, kind = task.training_rows(rows, LENGTH["sinks"], np.random.default_rng([PROMPTS, seed, 1]))
+    ids, kind = task.training_rows(rows, LENGTH["sinks"], np.random.default_rng([PROMPT_SEED, seed, 1]))
     log_p = scope.model(torch.from_numpy(ids), use_cache=False).logits[:, :-1].double().log_softmax(-1)  # (row, query, token)
     copies = torch.from_numpy(kind[:, 1:] == 1)
     target = torch.from_numpy(ids[:, 1:])[copies]
@@ -271,10 +273,15 @@ def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
             f"other code took the evidence in {folder}, and its model is not there; remove the folder and train the run again"
         )
     scope = load(folder)
-    corpus = corpus_of(cohort.recipe)
-    texts = None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
-    save_statistics(take(part, scope, seed, texts).assign_attrs(evidence_format=FORMAT), place, dated=False)
+    taken = take(part, scope, seed, held_out_text(cohort.recipe, scope))
+    save_statistics(taken.assign_attrs(evidence_format=FORMAT), place, dated=False)
     return open_statistics(place).drop_attrs()
+
+
+def held_out_text(recipe: Recipe, scope: Scope) -> TextStream | None:
+    """Return the held-out text of the corpus that a recipe trains on, in a model's tokens; None without a corpus."""
+    corpus = corpus_of(recipe)
+    return None if corpus is None else corpus.filler(HELD_OUT, scope.tokenizer)
 
 
 def _filled(run: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:

@@ -1,6 +1,7 @@
-"""What λ became in models of ``sinks`` and ``lookup``, and how many rows of D are 0 altogether; read of the weights themselves.
+"""What λ became in models of ``sinks``, ``lookup`` and ``text``, and how many rows of D are 0; read of the weights themselves.
 
     python -m studies.subtraction.gates sinks FOLDER
+    python -m studies.subtraction.gates text FOLDER --text CORPUS
 
 takes the models of a part that are trained in the folder and writes what it finds of each into ``gates.json``, which the report
 quotes, since weights are not kept. What it says of other models stays. A model that is trained again is the one that was read if
@@ -19,22 +20,26 @@ import numpy as np
 import xarray as xr
 
 from diffscope import numbers
+from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
+from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import SCORES
+from diffscope.lab.training.scores import LOSSES
 from diffscope.render import pipe_table
 from diffscope.scope import load
 from diffscope.storage.atomic import write_json
 from diffscope.storage.statistics import open_statistics
 from diffscope.tasks.prompt import Prompt
-from studies.subtraction.evidence import task_of
-from studies.subtraction.train import recipe_of
+from studies.subtraction.evidence import held_out_text, task_of
+from studies.subtraction.train import cohort as cohort_of
 
 FILE = Path(__file__).with_suffix(".json")
 READ = Path(__file__).with_name("evidence")
-ARMS = {"sinks": ("diff", "d-plus"), "lookup": ("diff", "plus", "d-plus", "shared-a2")}
+ARMS = {"sinks": ("diff", "d-plus"), "lookup": ("diff", "plus", "d-plus", "shared-a2"), "text": ("diff", "plus")}
 ALL, ANSWERING = "at all queries", "at the answering query"
-QUERIES = {"sinks": ("dormant", "triggers"), "lookup": (ALL, ANSWERING)}
+QUERIES = {"sinks": ("dormant", "triggers"), "lookup": (ALL, ANSWERING), "text": (ALL, ANSWERING)}
+ALONG = ("text",)  # parts of which λ is read of the checkpoints too
 PARTS = tuple(ARMS)
 
 Found = Mapping[str, Sequence[Mapping]]  # of a part: by arm, what :func:`of_model` finds of each seed, in their order
@@ -47,22 +52,30 @@ def at(prompt: Prompt, queries: str) -> Sequence[int]:
     return [len(prompt.ids) - 1] if queries == ANSWERING else prompt.spans[queries]
 
 
-def of_model(part: str, folder: Path, seed: int) -> dict:
+def of_model(part: str, folder: Path, seed: int, recipe: Recipe) -> dict:
     """Return ``lambda`` of each layer, in D = A1 − λ·A2, and by kind of queries the share of rows of D that are 0.
 
-    λ of a model that adds its second map is below 0 here. The share is the mean over prompts and layers.
+    λ of a model that adds its second map is below 0 here. The share is the mean over prompts and layers. Of parts in ``ALONG``
+    there is ``along`` too: λ of each layer by the step of the checkpoint.
     """
     scope = load(folder)
-    prompts = task_of(part, scope, seed).prompts
+    prompts = task_of(part, scope, seed, held_out_text(recipe, scope)).prompts
     layers = scope.capture([prompt.ids for prompt in prompts]).layers
-    found: dict = {"lambda": [float(layer.lam.double().mean()) for layer in layers]}
+    found: dict = {"lambda": lambdas(layers)}
+    if part in ALONG:
+        found["along"] = {str(step): lambdas(scope.at(step).capture(prompts[0].ids).layers) for step in scope.checkpoints}
     for name in QUERIES[part]:
         rows = [layer.prompt(index).rows(at(prompt, name)).d for layer in layers for index, prompt in enumerate(prompts)]
         found[name] = float(np.mean([(each == 0).all(-1).double().mean().item() for each in rows]))  # each (head, query, key)
     return found
 
 
-def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
+def lambdas(layers: Sequence[LayerAttention]) -> list[float]:
+    """Return λ of each layer, the mean over its heads and queries."""
+    return [float(layer.lam.double().mean()) for layer in layers]
+
+
+def of_folder(part: str, home: Path, text: Path | None = None) -> dict[str, list[dict]]:
     """Return what :func:`of_model` finds of the models in a folder, by arm, and as ``same`` whether their losses are those read.
 
     Raises
@@ -74,15 +87,15 @@ def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
     again = f"take it with: python -m studies.subtraction.evidence {part} {home}"
     if not evidence.is_file():
         raise DiffscopeError(f"{evidence.name} is not there; {again}")
-    losses = open_statistics(evidence)["answer_loss"]  # (arm, seed, step)
-    found = {}
+    losses = lowered(open_statistics(evidence))  # (arm, seed, step)
+    recipe, found = cohort_of(part, home, text).recipe, {}
     for arm in ARMS[part]:
-        folders = {seed: home / part / arm / f"seed-{seed}" for seed in recipe_of(part).seeds}
+        folders = {seed: home / part / arm / f"seed-{seed}" for seed in recipe.seeds}
         trained = {seed: folder for seed, folder in folders.items() if (folder / WEIGHTS).is_file()}
         if trained and arm not in losses["arm"]:
             raise DiffscopeError(f"{evidence.name} lacks {arm}; {again}")
         found[arm] = [
-            {"seed": seed, **of_model(part, folder, seed), "same": alike(folder, losses.sel(arm=arm, seed=seed))}
+            {"seed": seed, **of_model(part, folder, seed, recipe), "same": alike(folder, losses.sel(arm=arm, seed=seed))}
             for seed, folder in trained.items()
         ]
     if not any(found.values()):
@@ -94,8 +107,13 @@ def of_folder(part: str, home: Path) -> dict[str, list[dict]]:
 
 def alike(folder: Path, losses: xr.DataArray) -> bool:
     """Whether a run has logged the losses that its part's evidence has of it, (step,), at the same steps."""
-    own, known = (each.dropna("step") for each in (open_statistics(folder / SCORES)["answer_loss"], losses))
+    own, known = (each.dropna("step") for each in (lowered(open_statistics(folder / SCORES)), losses))
     return known.size > 0 and np.array_equal(own["step"], known["step"]) and np.array_equal(own, known)
+
+
+def lowered(scores: xr.Dataset) -> xr.DataArray:
+    """Return the losses that trainings lower, by step: those on answers, or of trainings that have none there, those on text."""
+    return next(scores[name] for name in LOSSES if name in scores and bool(scores[name].notnull().any()))
 
 
 def merged(known: Found, found: Found) -> dict[str, list[dict]]:
@@ -131,6 +149,17 @@ def table(part: str, found: Found) -> str:
     )
 
 
+def course(found: Found) -> str:
+    """List λ of each layer along the training by arm, the least and the largest over seeds."""
+    rows = []
+    for arm, models in found.items():
+        for step in models[0]["along"]:
+            by_layer = np.transpose([model["along"][step] for model in models])  # (layer, seed)
+            rows.append((arm, step, *(numbers.between(lams, numbers.two_figures) for lams in by_layer)))
+    layers = range(len(next(iter(found.values()))[0]["lambda"]))
+    return pipe_table(("arm", "step", *(f"λ in A1 − λ·A2, layer {layer}" for layer in layers)), rows)
+
+
 def read(part: str, trained: Mapping[str, Sequence[int]]) -> dict[str, list[dict]]:
     """Return what was found of a part's models, as it is committed.
 
@@ -161,10 +190,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--text", type=Path, help="the folder of the corpus, for the part that was trained on it")
     options = parser.parse_args()
     known = _committed()
     try:
-        known[options.part] = merged(known.get(options.part, {}), of_folder(options.part, options.folder))
+        known[options.part] = merged(known.get(options.part, {}), of_folder(options.part, options.folder, options.text))
         write_json(FILE, known, indent=1)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import xarray as xr
@@ -20,17 +21,18 @@ from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
 from diffscope.render import pipe_table
 from diffscope.stats.intervals import t_half_width
+from diffscope.tasks.text_folder import HELD_OUT
 from studies.markdown import mean
 from studies.subtraction import gates
 from studies.subtraction.judging import Judged, judge
-from studies.subtraction.primaries import PARTS, log_odds_of_runs
+from studies.subtraction.primaries import PARTS, held_out_loss, log_odds_of_runs
 from studies.subtraction.primaries import onsets as onsets_of_runs
 from studies.subtraction.read import cost_of
 
 POWER = Path(__file__).with_name("power.json")
 WIDTH = 7.0  # inches of a figure
 DIFF = "diff"
-LOOKUP = "lookup"
+LOOKUP, TEXT = "lookup", "text"
 LOSSES = {  # rises of the answer's loss
     "lost_without_a2": "without A2",
     "lost_without_signs": "negative weights of D set to 0",
@@ -58,11 +60,22 @@ def quotes(parts: Parts) -> dict[str, str]:
             texts |= {f"{name}-sinks": sinks(part), f"{name}-copies": copies(part), f"{name}-lambdas": lambdas(part)}
         else:
             texts[f"{name}-onsets"] = by_criterion(part)
+    for name, part in parts.items():
+        if name not in (LOOKUP, TEXT):
+            continue
+        texts |= {f"{name}-answers": lookups(part), f"{name}-others": against_others(part), f"{name}-cells": by_cell(part)}
+        texts |= {f"{name}-before": by_costliest_head(part)}
     if LOOKUP in parts:
-        lookup = parts[LOOKUP]
-        texts |= {"lookup-answers": lookups(lookup), "lookup-others": against_others(lookup), "lookup-cells": by_cell(lookup)}
-        texts |= {"lookup-before": by_costliest_head(lookup), "lookup-rates": by_rate(lookup)}
-    texts |= {f"{name}-gates": gates.table(name, gates.read(name, trained(parts[name]))) for name in gates.PARTS if name in parts}
+        texts["lookup-rates"] = by_rate(parts[LOOKUP])
+    if TEXT in parts:
+        texts |= {"text-rates": by_tuning_loss(parts[TEXT]), "text-losses": losses(parts[TEXT])}
+    for name in gates.PARTS:
+        if name not in parts:
+            continue
+        found = gates.read(name, trained(parts[name]))
+        texts[f"{name}-gates"] = gates.table(name, found)
+        if name in gates.ALONG:
+            texts[f"{name}-lambdas"] = gates.course(found)
     return texts
 
 
@@ -193,22 +206,65 @@ def _of_heads(diff: xr.Dataset) -> dict[str, xr.DataArray]:
 
 
 def lookups(part: xr.Dataset) -> str:
-    """List how well every arm looks up in the end, at the learning rate that was chosen for it, and its loss on text."""
-    near = part["exact_match_near"]
+    """List how well every arm looks up in the end, at the learning rate that was chosen for it.
+
+    Of models that were trained to look up and not to write, how they do among near-duplicates and without an answer, and their
+    loss on text.
+    """
     columns = {
         "log-odds of the answer (nats)": log_odds_of_runs(part),
         "answered right": part["exact_match"].mean(("length", "distractors", "prompt")),
-        "the same among near-duplicates": near.sel(near=near["near"] > 0).mean(("near", "prompt")),
-        "says “unknown” where there is no answer": part["says_unknown"]
-        .sel(question="unanswerable")
-        .mean(("distractors", "prompt")),
-        "loss on tokens that the text does not give away (nats)": part["text"].sel(token="other"),
     }
+    if "exact_match_near" in part:
+        near = part["exact_match_near"]
+        unknown = part["says_unknown"].sel(question="unanswerable")
+        columns |= {
+            "the same among near-duplicates": near.sel(near=near["near"] > 0).mean(("near", "prompt")),
+            "says “unknown” where there is no answer": unknown.mean(("distractors", "prompt")),
+            "loss on tokens that the text does not give away (nats)": part["text"].sel(token="other"),
+        }
+    return _with_rates(part, columns)
+
+
+def _with_rates(part: xr.Dataset, columns: Mapping[str, xr.DataArray]) -> str:
+    """List means over seeds of values (arm, seed) by arm, behind the learning rate that was chosen for it."""
     rows = [
         (str(arm), f"{float(part['rate'].sel(arm=arm)):g}", *(mean(values.sel(arm=arm)) for values in columns.values()))
         for arm in part["arm"].values
     ]
     return pipe_table(("arm", "learning rate", *columns), rows)
+
+
+def losses(part: xr.Dataset) -> str:
+    """List the loss on text by arm, nats a token: held out, of all tokens and by kind, and of another domain."""
+    by_domain = part["text_by_domain"]  # (arm, seed, domain, token)
+    held_out = held_out_loss(part)
+    (other,) = (domain for domain in by_domain["domain"].values if domain != HELD_OUT)
+    columns = {
+        "held-out text": held_out,
+        "DIFF − arm": (held_out.sel(arm=DIFF) - held_out).where(held_out["arm"] != DIFF),
+        "tokens that the text gives away": part["text"].sel(token="hit"),
+        "other tokens": part["text"].sel(token="other"),
+        "another domain": by_domain.sel(domain=other, token="all"),
+    }
+    return _with_rates(part, columns)
+
+
+def by_tuning_loss(part: xr.Dataset) -> str:
+    """List the training loss of the runs that chose each arm's learning rate, mean over steps and seeds, and the chosen rate.
+
+    At a rate at which one of them diverged it says so.
+    """
+    loss = part["tuning_area"].mean("tuning_seed", skipna=False)  # (arm, rate_tried)
+    rows = [
+        (
+            str(arm),
+            *("diverged" if np.isinf(value) else numbers.significant(float(value), 4) for value in loss.sel(arm=arm)),
+            f"{float(part['rate'].sel(arm=arm)):g}",
+        )
+        for arm in part["arm"].values
+    ]
+    return pipe_table(("arm", *(f"{rate:g} (nats)" for rate in loss["rate_tried"].values), "chosen"), rows)
 
 
 def by_rate(part: xr.Dataset) -> str:
@@ -372,7 +428,16 @@ def drawings(parts: Parts) -> dict[str, figures.Figure]:
         drawn["costs"] = _costs(parts["mechanism"])
     if LOOKUP in parts:
         drawn["lookup"] = _odds(parts[LOOKUP])
+    if TEXT in parts:
+        drawn["text"] = _losses(parts[TEXT])
     return drawn
+
+
+def _losses(part: xr.Dataset) -> figures.Figure:
+    """Draw DIFF's loss on held-out text minus that of each other arm along the training, every seed a point."""
+    loss = part["held_out_loss"].dropna("step", how="all")  # (arm, seed, step)
+    ahead = loss.sel(arm=DIFF, drop=True) - loss.drop_sel(arm=DIFF)
+    return _with_seeds(ahead.assign_attrs(long_name="held-out loss, DIFF − arm", units="nats"), "step", "arm", "lines")
 
 
 def _odds(part: xr.Dataset) -> figures.Figure:
@@ -395,12 +460,12 @@ def _costs(part: xr.Dataset) -> figures.Figure:
     return _with_seeds(rises.assign_attrs(long_name="rise of the answer's loss", units="nats"), "layer", "edit")
 
 
-def _with_seeds(values: xr.DataArray, x: str, series: str) -> figures.Figure:
+def _with_seeds(values: xr.DataArray, x: str, series: str, style: Literal["points", "lines"] = "points") -> figures.Figure:
     """Draw means over seeds with their 95 % intervals, and every seed as a point."""
     middle = values.mean("seed", keep_attrs=True)
     half = half_widths(values)
     ends = {"low": middle - half, "high": middle + half}
-    return figures.curves(middle, x=x, series=series, points=values, style="points", width=WIDTH, title="", **ends)
+    return figures.curves(middle, x=x, series=series, points=values, style=style, width=WIDTH, title="", **ends)
 
 
 def half_widths(values: xr.DataArray) -> xr.DataArray:

@@ -15,6 +15,7 @@ from diffscope.storage.statistics import save_statistics
 from diffscope.tasks import Backcopy
 from diffscope.tasks.prompt import Prompt
 from studies.subtraction import evidence, gates
+from studies.subtraction.train import recipe_of
 
 
 def saved(folder, lam):
@@ -48,9 +49,25 @@ def saved(folder, lam):
 @pytest.mark.parametrize(("lam", "empty"), [(0.9, 0.0), (3.0, 1.0)])
 def test_rows_are_empty_if_a_larger_part_is_subtracted_than_there_is(tmp_path, monkeypatch, lam, empty):
     monkeypatch.setattr(evidence, "COUNT", 2)
-    found = gates.of_model("sinks", saved(tmp_path, lam), 0)
+    found = gates.of_model("sinks", saved(tmp_path, lam), 0, recipe_of("sinks"))
     assert found.pop("lambda") == pytest.approx([lam], rel=1e-5)
     assert found == {"dormant": empty, "triggers": empty}
+
+
+def test_lambda_is_read_of_the_checkpoints_along_the_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(evidence, "COUNT", 2)
+    monkeypatch.setattr(gates, "ALONG", ("sinks",))
+    saved(tmp_path, 0.9)
+    for step, lam in {5: 0.2, 40: 0.6}.items():
+        saved(tmp_path / "checkpoints" / f"step-{step}", lam)
+    found = gates.of_model("sinks", tmp_path, 0, recipe_of("sinks"))
+    assert found["along"] == {"5": pytest.approx([0.2], rel=1e-5), "40": pytest.approx([0.6], rel=1e-5)}
+
+
+def test_a_row_of_the_course_has_the_range_over_models_of_each_layer():
+    models = [{"along": {"5": [0.1, 0.3], "40": [-0.2, lam]}, "lambda": [-0.2, lam]} for lam in (0.4, 0.8)]
+    rows = gates.course({"plus": models}).splitlines()
+    assert rows[2:] == ["| plus | 5 | 0.10 | 0.30 |", "| plus | 40 | −0.20 | 0.40 to 0.80 |"]
 
 
 def test_a_folder_without_the_models_is_one_line(tmp_path, monkeypatch):
@@ -105,6 +122,11 @@ def test_a_model_is_the_one_that_was_read_if_it_has_the_same_losses_at_the_same_
 
     save_statistics(xr.Dataset({"answer_loss": curve({10: 1.0, 20: 0.5})}), tmp_path / "scores.nc")
     assert gates.alike(tmp_path, curve(read)) is same
+
+
+def test_losses_are_those_that_the_training_lowers():
+    losses = xr.Dataset({"answer_loss": ("step", [np.nan, np.nan]), "text_loss": ("step", [3.0, 2.0])})
+    assert gates.lowered(losses).values.tolist() == [3.0, 2.0]
 
 
 @pytest.mark.parametrize(("queries", "places"), [(gates.ALL, [0, 1, 2, 3]), (gates.ANSWERING, [3]), ("triggers", [1])])

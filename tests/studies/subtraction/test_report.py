@@ -82,6 +82,22 @@ def lookup():
     return xr.Dataset(values, coords | steps)
 
 
+def text():
+    """DIFF and `plus` on running text, of which DIFF is better by 0.5 nats on held-out text and worse on the other domain."""
+    losses = np.array([[[3.0, 4.5, 4.0], [5.0, 7.0, 6.0]], [[3.0, 5.5, 4.5], [5.0, 6.0, 5.5]]])  # (arm, domain, token)
+    by_domain = losses[:, None].repeat(SEEDS, 1)
+    curves = np.array([[9.0, np.nan, 4.0], [8.0, np.nan, 5.0]])[:, None].repeat(SEEDS, 1)  # (arm, seed, step)
+    values = {
+        "text": (("arm", "seed", "token"), by_domain[:, :, 0]),
+        "text_by_domain": (("arm", "seed", "domain", "token"), by_domain),
+        "held_out_loss": (("arm", "seed", "step"), curves),
+        "rate": ("arm", [0.004, 0.002]),
+        "tuning_area": (("arm", "rate_tried", "tuning_seed"), [[[5.0, 6.0], [4.0, 5.0]], [[4.0, 4.5], [np.inf, 5.0]]]),
+    }
+    coords = {"arm": ["diff", "plus"], "seed": range(SEEDS), "step": STEPS, "rate_tried": [0.002, 0.004]}
+    return xr.Dataset(values, coords | {"domain": ["held_out", "other_domain"], "token": ["hit", "other", "all"]})
+
+
 def cells(table, *lead):
     """Return the cells of a row behind those that it begins with."""
     (row,) = (line for line in table.splitlines() if line.startswith(f"| {' | '.join(lead)} |"))
@@ -117,6 +133,24 @@ def test_scores_of_an_arm_are_of_the_prompts_that_their_words_name():
     row = cells(pages.lookups(lookup()), "plus", "0.002")
     means = [float(cell.partition(" ")[0]) for cell in row]
     assert means == pytest.approx([5.33, 0.5, 0.5, 0.6, 4.0])  # log-odds: 5, 5 and 6 in the cells of the grid
+
+
+def test_losses_on_text_are_of_all_held_out_tokens_unless_the_column_says_which():
+    means = [cell.partition(" ")[0] for cell in cells(pages.losses(text()), "plus", "0.002")]
+    assert means == ["4.50", "−0.500", "3.00", "5.50", "5.50"]
+    assert cells(pages.losses(text()), "diff", "0.004")[1] == "–"
+
+
+def test_the_training_loss_of_a_rate_is_the_mean_over_seeds_unless_one_diverged():
+    assert cells(pages.by_tuning_loss(text()), "diff") == ["5.500", "4.500", "0.004"]
+    assert cells(pages.by_tuning_loss(text()), "plus") == ["4.250", "diverged", "0.002"]
+
+
+def test_held_out_loss_is_drawn_as_that_of_diff_minus_the_arms_where_it_was_measured(monkeypatch):
+    monkeypatch.setattr(pages, "verdicts", lambda name, part: [])
+    drawn = pages.drawings({"text": text()})["text"].data
+    assert drawn["series"].values.tolist() == ["plus"] and drawn["x"].values.tolist() == [25, 75]
+    assert drawn["value"].sel(series="plus").values.tolist() == [[1.0, -1.0]]  # (panel, step)
 
 
 def test_runs_that_found_the_lookup_are_counted_by_rate():
