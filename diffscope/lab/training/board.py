@@ -15,7 +15,7 @@ from diffscope.monitoring.record import FOLDER
 from diffscope.monitoring.tensorboard import events
 
 EVERY = 50  # steps
-PROMPTS = 4  # rows of the run's first step, on which it is watched
+WATCHED = 4  # rows of the run's first step, on which it is watched
 Row = dict[str, float]
 Watch = Callable[[int, Row | None], None]  # of a step, and of its row of metrics if it has one
 
@@ -45,7 +45,7 @@ def watching(
         yield lambda step, row: None
         return
     ids, _ = draws.rows(stage, 0)
-    monitor = Monitor(model, torch.from_numpy(ids[:PROMPTS]), every=EVERY, path=run_folder / FOLDER)
+    monitor = Monitor(model, torch.from_numpy(ids[:WATCHED]), every=EVERY, path=run_folder / FOLDER)
     assert monitor.record is not None
     until = metrics[-1]["step"] if metrics else -1
     before = [(step, monitor.record.logged(step)) for step in monitor.record.steps if step <= until]

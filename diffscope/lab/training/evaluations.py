@@ -18,7 +18,7 @@ from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.scoring import answers, losses
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
-PROMPTS = 20_000  # with the seed, the seed of the prompts on which a training is scored along the way
+PROMPT_SEED = 20_000  # with the run's seed, the seed of the prompts on which a training is scored along the way
 
 
 def evaluations(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Evaluate]:
@@ -40,7 +40,7 @@ def evaluations(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -
 
 def _answers(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, seed: int) -> Evaluate:
     task = Retrieval(tokenizer, texts=filler_of(recipe, tokenizer, held_out=True))
-    prompts = mixture(recipe.evaluation, task, [PROMPTS, seed])
+    prompts = mixture(recipe.evaluation, task, [PROMPT_SEED, seed])
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         answered = answers(logits_of(model), prompts)
@@ -55,7 +55,7 @@ def _copies(recipe: Recipe, seed: int) -> Evaluate:
     task = Backcopy()
 
     def evaluate(model: nn.Module) -> dict[str, float]:
-        rng = np.random.default_rng([PROMPTS, seed])
+        rng = np.random.default_rng([PROMPT_SEED, seed])
         scores = task.score(model, recipe.copying.rows, recipe.copying.length, rng)
         return {"copied": scores.exact, "copy_loss": round(scores.copied, 5), "bigram_excess": round(scores.excess, 5)}
 

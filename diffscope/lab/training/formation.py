@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from diffscope.lab.training.onsets import AVERAGED, TWICE, Criterion, onset
+from diffscope.lab.training.onsets import FORMED_BY, Criterion, onset
 from diffscope.lab.training.recipe import Recipe
 
 SHARES = ("retrieval", "copied")  # of right answers; a recipe evaluates one of them
 ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
-#: What a recipe's `formed_by` asks for, at the share that its stage names.
-FORMED_BY = {"twice": TWICE, "mean of three": AVERAGED}
 
 
 def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:

@@ -39,6 +39,8 @@ class Criterion:
 
 AVERAGED = Criterion(0.9, evaluations=3, averaged=True)
 TWICE = Criterion(0.95, evaluations=2)
+#: What a recipe's `formed_by` asks for, at the share that its stage names.
+FORMED_BY = {"twice": TWICE, "mean of three": AVERAGED}
 #: by the words of tables, from the least that is asked to the most
 CRITERIA = {
     "50 % once": Criterion(0.5),

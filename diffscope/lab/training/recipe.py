@@ -13,6 +13,7 @@ from typing import Union, get_args, get_origin, get_type_hints
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training.grid import Grid, PlainText
+from diffscope.lab.training.onsets import FORMED_BY
 from diffscope.lab.training.parameter_matching import make_config, matching_width, parameters
 from diffscope.lab.training.stages import BACKCOPY, Continued, Copying, Minor, Rule, Stage, Tuning
 from diffscope.models import DiffConfig
@@ -27,7 +28,6 @@ PARTS = {
     "tuning": Tuning,
 }
 PRECISIONS = ("float32", "bfloat16")
-FORMED_BY = ("twice", "mean of three")  # see formation.py
 UNTRAINED = ("arms", "seeds", "grid", "plain_text", "minor", "tuning", "then", "continued", "source", "keep_weights", "text")
 # Fields that recipes were once written down without.
 LATER = ("evaluation_text", "copying", "formed_by", "corpus", "keep_weights", "task", "planted", "spacing", "rule")

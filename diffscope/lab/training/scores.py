@@ -16,8 +16,7 @@ from diffscope.lab.training.parameter_matching import parameters
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import read_metrics
 from diffscope.lab.training.runs import NEAR
-from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
-from diffscope.lab.training.train import LOG_EVERY
+from diffscope.lab.training.stages import BACKCOPY, LOG_EVERY, RETRIEVAL
 from diffscope.scope import Scope, load
 from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.recall import Recall
@@ -30,7 +29,7 @@ MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", 
 #: Curves that only some recipes have.
 OF_TASK = ("loss", "retrieval_log_odds", "copied", "copy_loss", "bigram_excess", "held_out_loss")
 LOSSES = ("loss", "answer_loss", "text_loss")  # the first of them that a run has is the one that it lowers
-PROMPTS = 30_000  # with the seed of a run, the seed of the prompts that it is scored on
+PROMPT_SEED = 30_000  # with the seed of a run, the seed of the prompts that it is scored on
 TEXTS = 40_000
 MOST_TEXTS = 64
 
@@ -62,11 +61,11 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
         return scores
     task = Retrieval(scope.tokenizer, texts=filler_of(recipe, scope.tokenizer, held_out=True))
     if recipe.task != RETRIEVAL:  # it was trained on no near-duplicates, and to say "unknown" never
-        scores.update(on_grid(scope.model, task, recipe.grid, [PROMPTS, seed]).astype("float32"))
+        scores.update(on_grid(scope.model, task, recipe.grid, [PROMPT_SEED, seed]).astype("float32"))
         return scores
-    near = on_grid(scope.model, task, near_grid(recipe.grid), [PROMPTS, seed], near=True).isel(length=0, drop=True)
+    near = on_grid(scope.model, task, near_grid(recipe.grid), [PROMPT_SEED, seed], near=True).isel(length=0, drop=True)
     parts = [
-        on_grid(scope.model, task, recipe.grid, [PROMPTS, seed]),
+        on_grid(scope.model, task, recipe.grid, [PROMPT_SEED, seed]),
         near.rename({"distractors": "near", **{name: f"{name}_near" for name in near}}),
         _says_unknown(scope.model, task, middle(recipe.grid), seed),
     ]
@@ -124,7 +123,7 @@ def _says_unknown(model, task: Retrieval, grid: Grid, seed: int) -> xr.Dataset:
         return {"says_unknown": answers(logits_of(model), [replace(prompt, answer=word) for prompt in prompts]).right}
 
     questions = [
-        on_grid(model, task, grid, [PROMPTS, seed], answers_unknown, answerable=answerable) for answerable in (True, False)
+        on_grid(model, task, grid, [PROMPT_SEED, seed], answers_unknown, answerable=answerable) for answerable in (True, False)
     ]
     both = xr.concat(questions, "question").isel(length=0, drop=True)
     return both.assign_coords(question=["answerable", "unanswerable"])

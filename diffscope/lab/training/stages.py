@@ -13,6 +13,7 @@ from diffscope.tasks.template import check_template
 from diffscope.tasks.tokenizer import CITIES
 
 Rule = tuple[str, bool]  # a message, and whether the field that it is about is right
+LOG_EVERY = 10  # steps, between two losses that are written down
 LOWEST = 0.05  # of the learning rate, at the end of a cool-down
 RETRIEVAL = "retrieval"
 BACKCOPY = "backcopy"
@@ -143,7 +144,7 @@ class Tuning:
         """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
-        yield f"steps = {self.steps} has to be 1 or more", self.steps >= 1
+        yield f"steps = {self.steps} has to be {LOG_EVERY} or more: losses are written down that often", self.steps >= LOG_EVERY
         yield f"rule = {self.rule!r} is neither {LEAST_LOSS!r} nor {FORMED_IN_ALL!r}", self.rule in (LEAST_LOSS, FORMED_IN_ALL)
 
 

@@ -43,12 +43,11 @@ from diffscope.lab.training.run import (
     write_metrics,
 )
 from diffscope.lab.training.runs import SCORES, place_of
-from diffscope.lab.training.stages import RETRIEVAL
+from diffscope.lab.training.stages import LOG_EVERY, RETRIEVAL
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
 
 SAVE_EVERY = 50  # steps
-LOG_EVERY = 10  # steps
 FORMED_WEIGHTS = "formed.safetensors"  # what another arm goes on from
 UNDEFINED = ("answer_loss", "answer_tokens_right")  # NaN in a step without answers
 
