@@ -13,8 +13,8 @@ import xarray as xr
 
 from diffscope.attribution.heads import BRANCHES, Query, of_layer
 from diffscope.attribution.runs import record_modules
-from diffscope.attribution.stream import UNSUPPORTED, check_decoder, read_stream
-from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.attribution.stream import attention_modules, check_decoder, read_stream
+from diffscope.errors import PromptError
 from diffscope.scope import Scope
 from diffscope.stats.ragged import stack_layers
 
@@ -138,10 +138,7 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
     """
     with scope.exclusively(), record_modules(scope.model, len(queries)) as runs:
         layers = {layer.layer: layer for layer in scope.capture([query.ids for query in queries]).layers}
-    every = scope.family.layers(scope.model)
-    modules = {number: module for module, number in every.items() if module in runs.of}
-    if modules.keys() != layers.keys():
-        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+    modules = attention_modules(scope, layers)
     stream = read_stream(scope, list(modules.values()), runs, [query.tokens for query in queries])
     attended = [
         of_layer(layers[number], scope.family.output_projection(module), stream, block, queries, control)

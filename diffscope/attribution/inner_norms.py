@@ -60,8 +60,7 @@ class InnerNorms:
             if x.shape[1:] != entered.shape[1:]:
                 raise UnsupportedModel(f"its module {name!r} does not keep prompts apart")
             factor = frozen.factor.reshape(entered.shape[:-1]).unsqueeze(-1).to(x)
-            centred = x - x.mean(-1, keepdim=True) if frozen.centred else x
-            return centred * frozen.weight.to(x) * factor + frozen.bias.to(x)
+            return frozen.centre(x) * frozen.weight.to(x) * factor + frozen.bias.to(x)
 
         return held
 

@@ -13,7 +13,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import project
 from diffscope.attribution.runs import record_modules
 from diffscope.attribution.scores import read_alone
-from diffscope.attribution.stream import UNSUPPORTED, Frozen, check_decoder, frozen_norm, read_blocks
+from diffscope.attribution.stream import UNSUPPORTED, Frozen, attention_modules, check_decoder, frozen_norm, read_blocks, read_by
 from diffscope.edits import Edit, apply, patch
 from diffscope.edits.patching import OUTPUTS
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
@@ -81,19 +81,14 @@ def path_patches(
         other = scope.capture(of_source)
         _check(own, receiver, senders)
         number = receiver[0]
-        modules = {each: module for module, each in scope.family.layers(scope.model).items() if each <= number}
-        if modules.keys() != {each for each in own if each <= number}:
-            raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+        modules = attention_modules(scope, [each for each in own if each <= number])
         with record_modules(scope.model, 1, range(len(ids))) as runs:
             scope.logits(torch.tensor([ids]))
         blocks = read_blocks(scope, list(modules.values()), runs)
-        entered = runs.single(modules[number])
-        if entered is None:
-            raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+        entered = read_by(scope, runs, modules[number])
         stream = blocks[-1].input.double()
-        norm = _Norm.of(
-            frozen_norm(scope, runs, blocks[-1].input, entered.input, f"the stream and layer {number}"), stream, number
-        )
+        frozen = frozen_norm(scope, runs, blocks[-1].input, entered, f"the stream and layer {number}")
+        norm = _Norm.of(frozen, stream, number)
         wrote = [_difference(scope, modules[layer], own[layer], other, layer, head, what) for layer, head, what in senders]
         read = torch.stack([norm(stream + change) for change in (torch.zeros_like(stream), *wrote)])  # (part, token, hidden)
         projected = _projected(scope, modules[number], ids, read, own[number], receiver)
@@ -140,7 +135,7 @@ class _Norm:
         plain = bool((frozen.factor == 1).all()) and bool((frozen.weight == 1).all()) and not frozen.centred
         if plain:
             return cls(frozen, None)
-        square = _square(stream, frozen.centred)
+        square = _mean_square(frozen.centre(stream))
         epsilon = frozen.factor[:, None] ** -2 - square
         if not ((epsilon - epsilon.median()).abs() <= ROUNDING * square + ROUNDING * epsilon.median().abs()).all():
             raise UnsupportedModel(f"the norm in front of layer {number} does not divide by a root mean square; {UNSUPPORTED}")
@@ -148,16 +143,15 @@ class _Norm:
 
     def __call__(self, stream: Tensor) -> Tensor:
         """Return what the layer reads of a stream (token, hidden)."""
-        centred = stream - stream.mean(-1, keepdim=True) if self.frozen.centred else stream
+        centred = self.frozen.centre(stream)
         if self.epsilon is None:
             return centred
-        factor = torch.rsqrt(_square(stream, self.frozen.centred) + self.epsilon)
+        factor = torch.rsqrt(_mean_square(centred) + self.epsilon)
         return centred * factor * self.frozen.weight + self.frozen.bias
 
 
-def _square(stream: Tensor, centred: bool) -> Tensor:
-    """Return the mean square of tokens, or the variance, (token, 1)."""
-    return (stream - stream.mean(-1, keepdim=True) if centred else stream).square().mean(-1, keepdim=True)
+def _mean_square(x: Tensor) -> Tensor:
+    return x.square().mean(-1, keepdim=True)  # (token, 1)
 
 
 def _difference(scope: Scope, module: nn.Module, layer: LayerAttention, source: Any, number: int, head: int, what: str) -> Tensor:

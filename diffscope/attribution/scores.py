@@ -16,7 +16,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import BRANCHES, FrozenHeads
 from diffscope.attribution.inner_norms import InnerNorms
 from diffscope.attribution.runs import Runs, record_modules
-from diffscope.attribution.stream import UNSUPPORTED, check_decoder, frozen_norm, read_blocks
+from diffscope.attribution.stream import UNSUPPORTED, attention_modules, check_decoder, frozen_norm, read_blocks, read_by
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, first_line
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
@@ -111,9 +111,7 @@ def score_attribution(
                 f"there is no layer {layer} in {scope.name}; choose from {', '.join(str(number) for number in layers)}"
             )
         cell = _Cell.of(layers[layer], head, query, key, map, against)
-        modules = {number: module for module, number in scope.family.layers(scope.model).items() if number <= layer}
-        if modules.keys() != {number for number in layers if number <= layer}:
-            raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+        modules = attention_modules(scope, [number for number in layers if number <= layer])
         with record_modules(scope.model, 1, cell.tokens) as runs:
             scope.logits(torch.tensor([ids]))
         names, read = _read(scope, modules, layers, runs, cell)
@@ -218,10 +216,8 @@ def _read(
     """
     *before, module = modules.values()
     blocks = read_blocks(scope, [*before, module], runs)
-    entered = runs.single(module)
-    if entered is None:
-        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
-    norm = frozen_norm(scope, runs, blocks[-1].input, entered.input, f"the residual stream and layer {cell.layer.layer}")
+    entered = read_by(scope, runs, module)
+    norm = frozen_norm(scope, runs, blocks[-1].input, entered, f"the residual stream and layer {cell.layer.layer}")
     names = [EMBEDDING]
     for number in list(modules)[:-1]:
         of_heads = [
@@ -229,7 +225,7 @@ def _read(
         ]
         names += [*of_heads, f"L{number} {BIASES}", f"L{number} MLP"]
     names.append(BIASES)
-    read = torch.zeros(len(names), cell.layer.n_queries, entered.input.shape[-1], dtype=torch.float64)
+    read = torch.zeros(len(names), cell.layer.n_queries, entered.shape[-1], dtype=torch.float64)
     for row, token in enumerate(cell.tokens):
         column = [blocks[0].input[row].double()[None]]
         for number, block in zip(modules, blocks[:-1]):

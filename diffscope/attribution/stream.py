@@ -6,7 +6,7 @@ other module, bit by bit; the final norm's output is the unembedding's input. An
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -64,10 +64,13 @@ class Frozen:
     bias: Tensor
     centred: bool
 
+    def centre(self, x: Tensor) -> Tensor:
+        """Subtract the mean of x (…, hidden) if the norm does."""
+        return x - x.mean(-1, keepdim=True) if self.centred else x
+
     def __call__(self, x: Tensor, row: int | slice) -> Tensor:
         """Apply it to a part x (…, hidden) of what enters the norm at a token, without the bias."""
-        x = x - x.mean(-1, keepdim=True) if self.centred else x
-        return x * self.weight * self.factor[row, None]
+        return self.centre(x) * self.weight * self.factor[row, None]
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,34 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
         unembedding=unembedding,
         logits=logits.double(),
     )
+
+
+def attention_modules(scope: Scope, layers: Collection[int]) -> dict[int, nn.Module]:
+    """Return the attention modules of some layers that were captured, by the layer's number.
+
+    Raises
+    ------
+    UnsupportedModel
+        The model runs a module several times, so that one is several layers.
+    """
+    modules = {number: module for module, number in scope.family.layers(scope.model).items() if number in layers}
+    if modules.keys() != set(layers):
+        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+    return modules
+
+
+def read_by(scope: Scope, runs: Runs, module: nn.Module) -> Tensor:
+    """Return what an attention module read, (row, hidden).
+
+    Raises
+    ------
+    UnsupportedModel
+        The model ran it several times.
+    """
+    run = runs.single(module)
+    if run is None:
+        raise UnsupportedModel(f"{scope.name} runs an attention module several times; {UNSUPPORTED}")
+    return run.input
 
 
 @dataclass(frozen=True)

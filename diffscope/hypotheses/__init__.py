@@ -8,8 +8,8 @@ from typing import Any
 
 _MODULES = {
     "board": ("run",),
-    "conclusion": ("summary",),
-    "gathering": ("gather", "lacking", "test"),
+    "conclusion": ("lacking", "summary"),
+    "gathering": ("gather", "test"),
     "rules": ("Declared", "Measurement", "Test"),
     "settings": ("Settings",),
     "subjects": ("Models", "Pair"),

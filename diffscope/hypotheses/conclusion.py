@@ -156,17 +156,22 @@ def _by_comparison(verdict: Verdict) -> str:
     return f"Beside {'; beside '.join(parts)}" if parts else verdict.answer.capitalize()
 
 
+def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
+    """Return what tests could not be run for want of, and the tests that want it."""
+    wants: dict[str, list[str]] = {}
+    for verdict in verdicts:
+        if verdict.lacks:
+            wants.setdefault(verdict.lacks, []).append(verdict.test.id)
+    return wants
+
+
 def _p(verdict: Verdict) -> str:
     return "" if math.isnan(verdict.p) else f", p {number(verdict.p)}"
 
 
 def _missing(verdicts: Sequence[Verdict]) -> str:
     undecided = [verdict.test.id for verdict in verdicts if OPEN in verdict.verdicts.values()]
-    needed: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        if verdict.lacks:
-            needed.setdefault(verdict.lacks, []).append(verdict.test.id)
-    parts = [f"{words} (for {', '.join(ids)})" for words, ids in needed.items()]
+    parts = [f"{words} (for {', '.join(ids)})" for words, ids in lacking(verdicts).items()]
     if undecided:
         parts.append(f"more seeds, prompts or models for what is open ({', '.join(undecided)})")
     if few := [verdict.test.id for verdict in of_kind(verdicts, "primary") if _too_few(verdict)]:

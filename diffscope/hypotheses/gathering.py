@@ -19,7 +19,7 @@ from diffscope.hypotheses.settings import UNTRAINED, Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.tests import NEEDED, chosen
-from diffscope.hypotheses.verdict import Board, Verdict
+from diffscope.hypotheses.verdict import Board
 from diffscope.lab.accuracy import Accuracy, accuracy_of
 from diffscope.models import folders
 from diffscope.scope import Scope, load
@@ -213,15 +213,6 @@ class Subjects:
             *weak,
             f"{len(self.accuracies) - len(weak)} of {len(self.accuracies)} models answer better than chance",
         ]
-
-
-def lacking(verdicts: Sequence[Verdict]) -> dict[str, list[str]]:
-    """Return what tests could not be run for want of, and the tests that want it."""
-    wants: dict[str, list[str]] = {}
-    for verdict in verdicts:
-        if verdict.lacks:
-            wants.setdefault(verdict.lacks, []).append(verdict.test.id)
-    return wants
 
 
 def gather(

@@ -12,13 +12,12 @@ from diffscope.edits import Edit, ablate_heads, set_lambda
 from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
 from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
 from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
-from diffscope.readings.reading import Reading, with_error
+from diffscope.readings.reading import CLEARLY, Reading, with_error
 from diffscope.scope import Scope
 
 WHAT = ("head", "A2")
 WORDS = {"head": "the output of a head", "A2": "the second map of a head (λ = 0)"}
 ENOUGH = 8  # tokens, to see what heads there are
-CLEARLY = 2.0  # standard errors
 
 
 def ablations(

@@ -20,7 +20,7 @@ ITSELF = "the token itself"
 BEFORE = "the token before"
 
 MOST = 0.5  # of a row: a head that gives that much to the answer finds it, to the sink rests on it
-CLEARLY = 2.0  # times what uniform attention would give: a preference
+PREFERRED = 2.0  # times what uniform attention would give: a preference
 EVEN = 0.9  # of the entropy of a uniform row: nearly that
 MARGIN = 0.02  # also of a noise gain; maps whose overlap is nearer to that of their controls overlap about as much as those
 DISJOINT = 0.1  # overlap, and share of A1 that is cancelled, up to which there is next to nothing to cancel
@@ -108,7 +108,7 @@ def _looks(row: Row) -> Pieces:
     if uniform == 1:
         return ["sees nothing but the answer and ", *_largest(row)]
     share, net = (row.at("mass", map="D", place="answer", normalisation=kind) for kind in ("share", "raw"))
-    if share < CLEARLY * uniform:
+    if share < PREFERRED * uniform:
         return ["does not single out the answer (", *_compared_amount(row), ") and ", *_largest(row)]
     size = Part(percent(share), _of_row(row, "the answer"))
     sign = _sign(row, share, "answer") if row.signed else ""
@@ -207,7 +207,7 @@ def _largest(row: Row) -> Pieces:
 
 def _rests_on_sink(row: Row) -> bool:
     sink = row.at("mass", map="D", place="sink", normalisation="share")
-    return sink >= MOST and sink >= CLEARLY * row.at("uniform", place="sink")
+    return sink >= MOST and sink >= PREFERRED * row.at("uniform", place="sink")
 
 
 def _is_even(row: Row) -> bool:

@@ -15,7 +15,7 @@ from diffscope.errors import check_index
 from diffscope.numbers import between, counted, decimal, percent, shortened
 from diffscope.readings import signs
 from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled, visible_keys
-from diffscope.readings.head_sentence import BEFORE, CLEARLY, ITSELF, MOST, sentence
+from diffscope.readings.head_sentence import BEFORE, ITSELF, MOST, PREFERRED, sentence
 from diffscope.readings.pairing_control import beside_controls
 from diffscope.readings.reading import Reading, described, plain
 from diffscope.stats import branches
@@ -249,7 +249,7 @@ def _sentence(estimates: xr.Dataset, cap: Capture, place: str) -> str:
     heads = heads.sortby("share", ascending=False)
     gives = heads["net"] >= 0
     half = heads["share"] >= MOST
-    clear = half | (heads["share"] >= CLEARLY * heads["uniform"])
+    clear = half | (heads["share"] >= PREFERRED * heads["uniform"])
     takers = _takers(heads.isel(which=(~gives & clear).values), weights)
     giving = heads.isel(which=gives.values)
     givers = [f"{name} {percent(float(share))}" for name, share in zip(_names(giving), giving["share"])]

@@ -17,10 +17,9 @@ from diffscope.prompts.selection import Indices
 from diffscope.readings.captures import one_prompt, query_position
 from diffscope.readings.pairing_control import LARGEST, LEAST, MIDDLE, OWN, beside_controls, controls_of_each
 from diffscope.readings.predictions import Question
-from diffscope.readings.reading import Reading, described
+from diffscope.readings.reading import CLEARLY, Reading, described
 from diffscope.scope import Scope
 
-CLEARLY = 2.0  # standard errors
 SMALL_NOISE = 20 * math.log10(2)  # dB above the statistic cmrr, since +n and -n differ by 2n
 
 READS = {

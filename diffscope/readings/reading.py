@@ -11,6 +11,8 @@ import xarray as xr
 from diffscope import render as display
 from diffscope.stats.averaging import mean_over_prompts, standard_error
 
+CLEARLY = 2.0  # standard errors by which a mean has to be off to be said
+
 
 class Part(NamedTuple):
     """A piece of a sentence.

@@ -11,8 +11,7 @@ import xarray as xr
 from diffscope import instruments
 from diffscope.instruments.snr import DRAWS, tells
 from diffscope.numbers import between, counted, decibels
-from diffscope.readings.noise import CLEARLY
-from diffscope.readings.reading import Reading
+from diffscope.readings.reading import CLEARLY, Reading
 from diffscope.scope import Scope
 
 BEFORE = "before"
