@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -55,6 +55,28 @@ NEED_A2 = tuple(entry.name for entry in MAPS.values() if entry.needs_a2)
 DEFAULT_MAPS = ("A1", "A2", "lambda_A2", "D")  # returned and drawn if no names are given
 MEASURED_MAPS = ("A1", "A2", "D")  # the dimension `map` of statistics: those of λ·A2 follow from A2's
 RANKED_MAPS = ("A1", "lambda_A2", "D")  # the dimension `ranked_map`: what D is made of, and D
+
+
+def title_of(name: str, layers: Sequence[LayerAttention]) -> str:
+    """Return what a map is called above a figure; D by how the layers make it, all of their titles if they do it differently."""
+    titles = list(dict.fromkeys(_title(name, layer) for layer in layers))
+    if len(titles) == 1:
+        return titles[0]
+    *first, last = sorted(titles, key="A".__eq__)  # A comes last
+    return f"{', '.join(first)}, or {'A of standard attention' if last == 'A' else last}"
+
+
+def _title(name: str, layer: LayerAttention) -> str:
+    if layer.d_is_a1 and name in ("A1", "D"):
+        return "A"
+    if name == "D" and not layer.differential:
+        return "D: A₁ as the layer changes it"
+    return "D: A₁ − λ·A₂ as the layer changes it" if name == "D" and layer.d_is_changed else MAPS[name].title
+
+
+def short_title(title: str) -> str:
+    """Return the name with which the title of a map begins: D of "D = A₁ − λ·A₂"."""
+    return title.partition(" = ")[0].partition(":")[0]
 
 
 def check_map(name: str, layer: LayerAttention) -> None:

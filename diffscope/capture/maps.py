@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import DEFAULT_MAPS, MAPS, check_map, present
+from diffscope.attention.maps import DEFAULT_MAPS, MAPS, check_map, present, title_of
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.prompts.selection import indices_among, token_positions, whole_number
 from diffscope.stats.maps import Bins, top_keys, window
@@ -224,7 +224,7 @@ def thumbnails(capture: Capture, name: str = "D", size: int = 64) -> xr.DataArra
     Returns
     -------
     xarray.DataArray, (layer, head, query, key)
-        NaN where a layer has fewer heads than others.
+        NaN where a layer has fewer heads than others. Its attribute ``title`` says what the map is.
 
     Raises
     ------
@@ -239,6 +239,7 @@ def thumbnails(capture: Capture, name: str = "D", size: int = 64) -> xr.DataArra
     layers = [pooled_maps(capture, number, None, [name], size=size)[name] for number in capture.layer_numbers]
     together = xr.concat(layers, xr.DataArray(capture.layer_numbers, dims="layer", name="layer"), join="outer")
     together.attrs = {key: layers[0].attrs[key] for key in ("long_name", "model", "bin")}
+    together.attrs["title"] = title_of(name, capture.layers)
     return together
 
 

@@ -17,11 +17,11 @@ from diffscope.figures import images as _images
 from diffscope.figures import layers as _layers
 from diffscope.figures import map_data as _map_data
 from diffscope.figures import rows as _rows
-from diffscope.figures import theme
 from diffscope.figures import verdict_chart as _verdict_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import Captures, captures_of, one_prompt
 from diffscope.figures.values import cells
+from diffscope.numbers import listed
 
 Window = slice | tuple[int, int] | int
 Heads = Sequence[int] | Literal["all"]
@@ -111,7 +111,7 @@ def maps(
             )
         captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap, one_side=False).items()}
         data = _images.grid_data(captures, layers, heads, _one_name(names), queries, keys, size or _images.SIZE)
-        about = f"{_images.title_of(data)}: one map of many heads: a row a layer, a column a head"
+        about = f"{data.attrs['title']}: one map of many heads: a row a layer, a column a head"
         return Drawing(_images.CHART, data, {"contrast": contrast}, about)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
@@ -122,8 +122,7 @@ def maps(
 
 def _titles(data: xr.Dataset) -> str:
     """Return what the maps of a dataset are called, in a row of words."""
-    names = [str(array.attrs.get("title") or theme.TITLES[str(name)]) for name, array in data.data_vars.items()]
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return listed([array.attrs["title"] for array in data.data_vars.values()])
 
 
 def _one_name(names: Sequence[str] | None) -> str:
@@ -226,7 +225,8 @@ def heads(
     if isinstance(cap, Comparison):
         values = _by_head.of_two(cap, statistic, query, prompt, measured, labels)
         drawing = cells.drawing(values, panels="model")
-        return replace(drawing, data=drawing.data.assign_attrs(signs=values.attrs["signs"]), wide=True)
+        about = {name: values.attrs[name] for name in ("signs", "edits")}
+        return replace(drawing, data=drawing.data.assign_attrs(about), style=drawing.style | {"contrast": contrast}, wide=True)
     data = _by_head.data(cap, statistic, query, prompt, measured, **labels)
     return Drawing(_by_head.CHART, data, {"contrast": contrast})
 

@@ -14,6 +14,7 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import lacking, short_name, visible
+from diffscope.numbers import counted
 from diffscope.render import as_latex
 from diffscope.storage.atomic import to_json
 
@@ -28,7 +29,7 @@ FACTS = {
     "selection": "{}",
     "normalisation": "normalisation: {}",
     "averaged_over": "mean over {}",
-    "prompts": "n = {} prompts",
+    "prompts": "n = {}",
     "bin": "the value of largest magnitude of each {0} × {0} tokens",
     "edits": "under {}",
 }
@@ -51,7 +52,10 @@ def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
     several = " and " in models or ", " in models
     facts = [f"models {models}" if several else f"model {short_name(models)}"] if models else []
     if not attrs.get("caption"):  # which tells them itself
-        facts += [words.format(attrs[name]) for name, words in FACTS.items() if _is_stated(name, attrs.get(name))]
+        stated = {name: attrs[name] for name in FACTS if _is_stated(name, attrs.get(name))}
+        if "prompts" in stated:
+            stated["prompts"] = counted(stated["prompts"], "prompt")
+        facts += [FACTS[name].format(value) for name, value in stated.items()]
     lam = attrs.get("lam")
     if lam is not None:
         facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
@@ -60,7 +64,7 @@ def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
     if attrs.get("signs"):  # of weights that are summed by size
         sentences.append(str(attrs["signs"]).rstrip("."))
     if style.get("contrast") == "sqrt":
-        sentences.append("colours follow the root of a weight, and zero is white")
+        sentences.append("colours follow the root of a value, and zero is white")
     if boxes := lacking("".join(map(visible, _texts(data)))):
         sentences.append(f"□ stands for characters that no font of this machine has: {boxes[:SHOWN]}")
     return " ".join(f"{_begun(sentence)}." for sentence in sentences if sentence)

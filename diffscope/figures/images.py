@@ -10,7 +10,8 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import present
+from diffscope.attention.maps import present, title_of
+from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
@@ -63,13 +64,12 @@ def grid_data(
     of_models = [_of_model(cap, layers, heads, name, queries, keys, size) for cap in captures.values()]
     models = xr.DataArray(list(captures), dims="model", name="model")
     maps = xr.concat(of_models, models, join="outer", combine_attrs="drop")
-    one_map = [not cap.differential for cap in captures.values()]
-    drawn = "A" if all(one_map) else name
+    drawn = "A" if all(attention.d_is_a1 for attention in chosen) else name
     edits = "; ".join(
         f"{model}: {edited(cap)}" if len(captures) > 1 else edited(cap) for model, cap in captures.items() if edited(cap)
     )
     about = {
-        "mixed": int(any(one_map) and not all(one_map)),
+        "title": title_of(name, chosen),
         "edits": edits,
         "n_tokens": n_queries,
         "bin": of_models[0].attrs["bin"],
@@ -83,7 +83,7 @@ def grid_data(
 def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, keys, size: int) -> xr.DataArray:
     """Return the map (layer, head, query, key) of the chosen heads of one model."""
     numbers = _chosen("layer", layers, cap.layer_numbers)
-    places = _chosen("head", heads, range(cap.n_heads))
+    places = _chosen("head", heads, range(cap.n_heads))  # of the layer that has most
     first = cap.layers[cap.layer_numbers.index(numbers[0])]
     rows, columns = window(queries, first.n_queries, "queries"), window(keys, first.n_keys, "keys")
     longest = max(rows.stop - rows.start, columns.stop - columns.start)
@@ -93,15 +93,16 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
     for number in numbers:
         attention = cap.layers[cap.layer_numbers.index(number)]
         drawn = drawn_of(attention, name)
+        there = [head for head in places if head < attention.n_heads]
         if longest > size:
-            maps = cap.pooled_maps(number, places, size=size, names=[drawn])
+            maps = cap.pooled_maps(number, there, size=size, names=[drawn])
             seen = maps["visible"]
         else:
-            maps = cap.maps(number, places, queries=rows, keys=columns, names=[drawn])
+            maps = cap.maps(number, there, queries=rows, keys=columns, names=[drawn])
             seen = xr.DataArray(visible_cells(attention, maps["query"].values, maps["key"].values), dims=("query", "key"))
-        of_heads = maps[drawn].reset_coords(drop=True).where(seen.reset_coords(drop=True)).assign_coords(head=places)
+        of_heads = maps[drawn].reset_coords(drop=True).where(seen.reset_coords(drop=True)).assign_coords(head=there)
         by_layer.append(of_heads)
-    together = xr.concat(by_layer, xr.DataArray(numbers, dims="layer", name="layer"), combine_attrs="drop")
+    together = xr.concat(by_layer, xr.DataArray(numbers, dims="layer", name="layer"), join="outer", combine_attrs="drop")
     return together.assign_attrs(bin=maps.attrs.get("bin", 1))
 
 
@@ -151,20 +152,21 @@ def checkpoint_data(
     if len({tuple(tuple(side.ids) for side in captures[step].all_prompts) for step in steps}) > 1:
         raise DiffscopeError("these captures are of different prompts; their maps cannot be compared step by step")
     attention = layer_at(captures[steps[-1]], layer, head)
-    drawn = name if attention.differential else "A1"
+    drawn = drawn_of(attention, name)
     maps = [captures[step].pooled_maps(attention.layer, [head], size=size, names=[drawn])[drawn].isel(head=0) for step in steps]
     seen = [each.where(each["visible"]).reset_coords(drop=True) for each in maps]
     index = xr.Variable("step", steps, {"long_name": f"step of {along}", "units": "steps"})
     together = xr.concat(seen, xr.DataArray(index, name="step", dims="step"), combine_attrs="drop")
-    shown = drawn if attention.differential else "A"
     about = {
+        "title": title_of(drawn, [attention]),
+        "edits": edits_of({f"step {step}": captures[step] for step in steps}),
         "model": captures[steps[-1]].model_name.partition("@")[0],
         "n_tokens": captures[steps[-1]].n_tokens,
         "layer": attention.layer,
         "head": head,
         "bin": maps[0].attrs["bin"],
     }
-    return together.rename("map").to_dataset().assign_attrs(map=shown, **about)
+    return together.rename("map").to_dataset().assign_attrs(map="A" if attention.d_is_a1 else drawn, **about)
 
 
 def _columns(dataset: xr.Dataset) -> list[int]:
@@ -173,22 +175,10 @@ def _columns(dataset: xr.Dataset) -> list[int]:
     return [int(max(np.flatnonzero(heads), default=len(heads) - 1)) + 1 for heads in known]
 
 
-def _begins(dataset: xr.Dataset) -> list[float]:
-    """Return where the pictures of each model begin, and where another model's would, in widths of a picture."""
-    wide = [columns * (1 + GAP) + BETWEEN for columns in _columns(dataset)]
-    return np.concatenate([[0.0], np.cumsum(wide)]).tolist()
-
-
 def _scale(dataset: xr.Dataset) -> tuple[str, float, float]:
     """Return the scale of the colours and its ends, the same for all pictures."""
     kind = theme.scale_of(dataset.attrs["map"], dataset["map"].values)
     return kind, *theme.colour_limits(kind, float(np.nanmax(np.abs(dataset["map"].values), initial=0.0)))
-
-
-def title_of(dataset: xr.Dataset) -> str:
-    """Return what the map is called; of models with one map beside models with two, both."""
-    title = theme.TITLES[dataset.attrs["map"]]
-    return f"{title}, or A of standard attention" if dataset.attrs["mixed"] else title
 
 
 def _grid_heading(dataset: xr.Dataset) -> list[str]:
@@ -196,14 +186,17 @@ def _grid_heading(dataset: xr.Dataset) -> list[str]:
     attrs = dataset.attrs
     models = [short_name(attrs["models"][0])] if len(attrs["models"]) == 1 else []
     size = f"{attrs['n_tokens']} queries × {attrs['n_keys']} keys" if "n_keys" in attrs else f"{attrs['n_tokens']} tokens"
-    return [title_of(dataset), *models, size]
+    return [attrs["title"], *models, size]
 
 
 def _checkpoint_heading(dataset: xr.Dataset) -> list[str]:
     """Return what is seen of checkpoints, in parts."""
     attrs = dataset.attrs
-    title = theme.TITLES[attrs["map"]].partition(" = ")[0]
-    return [title, short_name(attrs["model"].partition("@")[0]), head_name(attrs["layer"], attrs["head"])]
+    return [
+        attrs["title"].partition(" = ")[0],
+        short_name(attrs["model"].partition("@")[0]),
+        head_name(attrs["layer"], attrs["head"]),
+    ]
 
 
 def heading(dataset: xr.Dataset) -> str:

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.maps import DEFAULT_MAPS, present
+from diffscope.attention.maps import DEFAULT_MAPS, present, title_of
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
-from diffscope.figures.panels import CHANGED_DIFFERENCE
+from diffscope.figures.inputs import described, layer_at, one_each, one_prompt, visible_cells, window, with_readable_tokens
 from diffscope.numbers import head_name
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
@@ -56,12 +55,10 @@ def data(
         maps = maps.assign_coords(visible=(("query", "key"), seen))
     dataset = with_readable_tokens(maps.isel(head=0, drop=True), cap, attention)
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
-    for array in dataset.data_vars.values():
-        array.attrs |= {"head": head, "lam": lam}
+    for name, array in dataset.data_vars.items():
+        array.attrs |= {"head": head, "lam": lam, "title": title_of(str(name), [attention])}
     if attention.d_is_a1:
         dataset = dataset.rename(A1="A")
-    if attention.differential and attention.d_is_changed and "D" in dataset:
-        dataset["D"].attrs["title"] = CHANGED_DIFFERENCE
     dataset.attrs = {
         **described(cap, attention, head),
         "lam": lam if attention.differential else None,
@@ -73,12 +70,11 @@ def data(
 def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) -> xr.Dataset:
     """Return what is left of one head's map in each of two models, D; under the models' names."""
     comparison.check_tokens()
-    layers = layer if isinstance(layer, (tuple, list)) else (layer, layer)
-    heads = head if isinstance(head, (tuple, list)) else (head, head)
+    layers, heads = one_each(comparison.names, "layer", layer), one_each(comparison.names, "head", head)
     maps = {}
     datasets = []
-    for name, cap, one_layer, one_head in zip(comparison.names, comparison.captures, layers, heads):
-        dataset = data(cap, one_layer, one_head, prompt, queries, keys, size, names=("D",))
+    for name, cap in zip(comparison.names, comparison.captures):
+        dataset = data(cap, layers[name], heads[name], prompt, queries, keys, size, names=("D",))
         drawn = "A" if "A" in dataset else "D"
         place = head_name(dataset.attrs["layer"], dataset.attrs["head"])
         short = f"{drawn} of {short_name(name)}"

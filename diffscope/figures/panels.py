@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 
+from diffscope.attention.maps import short_title
 from diffscope.figures import theme
 from diffscope.figures.escaping import short_name, visible
 from diffscope.numbers import head_name
@@ -16,8 +17,6 @@ ROBUST = 0.999  # of the weights that are drawn: those above it do not decide th
 FAINT = (
     10  # times the rest the largest weight may be before a picture of bins is faint: the first queries have few keys to share it
 )
-CHANGED = "D: A₁ as the layer changes it"  # where there is no second map
-CHANGED_DIFFERENCE = "D: A₁ − λ·A₂ as the layer changes it"
 
 
 @dataclass(frozen=True)
@@ -47,9 +46,8 @@ def panels(data: xr.Dataset, scale: str = "shared", limit: float | str | None = 
         values = seen[str(name)]
         kind = theme.scale_of(str(drawn), values)
         end = shared if scale == "shared" else _end([values], limit, pooled)
-        changed = name == "D" and data.attrs.get("lam") is None
-        title = array.attrs.get("title", CHANGED if changed else theme.TITLES[drawn])
-        short = array.attrs.get("short", title.split(" ")[0].rstrip(":"))
+        title = array.attrs["title"]
+        short = array.attrs.get("short", short_title(title))
         limits = theme.colour_limits(kind, end)
         least, most = float(np.nanmin(values, initial=0.0)), float(np.nanmax(values, initial=0.0))
         beyond = (least < limits[0] * (1 + 1e-6), most > limits[1] * (1 + 1e-6))
@@ -72,10 +70,10 @@ def _end(maps: list[np.ndarray], limit: float | str | None, pooled: bool) -> flo
 def end_label(value: float, panel: Panel) -> str:
     """Return the words at a tick of a scale, which say at an end that values go beyond it."""
     number = "0" if value == 0 else f"{value:.2g}".replace("-", "−")
-    below, above = panel.beyond
-    if value > 0 and above:
+    (below, above), (least, most) = panel.beyond, panel.limits
+    if value == most and above:
         return f"≥ {number}"
-    return f"≤ {number}" if value < 0 and below else number
+    return f"≤ {number}" if value == least and below else number
 
 
 def positions(data: xr.Dataset, dim: str) -> np.ndarray:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import xarray as xr
 
-from diffscope.attention.maps import present
+from diffscope.attention.maps import present, title_of
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
@@ -14,6 +16,9 @@ from diffscope.figures.inputs import described, layer_at, one_prompt, position_o
 from diffscope.figures.line_print import MARKERS
 from diffscope.figures.panels import heading, labels, marked_spans, positions, span_colours
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
+
+if TYPE_CHECKING:
+    from matplotlib.lines import Line2D
 
 LARGEST = 4096  # keys drawn one by one
 MARKS = [marker for marker in MARKERS if marker != "D"]  # of spans: diamonds are the map D
@@ -33,6 +38,7 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, pr
         )
     names = present(attention, ("A1", "lambda_A2", "D"))
     maps = {name: cap.map(name, attention.layer, head, queries=[query], keys=columns) for name in names}
+    maps = {name: array.assign_attrs(title=title_of(name, [attention])) for name, array in maps.items()}
     lam = maps["A1"].attrs["lam"] if attention.differential else None
     if attention.d_is_a1:
         maps = {"A": maps["A1"].rename("A")}
@@ -134,14 +140,16 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
     ax = figure.subplots()
     bar = 0.84 if few else 1.0
     first = _first(data)
-    ax.bar(keys, data[first].values, width=bar, color=_colour(first), label=theme.TITLES[first])
+    drawn = [(ax.bar(keys, data[first].values, width=bar, color=_colour(first), label=theme.TITLES[first]), theme.TITLES[first])]
     if "lambda_A2" in data.data_vars:
-        ax.bar(keys, -data["lambda_A2"].values, width=bar, color=theme.ORANGES[3], label="−λ·A₂")
+        second = -data["lambda_A2"].values
+        on_first = np.where(second > 0, data[first].values, 0.0)  # of a negative λ both are above 0
+        drawn.append((ax.bar(keys, second, bottom=on_first, width=bar, color=theme.ORANGES[3], label="−λ·A₂"), "−λ·A₂"))
     if "D" in data.data_vars:
         look = {"ls": "none", "marker": "D", "ms": 2.2 if few else 1.2, "color": theme.INK, "mew": 0}
-        ax.plot(keys, data["D"].values, label="D", **look)
+        drawn.append((*ax.plot(keys, data["D"].values, label="D", **look), "D"))
     ax.axhline(0, color=theme.MUTED, lw=0.5)
-    names = _shade(ax, data)
+    drawn += _shade(ax, data)
     ax.set_xlim(keys[0] - 0.6, keys[-1] + 0.6)
     if len(keys) * 6.4 <= (width - 0.5) * 72:
         ax.set_xticks(keys, [for_print(shorten(text, 10)) for text in labels(data, "key")], rotation=90)
@@ -150,17 +158,16 @@ def in_print(data: xr.Dataset, width: float, title: str | None = None):
         ax.xaxis.set_major_locator(MaxNLocator(8, integer=True))
         ax.set_xlabel("key position")
     ax.set_ylabel("weight")
-    handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-    shown = [label for label in (theme.TITLES[first], "−λ·A₂", "D", *names) if label in handles]
-    legend_below(figure, [handles[label] for label in shown], shown, width)
+    handles, names = map(list, zip(*drawn))
+    legend_below(figure, handles, names, width)
     finish_print(figure, _heading(data) if title is None else title)
     return figure
 
 
-def _shade(ax, data: xr.Dataset) -> list[str]:
-    """Draw the keys of each span in view on its colour below its marker, and return the names of these spans."""
+def _shade(ax, data: xr.Dataset) -> list[tuple[Line2D, str]]:
+    """Draw the keys of each span in view on its colour below its marker, and return the markers with the names of the spans."""
     keys = positions(data, "key")
-    names = []
+    drawn: list[tuple[Line2D, str]] = []
     colours = span_colours(data)
     for name, pieces in marked_spans(data).items():
         seen = [(start, stop) for start, stop in pieces if stop > keys[0] and start <= keys[-1]]
@@ -169,16 +176,15 @@ def _shade(ax, data: xr.Dataset) -> list[str]:
         if seen:
             middles = [np.clip((start + stop - 1) / 2, keys[0], keys[-1]) for start, stop in seen]
             look = {
-                "marker": MARKS[len(names) % len(MARKS)],
+                "marker": MARKS[len(drawn) % len(MARKS)],
                 "ms": 3,
                 "mew": 0,
                 "color": colours[name],
                 "ls": "none",
             }
-            place = {"transform": ax.get_xaxis_transform(), "clip_on": False, "label": for_print(name)}
-            ax.plot(middles, np.full(len(middles), 1.0), **look, **place)
-            names.append(for_print(name))
-    return names
+            place = {"transform": ax.get_xaxis_transform(), "clip_on": False}
+            drawn.append((*ax.plot(middles, np.full(len(middles), 1.0), **look, **place), for_print(name)))
+    return drawn
 
 
 CHART = Chart(on_screen, in_print)

@@ -12,7 +12,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_labels, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, check_labels, one_each, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
 from diffscope.prompts.selection import checked_query
@@ -84,7 +84,7 @@ def allocation(
     if head is not None and layer is None:
         raise DiffscopeError(f"head {head} is of a layer; give layer= too")
     estimates = {name: divided(cap, query).estimates for name, cap in captures.items()}
-    layers, numbers = _one_each(captures, "layer", layer), _one_each(captures, "head", head)
+    layers, numbers = one_each(captures, "layer", layer), one_each(captures, "head", head)
     for name, table in estimates.items():
         check_labels(table["allocation"], map=map, normalisation=normalisation, layer=layers[name], head=numbers[name])
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layers[name])
@@ -302,15 +302,6 @@ def _of_models(said: Mapping[str, str]) -> str:
     from diffscope.readings.signs import within
 
     return "".join(f" {within(f'In {name}', words) if len(said) > 1 else words}" for name, words in said.items() if words)
-
-
-def _one_each(captures: Mapping[str, Capture], what: str, number: int | tuple[int, ...] | None) -> dict[str, int | None]:
-    """Return a layer or a head by the name of a model, where one is given for all or one for each."""
-    if not isinstance(number, (tuple, list)):
-        return dict.fromkeys(captures, number)
-    if len(number) != len(captures):
-        raise DiffscopeError(f"{what} is one for all, or one for each of {len(captures)}, and not {number}")
-    return dict(zip(captures, number))
 
 
 def _of_one_layer(estimates: xr.Dataset, layer: int | None) -> xr.Dataset:

@@ -227,10 +227,11 @@ _drawing = threading.RLock()  # rcParams belong to the process: one drawing at a
 
 @contextlib.contextmanager
 def styled(venue: str | None = None) -> Iterator[None]:
-    """Apply the print style for the time of one drawing."""
+    """Apply the print style for the time of one drawing, and nothing of a style that is set for the process."""
     import matplotlib
 
-    with _drawing, matplotlib.rc_context(print_style(venue)):
+    usual = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
+    with _drawing, matplotlib.rc_context(usual | print_style(venue)):
         yield
 
 

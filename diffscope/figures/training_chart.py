@@ -9,6 +9,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.escaping import for_html
 from diffscope.figures.figure import Chart
+from diffscope.numbers import head_name
 
 CONTROL = "control: A₂ of other heads"
 UNIFORM = "uniform attention"
@@ -33,12 +34,15 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     values = estimates[statistic]
     if values.isnull().all():
         raise DiffscopeError(f"{values.attrs['long_name']} is undefined at every step of this training")
-    layer = int(values["layer"][0]) if layer is None else layer
+    own = values.sel(control=OWN, drop=True) if "control" in values.dims else values
+    if layer is None:  # the first in which it is defined
+        layer = int(values["layer"][own.notnull().any(("step", "head")).values.argmax()])
     if layer not in values["layer"] or head not in values["head"]:
         raise DiffscopeError(f"there is no head {head} of layer {layer} in these estimates")
-    own = values.sel(control=OWN, drop=True) if "control" in values.dims else values
+    if own.sel(layer=layer, head=head).isnull().all():
+        raise DiffscopeError(f"{values.attrs['long_name']} is undefined in {head_name(layer, head)}; choose another head")
     rows = _by_layer(own) if _same_for_heads(own) else _by_head(own)
-    chosen = f"layer {layer}" if _same_for_heads(own) else f"L{layer}H{head}"
+    chosen = f"layer {layer}" if _same_for_heads(own) else head_name(layer, head)
     apart = [chosen]
     if "control" in values.dims:
         rows[CONTROL] = values.sel(control=MIDDLE, layer=layer, head=head).values
@@ -67,7 +71,7 @@ def _by_layer(values: xr.DataArray) -> dict[str, np.ndarray]:
 def _by_head(values: xr.DataArray) -> dict[str, np.ndarray]:
     """Return the courses of the heads that there are, by name."""
     return {
-        f"L{int(layer)}H{int(head)}": course.values
+        head_name(int(layer), int(head)): course.values
         for layer in values["layer"]
         for head in values["head"]
         if (course := values.sel(layer=layer, head=head)).notnull().any()

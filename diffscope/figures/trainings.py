@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal, Unpack
 
 import xarray as xr
 
+from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.figures import images as _images
-from diffscope.figures import theme
 from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
 
@@ -67,7 +67,7 @@ def training(
 
         subject = open_record(subject)
     estimates = getattr(subject, "estimates", subject)
-    model, monitored = "", isinstance(estimates, xr.Dataset) and "alerts" in estimates.attrs
+    model, under, monitored = "", "", isinstance(estimates, xr.Dataset) and "alerts" in estimates.attrs
     if monitored:
         model, estimates = estimates.attrs["model"], _of_monitor(estimates)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
@@ -77,9 +77,12 @@ def training(
             raise DiffscopeError("this figure is of captures of one prompt by step of training, such as {0: …, 400: …}")
         estimates = along_training(subject).estimates
         model = next(iter(subject.values())).model_name.partition("@")[0]
+        edits = edits_of({f"step {step}": cap for step, cap in subject.items()})
+        under = edits and f", under {edits}"
     data = _training_chart.data(estimates, statistic, layer, head, evenly=not monitored)
     data.attrs["signs"] = _signs(estimates, statistic)
-    data.attrs |= {"model": model, "caption": f"{data.attrs['y']} by step of training; {data.attrs['apart'][0]} is set apart"}
+    data.attrs["model"] = model
+    data.attrs["caption"] = f"{data.attrs['y']} by step of training{under}; {data.attrs['apart'][0]} is set apart"
     return Drawing(_training_chart.CHART, data)
 
 
@@ -151,5 +154,5 @@ def checkpoints(
     if size < 1:
         raise DiffscopeError(f"a map of {size} tokens a side shows nothing; give size=1 or more")
     data = _images.checkpoint_data(captures, layer, head, map, size, along)
-    about = f"{theme.TITLES[data.attrs['map']]}: one head's map {ALONG[along]}"
+    about = f"{data.attrs['title']}: one head's map {ALONG[along]}"
     return Drawing(_images.CHART, data, {"contrast": contrast}, about)

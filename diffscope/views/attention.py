@@ -18,9 +18,10 @@ import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
+from diffscope.attention.maps import short_title, title_of
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable
-from diffscope.figures.inputs import layer_at, one_prompt
+from diffscope.figures.inputs import layer_at, one_prompt, visible_cells
 from diffscope.figures.panels import heading
 from diffscope.numbers import head_name, stretches
 from diffscope.readings.reading import Part
@@ -327,7 +328,7 @@ def _about(
         "shape": list(maps["visible"].shape),
         "queries": attention.n_queries,
         "keys": attention.n_keys,
-        "panels": [_panel(name, len(names) > 1, maps[name].values) for name in names],
+        "panels": [_panel(name, attention, maps[name].values) for name in names],
         "tokens": readable(encoded),
         "spans": spans_of(encoded, colours),
         "look": LOOK,
@@ -353,9 +354,9 @@ def prompt_name(capture: Capture, prompt: int) -> str:
     return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in capture.all_prompts))))
 
 
-def _panel(name: str, differential: bool, values: np.ndarray) -> dict[str, str]:
-    title = theme.TITLES[name] if differential else theme.TITLES["A"]
-    return {"name": name, "title": title, "short": title.partition(" = ")[0], "scale": theme.scale_of(name, values)}
+def _panel(name: str, attention: LayerAttention, values: np.ndarray) -> dict[str, str]:
+    title = title_of(name, [attention])
+    return {"name": name, "title": title, "short": short_title(title), "scale": theme.scale_of(name, values)}
 
 
 def _in_bins(maps: xr.Dataset, names: Sequence[str], exact: bool) -> tuple[dict, dict]:
@@ -386,7 +387,7 @@ def _window(
     """Return exact values of a window, the bits of its visible cells, and where it is."""
     maps = capture.maps(attention.layer, [head], names, queries=window[0], keys=window[1]).isel(head=0)
     rows, columns = maps["query"].values, maps["key"].values
-    seen = attention.visible(rows.tolist()).cpu().numpy()[:, columns]
+    seen = visible_cells(attention, rows, columns)
     place = {"top": int(rows[0]), "left": int(columns[0]), "shape": list(seen.shape)}
     return {f"detail.{name}": maps[name].values[seen] for name in names}, np.packbits(seen), place
 

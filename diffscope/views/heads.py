@@ -12,6 +12,7 @@ import numpy as np
 import xarray as xr
 from safetensors.numpy import save
 
+from diffscope.attention.maps import short_title
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.pixels import pixels
@@ -105,7 +106,7 @@ def _head(layer: int, head: int) -> dict[str, int]:
 
 def _title(statistic: xr.Dataset | None, thumbnails: xr.DataArray | None) -> str:
     if statistic is None:
-        return f"{theme.TITLES[str(thumbnails.name)]} of every head"
+        return f"{thumbnails.attrs['title']} of every head"
     return " · ".join(word for word in (statistic.attrs["long_name"], statistic.attrs["selection"]) if word)
 
 
@@ -178,7 +179,7 @@ def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
         "visible": np.ascontiguousarray(visible.reshape(-1, *visible.shape[-2:]), dtype=np.uint8),
     }
     about = {
-        "title": theme.TITLES[name].partition(" = ")[0],
+        "title": short_title(thumbnails.attrs["title"]),
         "scale": theme.scale_of(name, values),
         "signed": levels.signed,
         "limit": limit,

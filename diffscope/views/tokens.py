@@ -9,7 +9,7 @@ import numpy as np
 from diffscope.capture.capture import Capture
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable, visible
-from diffscope.figures.inputs import layer_at, visible_cells
+from diffscope.figures.inputs import layer_at, position_of, visible_cells
 from diffscope.views.attention import LOOK, prompt_name, spans_of
 from diffscope.views.component import Component
 
@@ -46,7 +46,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     """
     capture.check_one_side("the text")
     attention = layer_at(capture, layer, head)
-    query = query % capture.n_tokens
+    query = position_of(query, capture.n_tokens)
     place = {"layer": layer, "head": head, "queries": [query]}
     encoded = capture.prompts[0]
     signs = np.sign(capture.map("D", **place).values[0])

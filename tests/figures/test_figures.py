@@ -762,3 +762,78 @@ def test_strips_have_the_colours_of_lines_however_many_there_are():
     maps = {trace.name: trace.marker.color for trace in strips(["A1", "A2", "D"])}
     assert maps == {name: theme.MAP_COLOURS[name] for name in maps}
     assert len(strips([f"model {number}" for number in range(9)])) == 9
+
+
+def test_a_changed_difference_is_called_so_in_every_figure():
+    standard, difference = capture("standard"), capture("v1")
+    edited = {
+        "D: A₁ as the layer changes it": replace(standard, layers=[apply([edits.d_plus()], each) for each in standard.layers]),
+        "D: A₁ − λ·A₂ as the layer changes it": replace(
+            difference, layers=[apply([edits.absolute_d()], each) for each in difference.layers]
+        ),
+    }
+    for title, cap in edited.items():
+        drawn = (figures.maps(cap), figures.row(cap), figures.maps(cap, layers="all"), figures.checkpoints({0: cap, 5: cap}))
+        assert all(title in each.caption for each in drawn)
+        assert cap.thumbnails(size=8).attrs["title"] == title
+    grid = figures.maps(standard, layers="all")
+    assert grid.caption.startswith("A: one map") and grid.data.attrs["map"] == "A"
+    both = figures.maps({"a": standard, "b": difference}, layers="all")
+    assert both.caption.startswith("D = A₁ − λ·A₂, or A of standard attention: ")
+
+
+def test_a_grid_leaves_out_the_heads_that_a_layer_lacks():
+    one, two = (diffscope.load(tiny.own(heads=heads, num_hidden_layers=2)).capture(tiny.ids(12)) for heads in (1, 2))
+    cap = replace(two, layers=[one.layers[0], two.layers[1]])
+    for size in (64, 6):
+        maps = figures.maps(cap, layers="all", size=size).data["map"].squeeze("model")
+        assert maps.notnull().any(("query", "key")).values.tolist() == [[True, False], [True, True]]
+    assert len(figures.maps(cap, layers="all", heads=[1]).plotly().data) == 1
+
+
+def test_edits_are_said_of_checkpoints_trainings_and_comparisons():
+    scope_of_one = scope("v1", 3)
+    with scope_of_one.edit(edits.set_lambda(0.0)):
+        cap = scope_of_one.capture(tiny.ids(12))
+    captures = {0: cap, 5: cap}
+    for drawn in (figures.checkpoints(captures), figures.training(captures, statistic="gini")):
+        assert "under λ = 0" in drawn.caption
+    pair = diffscope.compare(scope("v1", 3), scope("v1", 3), tiny.ids(12))
+    pair = replace(pair, captures=(cap, pair.captures[1]))
+    drawn = figures.heads(pair, statistic="gini", contrast="sqrt")
+    assert "under" in drawn.caption and "λ = 0" in drawn.caption and "root of a value" in drawn.caption
+
+
+def test_only_the_end_of_a_scale_says_that_values_go_beyond_it(cap):
+    ticks = figures.maps(cap, limit=0.1, names=["A1"]).plotly().data[0].colorbar.ticktext
+    assert [tick for tick in ticks if "≥" in tick] == ["≥ 0.1"]
+
+
+def test_a_head_without_a_value_is_not_set_apart(hybrid):
+    estimates = along_training({0: hybrid, 5: hybrid}).estimates
+    estimates["gini"].loc[{"layer": 1}] = np.nan  # as where the first layer is standard attention
+    assert figures.training(estimates, statistic="gini").data.attrs["apart"] == ["L3H0"]
+    with pytest.raises(DiffscopeError, match="undefined in L1H0; choose another head"):
+        figures.training(estimates, statistic="gini", layer=1)
+
+
+def test_print_takes_nothing_from_a_style_of_the_process(cap, tmp_path):
+    usual = figures.row(cap).to_bytes(".svg")
+    with matplotlib.rc_context({"axes.facecolor": "black", "text.usetex": True}):
+        assert figures.row(cap).to_bytes(".svg") == usual
+
+
+def test_a_negative_lambda_stacks_what_it_adds_on_a1():
+    scope_of_one = scope("v1", 1)
+    with scope_of_one.edit(edits.set_lambda(-0.5)):
+        cap = scope_of_one.capture(tiny.ids(12))
+    drawn = figures.row(cap)
+    first, second = drawn.matplotlib().axes[0].containers
+    np.testing.assert_allclose([bar.get_y() for bar in second], [bar.get_height() for bar in first], atol=1e-7)
+    np.testing.assert_allclose([bar.get_height() for bar in second], -drawn.data["lambda_A2"].values, atol=1e-7)
+
+
+def test_a_span_is_in_the_legend_whatever_its_name():
+    cap = scope("v1", 1).capture(tiny.ids(12), spans={"_x": [2], "D": [4, 5]})
+    legend = figures.row(cap).matplotlib().legends[0]
+    assert [text.get_text() for text in legend.get_texts()][3:] == ["_x", "D"]

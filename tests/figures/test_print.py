@@ -227,7 +227,7 @@ def test_a_caption_says_what_is_known(cap):
     assert figures.maps(cap, layer=2, head=1, contrast="sqrt").caption == (
         "A₁, A₂, λ·A₂ and D = A₁ − λ·A₂ of one head. "
         f"Model {cap.model_name}; layer 2; head 1; a prompt of 16 tokens; λ = {float(cap.map('D', 2, 1).attrs['lam']):.3f}. "
-        "Colours follow the root of a weight, and zero is white."
+        "Colours follow the root of a value, and zero is white."
     )
     assert "D, answer, share of |D|, query 15" in figures.heads(cap).caption
     assert figures.maps(capture("standard")).caption.startswith("A of one head. ")

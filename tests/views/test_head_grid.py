@@ -187,7 +187,7 @@ def test_pictures_are_square_and_show_each_head_its_own(page, tmp_path, by_layer
     causal = np.tri(size, dtype=bool)
     dims = ("layer", "head", "query", "key")
     seen = (("layer", *dims[2:]), np.stack([causal, causal | True])) if by_layer else (dims[2:], causal)
-    thumbnails = xr.DataArray(maps, {"layer": [0, 1], "head": range(3), "visible": seen}, dims, "D")
+    thumbnails = xr.DataArray(maps, {"layer": [0, 1], "head": range(3), "visible": seen}, dims, "D", {"title": "D = A₁ − λ·A₂"})
     shown(page, head_grid.buffer(None, thumbnails), tmp_path)
     for width in (320, 1000):
         page.set_viewport_size({"width": width, "height": 700})
