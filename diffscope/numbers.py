@@ -19,7 +19,7 @@ LEAST = 1e-4  # nats: differences of log-odds below it are rounding
 def percent(share: float) -> str:
     """Write a share as a percentage, 76 %; only 0 is printed as 0, and only 1 as 100."""
     _check(share)
-    if 0 < abs(share) < 0.005:
+    if 0 < abs(share) <= 0.005:
         return "under 1 %"
     if 0.995 <= share < 1:
         return "over 99 %"
@@ -49,11 +49,13 @@ def two_figures(value: float) -> str:
 
 def decibels(value: float) -> str:
     """Write one decimal: 12.9, −0.3."""
+    _check(value)
     return _infinite(value) if math.isinf(value) else minus(f"{value:.1f}")
 
 
 def duration(seconds: float) -> str:
     """Write a time: 20 s, 3 min, 2.5 h."""
+    _check(seconds)
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -61,7 +63,7 @@ def duration(seconds: float) -> str:
 
 def short_duration(seconds: float) -> str:
     """Write a time that may be short: 0.35 s, 12 s, 3 min."""
-    return f"{seconds:.2g} s" if seconds < 100 else duration(seconds)
+    return f"{seconds:.2g} s" if seconds < 99.5 else duration(seconds)
 
 
 def change_in_nats(nats: float, error: float) -> str:

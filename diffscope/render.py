@@ -187,4 +187,6 @@ def _digits(digits: str, table: dict[str, str]) -> str:
 
 def size_in_words(nbytes: float) -> str:
     """Write a number of bytes as a person reads it."""
+    if nbytes < 2**20:
+        return f"{nbytes / 2**10:.0f} KiB"
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"

@@ -11,6 +11,7 @@ PRINTED = [
     (numbers.percent, 0.764, "76 %"),
     (numbers.percent, 0.0, "0 %"),
     (numbers.percent, 0.0049, "under 1 %"),
+    (numbers.percent, 0.005, "under 1 %"),
     (numbers.percent, 0.998, "over 99 %"),
     (numbers.percent, 1.0, "100 %"),
     (numbers.percent, -0.12, "−12 %"),
@@ -27,6 +28,8 @@ PRINTED = [
     (numbers.duration, 7.4, "7 s"),
     (numbers.duration, 150.0, "2 min"),
     (numbers.duration, 9000.0, "2.5 h"),
+    (numbers.short_duration, 0.351, "0.35 s"),
+    (numbers.short_duration, 99.6, "100 s"),
 ]
 
 
@@ -81,7 +84,7 @@ def test_long_lists_end_in_a_count():
 
 
 def test_what_is_undefined_is_never_printed():
-    for printed in (numbers.percent, numbers.decimal, numbers.two_figures):
+    for printed in (numbers.percent, numbers.decimal, numbers.two_figures, numbers.decibels, numbers.short_duration):
         with pytest.raises(ValueError, match="undefined"):
             printed(math.nan)
 

@@ -150,7 +150,7 @@ def _as_cells(data: xr.Dataset) -> xr.Dataset:
     array = data[data.attrs["statistic"]]
     layers = array["layer"].values
     array = array.reindex(layer=np.arange(layers.min(), layers.max() + 1))
-    units = data.attrs["units"] if data.attrs["units"] not in ("", "1", "dimensionless") else ""
+    units = data.attrs["units"] if data.attrs["units"] not in ("", "1") else ""
     return cell_chart.data(array.assign_attrs(long_name=units, units="1"), "head", "layer")
 
 

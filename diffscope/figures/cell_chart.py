@@ -12,6 +12,7 @@ from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 from diffscope.figures.print_layout import canvas, finish_print, screen_bar, screen_title
+from diffscope.numbers import minus, significant
 
 ROLES = ("panel", "y", "x")
 DARK = 0.5  # from white to black: on cells so dark numbers are light
@@ -54,8 +55,8 @@ def _labels(dataset: xr.Dataset, dim: str) -> list[str]:
 def _number(value: float, decimals: int) -> str:
     """Write a number with so many decimals, or with three digits if it is larger."""
     if not np.isfinite(value):
-        return ""
-    return (f"{value:z.{decimals}f}" if abs(value) < 10 else f"{value:.3g}").replace("-", "−")
+        return minus(f"{value:.0f}").replace("inf", "∞").replace("nan", "")
+    return minus(f"{value:z.{decimals}f}") if abs(value) < 10 else significant(value)
 
 
 def _decimals(values: np.ndarray) -> int:

@@ -158,7 +158,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
             height=height or 120 + 24 * len(arms),
             margin={"l": 8, "r": 8, "t": 48, "b": 8},
             legend={"orientation": "h", "x": 0, "y": -0.12, "yanchor": "top", "font": {"size": 10}},
-            title={"text": for_html(title or TITLE), "x": 0},
+            title={"text": for_html(TITLE if title is None else title), "x": 0},
         )
     )
     figure.update_xaxes(theme.screen_axis(title_text="step"), col=1)

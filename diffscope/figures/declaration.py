@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ParamSpec, Protocol, TypedDict, cast
@@ -172,5 +173,5 @@ def _check_style(style: Mapping[str, Any]) -> None:
     if style.get("scale", "shared") not in ("shared", "own"):
         raise DiffscopeError(f"no scale {style['scale']!r}: there are shared (one for all maps) and own")
     limit = style.get("limit")
-    if limit is not None and limit != "robust" and not (isinstance(limit, (int, float)) and limit > 0):
+    if limit is not None and limit != "robust" and not (isinstance(limit, (int, float)) and 0 < limit < math.inf):
         raise DiffscopeError(f'the end of a scale is a number above 0, or "robust", not {limit!r}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
@@ -12,6 +13,7 @@ from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import check_choice, estimates_of, together
 from diffscope.figures.values import cells, curves
+from diffscope.numbers import ABSENT, minus
 
 if TYPE_CHECKING:
     from diffscope.readings.reading import Reading
@@ -187,4 +189,4 @@ def _everything(estimates: xr.Dataset) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.1f}".replace("-", "−")
+    return minus(f"{value:+z.1f}") if math.isfinite(value) else ABSENT

@@ -146,6 +146,7 @@ class Figure:
     def to_bytes(self, suffix: str) -> bytes:
         """Return what ``save`` would write under a name with this suffix."""
         suffix = suffix.lower()
+        check_suffix(Path(f"figure{suffix}"))
         if suffix == ".pgf":
             raise DiffscopeError("a figure as .pgf is several files: save it under a name")
         if suffix == ".json":

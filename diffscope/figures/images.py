@@ -62,6 +62,8 @@ def grid_data(
         raise DiffscopeError(f"these captures are of prompts of {_listed(lengths)} tokens; a grid is of one prompt")
     ((n_queries, n_keys),) = shapes
     of_models = [_of_model(cap, layers, heads, name, queries, keys, size) for cap in captures.values()]
+    if not any(bool(of_model.notnull().any()) for of_model in of_models):
+        raise DiffscopeError("no query of this window sees a key of it; choose other queries or keys")
     models = xr.DataArray(list(captures), dims="model", name="model")
     maps = xr.concat(of_models, models, join="outer", combine_attrs="drop")
     drawn = "A" if all(attention.d_is_a1 for attention in chosen) else name

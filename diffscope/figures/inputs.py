@@ -238,6 +238,20 @@ def one_each(names: Collection[str], what: str, number: int | tuple[int, ...] | 
     return dict(zip(names, number))
 
 
+def the_one(estimates: Mapping[str, xr.Dataset]) -> tuple[str, xr.Dataset]:
+    """Return the name and the estimates of the one reading that a figure is of.
+
+    Raises
+    ------
+    DiffscopeError
+        There are several.
+    """
+    if len(estimates) != 1:
+        raise DiffscopeError(f"this figure is of one reading, and {len(estimates)} were given; draw each by itself")
+    ((name, table),) = estimates.items()
+    return name, table
+
+
 def edited(cap: Capture) -> str:
     """Return the edits that were on, in words; an empty text without edits."""
     return str(cap.facts.get("edits", ""))

@@ -20,6 +20,9 @@ def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, 
     if not isinstance(values, xr.DataArray):
         raise DiffscopeError(f"this figure is of labelled values, an xarray.DataArray, not of a {type(values).__name__}")
     chosen = {dim: role for role, dim in named.items() if dim is not None}
+    given = [dim for dim in named.values() if dim is not None]
+    if twice := next((dim for dim in chosen if given.count(dim) > 1), None):
+        raise DiffscopeError(f"{twice!r} is drawn along twice; give each of {', '.join(named)} a dimension of its own")
     for dim in chosen:
         if dim not in values.dims:
             raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")

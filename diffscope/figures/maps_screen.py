@@ -81,13 +81,15 @@ def _name_spans(figure, spans: dict[str, str]) -> None:
     figure.update_layout(legend=place, showlegend=bool(spans))
 
 
-def _hover(shown, i: int, all_values: bool) -> str:
-    """Return what the pointer reads on map i: its value, and where there are few cells those of the others."""
+def _hover(shown, i: int, all_values: bool, bin_size: int) -> str:
+    """Return what the pointer reads on map i: its value, of few cells those of the others too, and of a bin its middle."""
+    half = f" ± {(bin_size - 1) / 2:g}" if bin_size > 1 else ""
+    place = [f"query %{{y}}{half}", f"key %{{x}}{half}"]
     if not all_values:
-        return f"query %{{y}}<br>key %{{x}}<br><b>{for_html(shown[i].short)}  %{{z:.4f}}</b><extra></extra>"
+        return f"{'<br>'.join(place)}<br><b>{for_html(shown[i].short)}  %{{z:.4f}}</b><extra></extra>"
     lines = [f"{for_html(panel.short)}  %{{customdata[{k}]:.4f}}" for k, panel in enumerate(shown)]
     lines[i] = f"<b>{lines[i]}</b>"
-    return "<br>".join(["query %{y}", "key %{x}", *lines]) + "<extra></extra>"
+    return "<br>".join([*place, *lines]) + "<extra></extra>"
 
 
 def _heatmap(data, shown, i, x, y, left, span, contrast, values):
@@ -127,7 +129,7 @@ def _heatmap(data, shown, i, x, y, left, span, contrast, values):
         name=panel.name,
         customdata=values,
         hoverongaps=False,
-        hovertemplate=_hover(shown, i, values is not None),
+        hovertemplate=_hover(shown, i, values is not None, data.attrs.get("bin", 1)),
     )
 
 

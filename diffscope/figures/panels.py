@@ -81,11 +81,7 @@ def positions(data: xr.Dataset, dim: str) -> np.ndarray:
 
 
 def labels(data: xr.Dataset, dim: str) -> list[str]:
-    """Return the visible token at each position of a dimension; of a bin, its positions."""
-    bin_size = data.attrs.get("bin", 1)
-    if bin_size > 1:
-        last = data.attrs["n_tokens"] - 1
-        return [f"{first}–{min(first + bin_size - 1, last)}" for first in positions(data, dim)]
+    """Return the visible token at each position of a dimension, which has no bins."""
     return [visible(str(token)) for token in data[f"{dim}_token"].values]
 
 

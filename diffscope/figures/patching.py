@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 import xarray as xr
 
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, check_defined, estimates_of
+from diffscope.figures.inputs import check_choice, check_defined, estimates_of, the_one
 from diffscope.figures.values import cells
 from diffscope.numbers import minus, two_figures
 
@@ -48,7 +48,7 @@ def patching(subject: Reading | xr.Dataset, *, quantity: str = "change", **print
     <diffscope figure 'patching' of value (panel: 2, y: 3, x: 2)>
     """
     check_choice("quantity", quantity, ("change", "share"))
-    ((name, table),) = estimates_of(subject, "lead_of_source", "diffscope.readings.patched_heads(scope, prompt, source)").items()
+    name, table = the_one(estimates_of(subject, "lead_of_source", "diffscope.readings.patched_heads(scope, prompt, source)"))
     values = table[quantity].dropna("what", how="all")
     check_defined(table[quantity])
     values = values.assign_attrs(long_name=f"{quantity} of the lead")

@@ -8,9 +8,9 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of
+from diffscope.figures.inputs import estimates_of, the_one
 from diffscope.figures.values import cells
-from diffscope.numbers import minus, two_figures
+from diffscope.numbers import head_name, minus, two_figures
 from diffscope.prompts.selection import whole_number
 
 if TYPE_CHECKING:
@@ -53,14 +53,14 @@ def score_parts(subject: Reading | xr.Dataset, *, parts: int = 6, **printing: Un
     <diffscope figure 'score_parts' of value (panel: 1, y: 5, x: 5)>
     """
     parts = whole_number(parts, 1, MOST, f"a figure names 1 to {MOST} parts of each side")
-    ((name, table),) = estimates_of(subject, "of_key", "diffscope.readings.score_parts(table)").items()
+    name, table = the_one(estimates_of(subject, "of_key", "diffscope.readings.score_parts(table)"))
     if not {"query_part", "key_part"} <= set(table.dims):
         raise DiffscopeError("this figure is of one score; give what diffscope.attribution.score_attribution returns")
     score = table["score"]
     for dim in ("query_part", "key_part"):
         score = _shortened(score, table[f"of_{dim.removesuffix('_part')}"], dim, parts)
     cell = table.attrs
-    head = f"{cell['map']} of L{cell['layer']}H{cell['head']}"
+    head = f"{cell['map']} of {head_name(cell['layer'], cell['head'])}"
     against = {"nothing": "", "row": ", counted from the mean of its row"}.get(
         cell["against"], f", counted from {cell['against']}"
     )

@@ -200,6 +200,9 @@ def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[s
 def _by_field(values: xr.DataArray, fields: Mapping[str, np.ndarray], roles: list[str], summary) -> xr.DataArray:
     """Return what `summary` makes of the prompts, for every combination of those fields that are drawn along."""
     chosen = [role for role in roles if role in fields]
+    if chosen:  # prompts of tasks that have these fields
+        known = np.flatnonzero(np.all([values[name].notnull() for name in chosen], axis=0))
+        values, fields = values.isel(prompt=known), {name: labels[known] for name, labels in fields.items()}
     labels = [sorted(set(fields[name].tolist())) for name in chosen]
     cells = []
     for combination in product(*labels):

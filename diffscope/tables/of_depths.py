@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 import xarray as xr
 
 from diffscope import numbers
 from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import counted
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
 from diffscope.tables.table import Table
@@ -66,7 +68,7 @@ def depths(
         if label not in first[dim].values:
             raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
     run = common_lengths(named)
-    lengths = run if length is None else [length] if isinstance(length, int) else list(length)
+    lengths = run if length is None else [length] if isinstance(length, Integral) else list(length)
     if missing := sorted(set(lengths) - set(run)):
         known = ", ".join(f"{tokens:g}" for tokens in run)
         raise DiffscopeError(f"no prompts of {missing[0]} tokens were run: there are {known}")
@@ -86,8 +88,8 @@ def depths(
     prompts = int(first.attrs["prompts"])
     caption = (
         f"Attention of the last query of retrieval prompts by depth of the answer, {' and '.join(named)}: "
-        f"{signs.amount(map, normalisation)}, mean over heads, then layers, then {prompts} prompts of each length and depth, "
-        f"which state {int(first.attrs['distractors']) + 1} numbers. "
+        f"{signs.amount(map, normalisation)}, mean over heads, then layers, then "
+        f"{counted(prompts, 'prompt')} of each length and depth, which state {int(first.attrs['distractors']) + 1} numbers. "
     )
     within = (
         "±: half of the 95 % interval over prompts (Student's t)" if prompts > 1 else "± –: of one prompt there is no interval"

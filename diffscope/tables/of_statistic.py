@@ -78,6 +78,10 @@ def average_of(values: xr.DataArray, over: Sequence[str]) -> Average:
 
 def _by_map(values: xr.DataArray) -> pd.DataFrame:
     """Return a row for each label of all dimensions but the map, and a column for each map."""
+    import pandas as pd
+
+    if not set(values.dims) - {"map"}:  # one row
+        return pd.DataFrame([dict(zip(values["map"].values, values.values)) if values.dims else {"value": values.item()}])
     series = values.rename("value").to_series()
     table = series.unstack("map")[values["map"].values] if "map" in values.dims else series.to_frame("value")
     return table.reset_index()

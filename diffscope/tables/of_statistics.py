@@ -16,7 +16,7 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import runs
+from diffscope.numbers import between, runs
 from diffscope.readings import signs
 from diffscope.stats.averaging import OF_ONE_PROMPT, PLURALS, averaged, rule
 from diffscope.stats.intervals import t_half_width
@@ -257,18 +257,15 @@ def _frame(entries: list[_Entry]) -> pd.DataFrame:
 
 def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chosen: bool) -> str:
     """Say what was measured: models, prompts, edits, and layers, heads and queries if they may be a part of all."""
-    capture = subject.captures[0] if isinstance(subject, Comparison) else subject
-    if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
-        capture = next(iter(subject.values()))
+    captures = [part for part in _parts(subject).values() if isinstance(part, Capture)]
     where = f" on {measured.sizes['prompt']} prompts" if measured.sizes.get("prompt", 1) > 1 else " on one prompt"
-    if isinstance(capture, Capture):
-        lengths = sorted({len(prompt.ids) for prompt in capture.prompts})
+    if captures:
+        lengths = sorted({len(prompt.ids) for capture in captures for prompt in capture.prompts})
         span = str(lengths[0]) if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
         where += f" of {span} tokens"
-    edits = _edits(subject, measured)
+    edits = edits_of({name: measured if part is subject else part for name, part in _parts(subject).items()})
     under = f", under {edits}" if edits else ""
-    whole = isinstance(capture, Capture)
-    dims = (["query"] if chosen else []) if whole else ["layer", "head", "query"]
+    dims = (["query"] if chosen else []) if captures else ["layer", "head", "query"]
     parts = [_numbered(dim, measured) for dim in dims if dim in measured.coords]
     return f"Statistics of attention of {' and '.join(models)}{where}{under}{''.join(f', {part}' for part in parts)}."
 
@@ -281,14 +278,11 @@ def _numbered(dim: str, measured: xr.DataArray | xr.Dataset) -> str:
     return f"{PLURALS[dim] if len(numbers) > 1 else dim} {runs(numbers)}"
 
 
-def _edits(subject: Subject, measured: xr.Dataset) -> str:
-    """Name the edits under which maps were measured, with the models that had them if they differ."""
-    parts: dict[str, Any] = {"": measured}
+def _parts(subject: Subject) -> dict[str, Any]:
+    """Return what a table of statistics is of, by the name of the model; of one without a name."""
     if isinstance(subject, Comparison):
-        parts = dict(zip(subject.names, subject.captures))
-    elif isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
-        parts = dict(subject)
-    return edits_of(parts)
+        return dict(zip(subject.names, subject.captures))
+    return dict(subject) if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset) else {"": subject}
 
 
 def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
@@ -315,13 +309,13 @@ def _behind(measured: xr.Dataset, entries: list[_Entry], by_layer: bool) -> str:
 
 
 def _queries(measured: xr.Dataset) -> str:
-    """Count the queries of a prompt that have a value; in a batch the axis holds those of all prompts, with NaN."""
+    """Count the queries of a prompt that have a value; of several prompts and models the axis holds those of all, with NaN."""
     there = [values.notnull() for values in measured.data_vars.values() if "query" in values.dims]
     if not there:
         return str(measured.sizes.get("query", 1))
-    seen = [each.any([dim for dim in each.dims if dim not in ("prompt", "query")]).values for each in there]
-    counts = np.atleast_1d(np.logical_or.reduce(seen).sum(-1))  # (prompt,)
-    return str(counts.max()) if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
+    seen = [each.any([dim for dim in each.dims if dim not in ("prompt", "query", "model")]) for each in there]
+    counts = np.atleast_1d(sum(seen[1:], seen[0]).astype(bool).sum("query").values).ravel()  # (prompt·model,)
+    return between(counts[counts > 0] if counts.any() else counts, "{:.0f}".format)
 
 
 def _signs(measured: xr.Dataset, entries: list[_Entry]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from diffscope.errors import DiffscopeError
+from diffscope.numbers import ABSENT
 from diffscope.render import as_latex, pipe_table
 from diffscope.storage.atomic import replacing, write_text
 
@@ -119,14 +120,14 @@ class Table:
         columns : mapping of key to str
             The other columns, each by its key with its title.
         cells : iterable of (row, column, text)
-            What names the row, the key of the column, and what stands there: one for every row and column.
+            What names the row, the key of the column, and what stands there; a dash where there is none.
         notes : sequence of str
             Empty ones are left out.
         """
         rows: dict[tuple[str, ...], dict[Any, str]] = {}
         for row, column, text in cells:
             rows.setdefault(row, {})[column] = text
-        printed = tuple((*row, *(texts[column] for column in columns)) for row, texts in rows.items())
+        printed = tuple((*row, *(texts.get(column, ABSENT) for column in columns)) for row, texts in rows.items())
         return cls(name, (*titles, *columns.values()), printed, caption, data, tuple(filter(None, notes)))
 
     def __repr__(self) -> str:

@@ -244,6 +244,12 @@ class View {
     return this.parts ?? !this.data.group;
   }
 
+  // The maps that are drawn: A₂ only if it is asked for.
+  get panels() {
+    const { panels } = this.data;
+    return this.showsParts ? panels.filter(({ name }) => name !== "A2" || this.options.a2) : panels.slice(-1);
+  }
+
   // Does the same with all views of the group; of those that are looked at together one passes it on.
   everyWhere(act) {
     const done = new Set();
@@ -280,7 +286,7 @@ class View {
   // The end of the colours: the largest that any view of the group would end at.
   settle(all = false) {
     const group = grouped(this);
-    for (const view of group) view.own = limitOf(view.data, view.part, view.options, view.showsParts);
+    for (const view of group) view.own = limitOf(view.data, view.part, view.options, view.panels);
     const limit = Math.max(...group.map(({ own }) => own));
     for (const view of group) {
       if (!all && view.limit === limit) continue;

@@ -149,7 +149,7 @@ def _units(statistic: xr.Dataset) -> str:
     """Return what is written behind a value: its unit, or what it is a share of."""
     if is_unsigned(statistic.attrs["selection"]):
         return "of |D|"
-    return "" if statistic.attrs["units"] in ("1", "dimensionless") else str(statistic.attrs["units"])
+    return "" if statistic.attrs["units"] == "1" else str(statistic.attrs["units"])
 
 
 def _reasons(attrs: Mapping) -> list[str]:

@@ -32,9 +32,7 @@ class MapPanels {
   }
 
   rebuild() {
-    const { panels } = this.view.data;
-    const { options, showsParts } = this.view;
-    const shown = showsParts ? panels.filter(({ name }) => name !== "A2" || options.a2) : panels.slice(-1);
+    const shown = this.view.panels;
     const names = shown.map(({ name, title }) => name + title).join();
     if (names === this.names) return;
     this.names = names;

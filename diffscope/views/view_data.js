@@ -53,17 +53,17 @@ function placeOf(data, { row, column }) {
 
 // The size at the end of the colours: the largest, or what one in two hundred exceeds, without the first key; computed once. Bins show
 // the largest of many values, so that the exact ones of a window have an end of their own.
-function limitOf(data, part, { robust, sink, scale }, whole) {
-  const panels = whole ? data.panels : data.panels.slice(-1);
-  return (data.limits[[part, robust, sink, scale, whole]] ??= endOf(data, panels, part, robust, robust || !sink, SCALES[scale].shares));
+function limitOf(data, part, { robust, sink, scale }, panels) {
+  const names = panels.map(({ name }) => name);
+  return (data.limits[[part, robust, sink, scale, ...names]] ??= endOf(data, names, part, robust, robust || !sink, SCALES[scale].shares));
 }
 
-function endOf(data, panels, part, robust, withoutFirst, shares) {
+function endOf(data, names, part, robust, withoutFirst, shares) {
   const [rows, columns] = shapeOf(data, part);
   const first = withoutFirst && columns > 1 && !(part && data.detail.left) ? 1 : 0;
-  const sizes = new Float32Array(panels.length * rows * columns);
+  const sizes = new Float32Array(names.length * rows * columns);
   let count = 0;
-  for (const { name } of panels) {
+  for (const name of names) {
     const values = valuesOf(data, part, name, shares);
     for (let i = 0; i < values.length; i++) {
       const size = Math.abs(values[i]);

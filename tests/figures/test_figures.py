@@ -405,6 +405,8 @@ def test_a_figure_of_a_capture_is_of_nothing_else():
         {"venue": "nature"},
         {"contrast": "log"},
         {"scale": "mine"},
+        {"limit": float("inf")},
+        {"layers": "all", "queries": (0, 2), "keys": (8, 12)},
     ],
 )
 def test_a_wrong_choice_is_an_error_in_words(cap, choices):
@@ -831,6 +833,23 @@ def test_a_negative_lambda_stacks_what_it_adds_on_a1():
     first, second = drawn.matplotlib().axes[0].containers
     np.testing.assert_allclose([bar.get_y() for bar in second], [bar.get_height() for bar in first], atol=1e-7)
     np.testing.assert_allclose([bar.get_height() for bar in second], -drawn.data["lambda_A2"].values, atol=1e-7)
+
+
+def test_a_bin_is_pointed_at_by_its_middle_and_half_its_width():
+    drawn = figures.maps(capture(n=24), size=8).plotly().data[0]
+    assert drawn.hovertemplate.startswith("query %{y} ± 1<br>key %{x} ± 1<br>") and drawn.x[:2].tolist() == [1.0, 4.0]
+
+
+def test_a_dimension_has_one_role():
+    with pytest.raises(DiffscopeError, match="'layer' is drawn along twice"):
+        figures.curves(by_layer(), x="layer", series="layer")
+
+
+def test_a_comparison_takes_one_layer_for_each_model(cap):
+    pair = diffscope.compare(scope("v1", 3), scope("standard", 3), tiny.ids(12))
+    for layer in ((0,), (0, 1, 2)):
+        with pytest.raises(DiffscopeError, match="one for each of 2"):
+            figures.maps(pair, layer=layer)
 
 
 def test_a_span_is_in_the_legend_whatever_its_name():

@@ -319,6 +319,10 @@ def test_a_training_is_drawn_of_captures_by_step(mini_capture):
             lambda mini_capture, found: figures.signal_to_noise(mini_capture, quantity="snr"),
             "no quantity 'snr'; choose from gain",
         ),
+        (
+            lambda mini_capture, found: figures.patching(dict.fromkeys("ab", xr.Dataset({"lead_of_source": 0.0}))),
+            "of one reading, and 2 were given",
+        ),
     ],
 )
 def test_what_cannot_be_drawn_is_one_line(mini_capture, retrieval, draw, words):
@@ -347,6 +351,13 @@ def test_a_sweep_is_averaged_over_heads_then_layers_then_prompts(swept):
     np.testing.assert_allclose(shown["high"] - shown["value"], of_prompt.std(1, ddof=1) / 3**0.5)
     heads = values.reshape(2, 3, 2, 4).mean(1)  # (model, length, head)
     np.testing.assert_allclose(shown["points"], heads)
+
+
+def test_prompts_of_a_task_without_the_field_are_left_out_where_it_is_drawn_along(swept):
+    of_two_tasks = swept.assign_coords(length=("prompt", [64.0, 128.0, 64.0, 128.0, np.nan, np.nan]))
+    drawn = figures.sweep(of_two_tasks, statistic="gini")
+    assert drawn.data["x"].values.tolist() == [64, 128]
+    np.testing.assert_array_equal(drawn.data["value"], figures.sweep(swept.isel(prompt=range(4)), statistic="gini").data["value"])
 
 
 def test_a_sweep_is_drawn_along_any_dimension_or_field(swept):

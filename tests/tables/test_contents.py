@@ -71,6 +71,12 @@ def test_a_caption_names_layers_heads_and_queries_that_may_be_a_part(scopes):
     assert ", layer 1, heads 0 and 2, queries 0 to 3." in tables.statistics(part).caption
 
 
+def test_lengths_and_queries_are_those_of_all_models(scopes):
+    captures = {"short": scopes[0].capture(PROMPTS[1]), "long": scopes[0].capture(PROMPTS[0])}
+    caption = tables.statistics(captures, "entropy").caption
+    assert "on one prompt of 6 to 8 tokens" in caption and "Means over 5 to 7 queries that have a value" in caption
+
+
 def test_edits_of_one_side_are_told_of_that_side(scopes):
     with scopes[0].edit(edits.set_lambda(0.0)):
         cut = scopes[0].capture(PROMPTS[0])
@@ -172,6 +178,9 @@ def test_one_statistic_has_its_maps_side_by_side_and_counts_what_it_leaves_out(s
     np.testing.assert_allclose(table.data["D"], expected)
     by_head = tables.statistic(measured["entropy"].isel(query=[-1]), over="query")
     assert len(by_head.rows) == expected.size * measured.sizes["head"] and "over" not in by_head.caption
+    of_all = tables.statistic(measured["entropy"], over=("query", "head", "layer"))
+    np.testing.assert_allclose(of_all.data["D"], [expected.mean()])
+    assert len(tables.statistic(measured["entropy"].sel(map="D"), over=("query", "head", "layer")).rows) == 1
     with pytest.raises(DiffscopeError, match="choose one query"):
         tables.statistic(measured["argmax"])
     last = measured["argmax"].isel(query=[-1])
