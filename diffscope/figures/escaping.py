@@ -9,7 +9,7 @@ from diffscope.figures.typeface import drawable
 from diffscope.prompts.encoded import Encoded
 
 LOST = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of bytes that are no character by themselves
-VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍", "\u00a0": "⍽", "": "∅"}
+VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤", "\u00a0": "⍽", "": "∅"}
 
 
 def readable(prompt: Encoded) -> list[str]:

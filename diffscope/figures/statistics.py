@@ -192,7 +192,7 @@ def statistic_by_layer(
         scale="own",
     )
     facts = {"statistic": ", ".join(names), "query": str(query), "selection": "; ".join(about["selection"] for about in abouts)}
-    chosen = "; ".join(f"{words} of {about['selection']}" for words, about in zip(titles, abouts))
+    chosen = "; ".join(f"{words}: {about['selection']}" for words, about in zip(titles, abouts))
     averages = " or ".join(dict.fromkeys(table["middle"].attrs["averaged"] for table in tables.values()))
     caption = f"{chosen}. Lines are the {averages} over heads, points single heads."
     if query == "mean" and (lone := [name for name in names if compares_maps(name)]):

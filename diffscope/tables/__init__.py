@@ -1,4 +1,6 @@
-"""Tables for papers: statistics, retrieval by depth, conformance, verdicts, published claims; as LaTeX, Markdown, Parquet, CSV.
+"""Tables for papers, as LaTeX, Markdown, Parquet or CSV.
+
+Of statistics, retrieval by depth, types of heads, conformance, verdicts and published claims.
 
 >>> import diffscope
 >>> report = diffscope.check("mini-diff")

@@ -44,7 +44,8 @@ class Table:
     Attributes
     ----------
     name : str
-        What it is of: ``statistic``, ``statistics``, ``depths``, ``conformance``, ``board`` or ``claims``.
+        What it is of: ``statistic``, ``statistics``, ``depths``, ``head_types``, ``conformance``, ``board`` or
+        ``claims``.
     header : tuple of str
     rows : tuple of tuple of str
         As printed; a dash stands for what is not there.

@@ -234,7 +234,7 @@ class HeadLines {
 
   // As much of a token as its column has room for, with white space that can be seen.
   fit(context, text) {
-    let shown = text.replace(/\n/g, "↵").replace(/\t/g, "⇥").replace(/ /g, "·") || "∅";
+    let shown = visible(text);
     while (shown.length > 2 && context.measureText(shown).width > this.column - 8) shown = shown.slice(0, -2) + "…";
     return shown;
   }

@@ -87,9 +87,13 @@ function percent(share) {
   return share < 0 ? `−${percent(-share)}` : `${Number((100 * share).toPrecision(3))} %`;
 }
 
+// Whitespace as figures show it.
+const VISIBLE = { " ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤", "\u00a0": "⍽" };
+const visible = (text) => text.replace(/[ \n\t\r\u00a0]/g, (letter) => VISIBLE[letter]) || "∅";
+
 // A token as an axis names it: short, its whitespace visible.
-function named(text = "") {
-  const shown = text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥");
+function named(text) {
+  const shown = visible(text ?? "");
   const letters = [...shown];
   return letters.length > LETTERS_OF_NAME ? `${letters.slice(0, LETTERS_OF_NAME - 1).join("")}…` : shown;
 }
