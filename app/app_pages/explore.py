@@ -18,6 +18,8 @@ from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, titl
 from url_state import bound, save_view_state, view_state
 
 from diffscope import figures
+from diffscope.attention.maps import short_title
+from diffscope.attention.maps import title_of as map_title
 from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import capital
 from diffscope.stats import STATISTICS
@@ -128,7 +130,7 @@ def choose(subject, cap):
 
 def show_grid(subject, cap, layer: int, head: int, statistic) -> None:
     """Show every head as a small picture of D, or as a number."""
-    pictures = st.toggle("Pictures of D", **bound("pictures", default=True))
+    pictures = st.toggle(f"Pictures of {short_title(map_title('D', cap.layers))}", **bound("pictures", default=True))
     small = thumbnails(cap, subject.key[:-1], "D") if pictures else None  # whatever the spans
     values = None if statistic is None else statistic.over_heads
     if values is None and small is None:

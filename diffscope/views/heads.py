@@ -167,7 +167,8 @@ def _robust(sizes: np.ndarray) -> float:
 
 def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
     """Thumbnails as levels of one scale, with which of their bins are seen, and what is said of them."""
-    name = str(thumbnails.name)
+    title = short_title(thumbnails.attrs["title"])
+    name = title if title == "A" else str(thumbnails.name)
     values = thumbnails.transpose("layer", "head", "query", "key").values
     sizes = np.abs(values[..., 1:] if values.shape[-1] > 1 else values)  # the first key may receive most
     sizes = sizes[sizes > 0]
@@ -179,7 +180,7 @@ def _pictures(thumbnails: xr.DataArray) -> tuple[dict[str, np.ndarray], dict]:
         "visible": np.ascontiguousarray(visible.reshape(-1, *visible.shape[-2:]), dtype=np.uint8),
     }
     about = {
-        "title": short_title(thumbnails.attrs["title"]),
+        "title": title,
         "scale": theme.scale_of(name, values),
         "signed": levels.signed,
         "limit": limit,

@@ -238,3 +238,9 @@ def test_the_frame_of_a_head_that_was_left_is_not_shown_again(page, tmp_path):
     page.evaluate(announce, {"layer": 2, "head": 1, "awaited": True})
     page.evaluate("grid.settle()")  # the host did not follow
     assert page.evaluate(now) == [0, False] and page.problems == []
+
+
+def test_pictures_of_standard_attention_are_of_its_one_map():
+    cap = diffscope.load(tiny.own("standard")).capture(tiny.ids(12))
+    picture = words_of(head_grid.buffer(None, cap.thumbnails(size=8)))["picture"]
+    assert picture["title"] == "A" and picture["scale"] == "blue" and not picture["signed"]
