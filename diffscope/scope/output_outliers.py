@@ -32,11 +32,14 @@ class OutputOutliers:
         Whether the prompts are run in one row.
     key_lengths : tuple of int, optional
         Their tokens in an encoder beside a decoder; by default every position is one.
+    tokens_first : bool
+        Whether the layers give (token, batch, hidden).
     """
 
     lengths: tuple[int, ...]
     packed: bool
     key_lengths: tuple[int, ...] | None = None
+    tokens_first: bool = False
     _of_module: list[list[np.ndarray]] = field(default_factory=list, init=False)
 
     @contextmanager
@@ -61,17 +64,25 @@ class OutputOutliers:
 
     def _collect(self, values: list[np.ndarray], encodes: bool, module: nn.Module, args: tuple, output: object) -> None:
         """Add the outliers of a layer's output to the values of its attention module."""
-        hidden = output[0] if isinstance(output, tuple) else output  # (batch, token, hidden)
-        lengths = self.lengths
-        if encodes and isinstance(hidden, Tensor):
-            lengths = self.key_lengths or (hidden.shape[1],) * len(hidden)
-        if self.packed and isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] == sum(self.lengths):
-            hidden = apart(hidden, self.lengths, 1)
-        if isinstance(hidden, Tensor) and hidden.dim() == 3 and hidden.shape[1] >= max(lengths):
-            of_prompts = [outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(lengths)]
-            values.append(np.stack(of_prompts))
+        hidden = output[0] if isinstance(output, tuple) else output
+        if isinstance(hidden, Tensor) and hidden.dim() == 3:
+            values.append(self._of_prompts(hidden.transpose(0, 1) if self.tokens_first else hidden, encodes))
         else:
-            values.append(np.full((len(self.lengths), len(LABELS)), np.nan))
+            values.append(self._nothing)
+
+    def _of_prompts(self, hidden: Tensor, encodes: bool) -> np.ndarray:
+        """Return the outliers of an output (batch, token, hidden), (prompt, outlier); NaN if it is not of the prompts' tokens."""
+        lengths = (self.key_lengths or (hidden.shape[1],) * len(hidden)) if encodes else self.lengths
+        if self.packed and hidden.shape[1] == sum(self.lengths):
+            hidden = apart(hidden, self.lengths, 1)
+        if len(hidden) != len(lengths) or hidden.shape[1] < max(lengths):
+            return self._nothing
+        return np.stack([outliers(hidden[i, :n].detach().float()).numpy() for i, n in enumerate(lengths)])
+
+    @property
+    def _nothing(self) -> np.ndarray:
+        """The outliers of an output of which none are known, (prompt, outlier)."""
+        return np.full((len(self.lengths), len(LABELS)), np.nan)
 
     def at(self, runs: Sequence[tuple[int, int]]) -> np.ndarray | None:
         """Return the outliers at runs of attention modules, (run, prompt, outlier), with NaN where none were collected.
@@ -89,8 +100,7 @@ class OutputOutliers:
         """
         if not self._of_module:
             return None
-        nothing = [np.full((len(self.lengths), len(LABELS)), np.nan)]
-        values = [(self._of_module[index] or nothing, turn) for index, turn in runs]
+        values = [(self._of_module[index] or [self._nothing], turn) for index, turn in runs]
         return np.stack([of_module[min(turn, len(of_module) - 1)] for of_module, turn in values])
 
 

@@ -107,7 +107,7 @@ class Run:
         self.attention = scope.runner.implementation(family)
         if unread := unread_layers(scope.model, layers):
             self.warned[unread] = None
-        outputs = OutputOutliers(inputs.lengths, inputs.packed, inputs.key_lengths)
+        outputs = OutputOutliers(inputs.lengths, inputs.packed, inputs.key_lengths, family.tokens_first)
         with (
             scope.hooked(self._take, lengths=state.lengths),
             outputs.watching(scope.model, list(layers) if outliers else []),

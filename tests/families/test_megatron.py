@@ -1,5 +1,6 @@
 """DIFF V1 in the manner of Megatron: packing by group, tokens first, RoPE of halves or heads; planted mistakes are found."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,29 @@ def test_prompts_are_told_from_tokens(ids):
         once = diffscope.load(model).capture(alone)
         for together, apart in zip(capture.layers, once.layers):
             assert (together.prompt(number).rows().d - apart.rows().d).abs().max() < 1e-6
+
+
+class Layer(torch.nn.Module):
+    """Holds the attention of a layer."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.self_attention = attention
+
+    def forward(self, *args, **named):
+        return self.self_attention(*args, **named)
+
+
+@pytest.mark.parametrize("ids", [[IDS[:3], IDS[3:6], IDS[6:9]], [[at, at + 1] for at in range(5)]], ids=len)
+def test_outliers_are_those_of_each_prompt(ids):
+    """Also where there are as many prompts as tokens, and more."""
+    model = megatron.tiny()
+    model.layers = torch.nn.ModuleList(map(Layer, model.layers))
+    scope = diffscope.load(model)
+    together = scope.capture(ids).layer_output_outliers
+    for number, alone in enumerate(ids):
+        np.testing.assert_allclose(together[:, number], scope.capture(alone).layer_output_outliers[:, 0], rtol=1e-4)
+        assert np.isfinite(together[:, number, 0]).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
