@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffscope.attention.components import Mask
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stored import to_tensors
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import compact
+from diffscope.families.coverage import unread_layers
 
 ACROSS = "attends across the sequences of the pack; give them as a batch"
 
@@ -38,6 +39,25 @@ def hides_others(mask: Mask, lengths: Sequence[int]) -> bool:
     rows = mask.visible[0].split(list(lengths))
     own = [block.split(list(lengths), 1)[index] for index, block in enumerate(rows)]
     return all(int(block.sum()) == int(part.sum()) for block, part in zip(rows, own))
+
+
+def refuse_other_mixing(model: nn.Module, numbers: dict[nn.Module, int], name: str) -> None:
+    """Raise UnsupportedModel if something beside the attention that is read may mix the sequences of a pack.
+
+    Parameters
+    ----------
+    model : nn.Module
+    numbers : dict of nn.Module to int
+        The attention modules that are read, as ``Family.layers`` gives them.
+    name : str
+        The model's name.
+    """
+    names = {module: path for path, module in model.named_modules()}
+    holders = (model.get_submodule(names[module].rpartition(".")[0]) for module in numbers)
+    convolves = any(isinstance(part, nn.Conv1d) and part.kernel_size != (1,) for each in holders for part in each.modules())
+    if convolves or unread_layers(model, numbers):
+        other = "convolutions" if convolves else "layers without attention"
+        raise UnsupportedModel(f"{name} has {other}, which may mix the sequences of a pack; give its sequences as a batch")
 
 
 def unpacked(layer: LayerAttention, lengths: tuple[int, ...], window: int | None = None) -> LayerAttention:

@@ -19,6 +19,7 @@ from diffscope.families.compilation import as_written
 from diffscope.families.foreign import encoder_of
 from diffscope.families.hooks import OnPass, ReplaceOutput, Replay, attention_passes
 from diffscope.families.interface import attention_configs
+from diffscope.families.packs import refuse_other_mixing
 from diffscope.prompts.arguments import Arguments
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.encoded import Encoded
@@ -161,10 +162,12 @@ class HookedModel:
         Raises
         ------
         UnsupportedModel
-            The model's weights are not in memory.
+            The model's weights are not in memory, or a pack's sequences would see each other outside the attention.
         """
         state = self._state
         self.refuse_without_weights()
+        if packed:
+            refuse_other_mixing(self.model, self.family.layers(self.model), self.name)
         state.close_dropped()
         with state.lock, evaluating(self.model), as_written():
             before = state.lengths, state.pack, state.edited, state.key_lengths

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import diffscope
 from diffscope import Capture, FidelityError, PromptError, UnsupportedModel, edits
@@ -169,6 +170,26 @@ def test_a_model_that_does_not_keep_sequences_apart_is_refused():
         diffscope.load(tiny.own("signed")).capture(PACK)
     with pytest.raises(UnsupportedModel, match="takes no (inputs_embeds|position_ids); give prompts as token ids"):
         diffscope.load(planted.tiny()).capture(PACK)
+
+
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": tiny.VOCABULARY, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "pad_token_id": 0}
+MAMBA = {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1}
+HYBRIDS = {
+    "convolutions between": (transformers.Lfm2Config, {"layer_types": ["conv", "full_attention"], "block_multiple_of": 8}),
+    "states beside": (transformers.FalconH1Config, MAMBA),
+}
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_a_model_that_carries_more_than_attention_from_token_to_token_is_refused(kind):
+    config, more = HYBRIDS[kind]
+    model = transformers.AutoModelForCausalLM.from_config(config(**SHAPE, num_hidden_layers=2, **more))
+    scope = diffscope.load(tiny.awake(model))
+    for ask in (scope.capture, scope.measure, scope.loss):
+        with pytest.raises(UnsupportedModel, match="which may mix the sequences of a pack; give its sequences as a batch"):
+            ask(PACK)
+    assert scope.generate({name: row[:, :18] for name, row in PACK.items()}, 1) == scope.generate(SEQUENCES[:2], 1)
 
 
 def test_a_bare_call_whose_sequences_see_each_other_is_edited_as_the_model_is():
