@@ -49,7 +49,7 @@ def arguments_of(prompt: Any, known: Sequence[str], name: str) -> list[Arguments
     Raises
     ------
     PromptError
-        It is something else, the forward takes no such argument, or its tensors differ in how many prompts they hold.
+        It is something else, the forward takes no such argument, or its tensors are empty or of different numbers of prompts.
     """
     if isinstance(prompt, (list, tuple)) and prompt:
         return [part for each in prompt for part in arguments_of(each, known, name)]
@@ -61,6 +61,8 @@ def arguments_of(prompt: Any, known: Sequence[str], name: str) -> list[Arguments
     if unknown := next((key for key in values if key not in known), None):
         raise PromptError(f"{name} takes no {unknown!r}; it takes {', '.join(known)}")
     tensors = {key: _leading(value) for key, value in values.items() if isinstance(value, (Tensor, list, tuple))}
+    if empty := next((key for key, value in tensors.items() if not len(value)), None):
+        raise PromptError(f"{empty} of a prompt is empty; give it at least one value")
     counts = {len(value) for value in tensors.values()}
     if len(counts) != 1:
         sizes = ", ".join(f"{key} {tuple(value.shape)}" for key, value in tensors.items()) or "no tensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,10 @@ class EncoderDecoder(LanguageModel):
         values = dict(part.values)
         for name, mask in ((IDS, MASK), (DECODER_IDS, DECODER_MASK)):
             if name in values and mask in values:
-                shown = values.pop(mask)[0].bool()
+                shown = values.pop(mask)
+                if shown.shape != values[name].shape or not ((shown == 0) | (shown == 1)).all():
+                    raise PromptError(f"{mask} is not a 1 or 0 for each of {name}; give one value a token")
+                shown = shown[0].bool()
                 count = int(shown.sum())
                 if not shown[:count].all():
                     raise PromptError(f"{mask} hides tokens before others; pad {name} on the right")
@@ -98,16 +102,13 @@ class EncoderDecoder(LanguageModel):
         return keys
 
     def inputs(self, inputs: Inputs) -> dict:
-        values = [each.values for each in inputs.originals]
         given = {}
-        for name in dict.fromkeys(name for each in values for name in each):
-            if missing := next((number for number, each in enumerate(values) if name not in each), None):
-                raise PromptError(f"prompt {missing} of the batch has no {name}, which others have; give all of one kind")
+        for name, values in _by_name(inputs.originals).items():
             if name in (IDS, DECODER_IDS):
                 mask = MASK if name == IDS else DECODER_MASK
-                given |= self._padded([each[name][0] for each in values], name, mask)
+                given |= self._padded([value[0] for value in values], name, mask)
             else:
-                given[name] = _joined([each[name] for each in values], name, self.device, self.dtype)
+                given[name] = _joined(values, name, self.device, self.dtype)
         return given
 
     def _padded(self, rows: list[Tensor], name: str, mask: str) -> dict[str, Tensor]:
@@ -124,7 +125,7 @@ class EncoderDecoder(LanguageModel):
                 f"{self.name} has an encoder and a decoder, and this runs models of one side; capture, measure and "
                 "figures of maps take it"
             )
-        out = self.model(**arguments, use_cache=False).logits
+        out = self.model(**arguments | {"use_cache": False}).logits
         return out if columns is None else out[:, list(columns)]
 
 
@@ -169,9 +170,8 @@ class Denoiser(TokenModel):
         return with_spans(known, spans) if isinstance(known, Encoded) else numbered(names, spans)
 
     def inputs(self, inputs: Inputs) -> dict:
-        values = [each.values for each in inputs.originals]
-        dtype = self.dtype
-        return {name: _joined([each[name] for each in values], name, self.device, dtype) for name in values[0]}
+        device, dtype = self.device, self.dtype
+        return {name: _joined(values, name, device, dtype) for name, values in _by_name(inputs.originals).items()}
 
     def logits(self, ids: Tensor | None = None, *_: Any, columns: Sequence[int] | None = None, **arguments: Any) -> Tensor:  # type: ignore[override]
         if ids is not None:
@@ -205,10 +205,29 @@ class Denoiser(TokenModel):
         raise UnsupportedModel(f"{self.name} denoises latents and generates no text")
 
 
+def _by_name(prompts: Sequence[Arguments]) -> dict[str, list[Any]]:
+    """Return the values of each argument, one a prompt.
+
+    Raises
+    ------
+    PromptError
+        A prompt lacks an argument that others have.
+    """
+    values = [prompt.values for prompt in prompts]
+    names = dict.fromkeys(name for each in values for name in each)
+    for name in names:
+        missing = next((number for number, each in enumerate(values) if name not in each), None)
+        if missing is not None:
+            raise PromptError(f"prompt {missing} of the batch has no {name}, which others have; give all of one kind")
+    return {name: [each[name] for each in values] for name in names}
+
+
 def _joined(values: list[Any], name: str, device: torch.device, dtype: torch.dtype) -> Any:
     """Return one argument of several prompts as one tensor, on the model's device and in its dtype; other values as they are."""
     first = values[0]
     if not isinstance(first, Tensor):
+        if any(value != first for value in values):
+            raise PromptError(f"{name} of the prompts differ; capture them one by one")
         return first
     if len({value.shape[1:] for value in values}) > 1:
         raise PromptError(f"{name} of the prompts differ in shape; capture them one by one")
@@ -218,6 +237,4 @@ def _joined(values: list[Any], name: str, device: torch.device, dtype: torch.dty
 
 def denoises(model: nn.Module) -> bool:
     """Return whether a model's forward takes latents, a timestep and a context, as the transformers of diffusers do."""
-    parameters = getattr(model.forward, "__code__", None)
-    names = () if parameters is None else parameters.co_varnames[: parameters.co_argcount]
-    return {LATENTS, TIMESTEP, CONTEXT} <= set(names)
+    return {LATENTS, TIMESTEP, CONTEXT} <= inspect.signature(model.forward).parameters.keys()

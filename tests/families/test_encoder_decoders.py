@@ -396,12 +396,28 @@ def test_what_continues_a_text_refuses_two_sides(scope):
         ({"input_ids": [3, 4], "pixels": [1]}, "takes no 'pixels'"),
         ({"input_ids": [[3, 4], [5, 6]], "decoder_input_ids": [[3]]}, r"lead with the number of prompts.*input_ids \(2, 2\)"),
         ({"input_ids": [[3, 4, 5]], "attention_mask": [[0, 1, 1]]}, "pad input_ids on the right"),
+        ({"input_ids": [[3, 4, 5]], "attention_mask": [[1, 1]]}, "not a 1 or 0 for each of input_ids; give one value a token"),
+        ({"input_ids": [[3, 4]], "attention_mask": [[1, 2]]}, "not a 1 or 0 for each of input_ids; give one value a token"),
+        ({"input_ids": []}, "input_ids of a prompt is empty"),
+        (
+            [{"input_ids": [3]}, {"input_ids": [3], "labels": [4]}],
+            "prompt 0 of the batch has no labels, which others have",
+        ),
         (3.5, "is no prompt of"),
     ],
 )
 def test_prompts_that_cannot_be_run_are_refused_in_a_line(prompt, words, scope):
     with pytest.raises(DiffscopeError, match=words):
         scope.capture(prompt)
+
+
+def test_a_prompt_may_say_whether_to_keep_a_cache(scope):
+    prompt = encoder_decoders.prompt("bart")
+    np.testing.assert_array_equal(
+        scope.capture(prompt | {"use_cache": True}).map("D", 3, 0), scope.capture(prompt).map("D", 3, 0)
+    )
+    with pytest.raises(PromptError, match="use_cache of the prompts differ; capture them one by one"):
+        scope.capture([prompt | {"use_cache": True}, prompt | {"use_cache": False}])
 
 
 def test_a_decoder_alone_has_no_key_spans():

@@ -1,6 +1,7 @@
 """Stable Audio 3, of diffusers' own classes: maps of self- and cross-attention, steps of a pipeline, edits, planted mistakes."""
 
 import copy
+import functools
 import json
 import math
 import shutil
@@ -291,6 +292,26 @@ def test_guidance_is_a_batch_with_the_negative_prompt_first():
 def test_what_is_no_latents_is_refused_in_a_line(prompt, words):
     with pytest.raises(PromptError, match=words):
         diffscope.load(stable_audio.transformer()).capture(prompt)
+
+
+@pytest.mark.parametrize("lacks", [0, 1])
+def test_a_mask_that_a_prompt_of_a_batch_lacks_is_not_left_out(lacks):
+    prompts = [stable_audio.inputs(), stable_audio.inputs()]
+    prompts[1 - lacks]["encoder_attention_mask"] = torch.tensor([[1, 1, 1, 0, 0]])
+    with pytest.raises(PromptError, match=f"prompt {lacks} of the batch has no encoder_attention_mask"):
+        diffscope.load(stable_audio.transformer()).capture(prompts)
+
+
+def test_a_decorated_forward_denoises_as_well():
+    model = stable_audio.transformer()
+
+    class Decorated(type(model)):
+        @functools.wraps(type(model).forward)
+        def forward(self, *args, **named):
+            return super().forward(*args, **named)
+
+    model.__class__ = Decorated
+    assert diffscope.load(model).capture(stable_audio.inputs()).kinds == ["self", "cross"] * 2
 
 
 @pytest.fixture(scope="module")
