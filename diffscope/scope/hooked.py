@@ -215,9 +215,12 @@ class HookedModel:
         Raises
         ------
         PromptError
-            The model has not as many positions, or a token is outside its vocabulary.
+            These are no token ids, the model has not as many positions, or a token is outside its vocabulary.
+        UnsupportedModel
+            The model takes no tokens, or has an encoder beside its decoder.
         """
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or not ids.numel() or int(ids.min()) < 0:
+        whole = isinstance(ids, Tensor) and not ids.is_floating_point() and ids.dtype != torch.bool
+        if not whole or ids.dim() != 2 or not ids.numel() or int(ids.min()) < 0:
             raise PromptError("token ids are a tensor of whole numbers from 0, (prompt, token), with a token at least")
         count, length = ids.shape
         if width is not None and not 1 <= width <= length:
@@ -228,7 +231,7 @@ class HookedModel:
         largest, vocabulary = int(ids.max()), self.runner.vocabulary
         if vocabulary is not None and largest >= vocabulary:
             raise PromptError(f"token id {largest} is outside the vocabulary of {self.name}, {vocabulary}; use its tokenizer")
-        ids = ids.to(self.runner.device)
+        ids = ids.to(self.runner.device, torch.int64)
         columns = None if width is None else range(length - width, length)
         with self.exclusively((length,) * count), torch.set_grad_enabled(gradients):
             return self.runner.logits(ids, torch.ones_like(ids), columns=columns)

@@ -124,8 +124,10 @@ class ImageModel(TokenModel):
             raise PromptError("the images of a batch differ in size; capture them one by one")
         return {"pixels": torch.stack(images).to(self.device, self.dtype)}
 
-    def logits(self, pixels: Tensor, columns=None) -> Tensor:
+    def logits(self, ids: Tensor | None = None, *_: Any, columns: Any = None, pixels: Tensor | None = None) -> Tensor:  # type: ignore[override]
         """Return logits of the classes, (batch, 1, class)."""
+        if ids is not None:
+            raise UnsupportedModel(f"{self.name} takes images and no tokens; capture an image, or run it with scope.run")
         out = self.model(pixels)
         return out[:, None] if out.dim() == 2 else out
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import PromptError, UnsupportedModel
@@ -24,6 +25,7 @@ from diffscope.prompts.tokenizer_output import POSITIONS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+CAUSAL = ("CausalLM", "LMHead")  # in names of classes that predict tokens, also without the generation of transformers
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -67,8 +69,6 @@ class TokenModel:
     def __init__(self, model: nn.Module, name: str):
         self.model: ForeignModule = model
         self.name = name
-        pad = getattr(getattr(model, "config", None), "pad_token_id", None)
-        self.padding = pad if isinstance(pad, int) and pad >= 0 else 0  # a token id that nothing attends to
         self.parameters = inspect.signature(model.forward).parameters
         needed = [each.name for each in self.parameters.values() if each.default is each.empty and each.kind in POSITIONAL]
         if len(needed) > 1 and not self.two_sided:
@@ -94,11 +94,20 @@ class TokenModel:
     def vocabulary(self) -> int | None:
         """Number of tokens, by the embedding; None without one.
 
-        Of several, such as one of positions, it is the one that a linear layer leads back to, or else the largest.
+        Of several, such as one of positions, it is the one whose shape the last linear layer has that is unlike all others (those
+        of blocks repeat), or else the largest.
         """
-        sizes = {part.num_embeddings for part in self.model.modules() if isinstance(part, nn.Embedding)}
-        heads = {part.out_features for part in self.model.modules() if isinstance(part, nn.Linear)}
-        return max(sizes & heads or sizes, default=None)
+        parts = [part for part in self.model.modules() if isinstance(part, (nn.Embedding, nn.Linear))]
+        sizes = {(part.num_embeddings, part.embedding_dim) for part in parts if isinstance(part, nn.Embedding)}
+        linear = Counter((part.out_features, part.in_features) for part in parts if isinstance(part, nn.Linear))
+        heads = [size for size, count in linear.items() if count == 1 and size in sizes]
+        return heads[-1][0] if heads else max((count for count, _ in sizes), default=None)
+
+    @property
+    def padding(self) -> int:
+        """A token id to pad with, to which nothing attends."""
+        pad, known = getattr(getattr(self.model, "config", None), "pad_token_id", None), self.vocabulary
+        return pad if isinstance(pad, int) and 0 <= pad < (pad + 1 if known is None else known) else 0
 
     def implementation(self, family: Family) -> str:
         """Return the name of the model's attention implementation."""
@@ -205,6 +214,8 @@ class LanguageModel(TokenModel):
     def __init__(self, model: PreTrainedModel, name: str):
         super().__init__(model, name)
         self.takes = self.parameters
+        named = (word in each.__name__ for each in type(model).__mro__ for word in CAUSAL)
+        self.predicts = hasattr(model, "generate") or any(named)  # which models of masked tokens do not
         attention_configs(model)
         if model.get_output_embeddings() is None:
             raise UnsupportedModel(f"{type(model).__name__} has no language-model head; open the model with its head")
@@ -256,11 +267,14 @@ class LanguageModel(TokenModel):
         return out if columns is None or narrow else out[:, list(columns)]
 
     def generate(self, ids: Tensor, count: int, cache: bool) -> Tensor:
-        return self.model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            do_sample=False,
-            use_cache=cache,
-            pad_token_id=self.padding,
-        )
+        if not self.predicts:
+            raise UnsupportedModel(f"{self.name} predicts no next tokens, so it continues no text")
+        if not hasattr(self.model, "generate"):
+            return super().generate(ids, count, cache)
+        settings = self.model.generation_config  # such as beams and penalties, which are not greedy
+        self.model.generation_config = GenerationConfig(eos_token_id=settings.eos_token_id, pad_token_id=self.padding)
+        try:
+            mask = torch.ones_like(ids)
+            return self.model.generate(ids, attention_mask=mask, max_new_tokens=count, do_sample=False, use_cache=cache)
+        finally:
+            self.model.generation_config = settings

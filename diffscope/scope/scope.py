@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +25,7 @@ from diffscope.models.folders import steps_of, without_step
 from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts.embeddings import Embedded
 from diffscope.prompts.inputs import OnePrompt, PromptBatch, Spans
+from diffscope.prompts.selection import whole_number
 from diffscope.scope import answers
 from diffscope.scope.editing import EditBlock
 from diffscope.scope.hooked import HookedModel
@@ -182,17 +184,34 @@ class Scope(HookedModel):
         ----------
         prompt : as for :meth:`capture`
         max_new_tokens : int
+            From 1.
 
         Returns
         -------
         str, or of a batch list of str
             The new tokens as text; without a tokenizer their ids, separated by spaces.
+
+        Raises
+        ------
+        DiffscopeError
+            `max_new_tokens` is not a whole number from 1.
+        PromptError
+            The prompt cannot be run, or the model has no positions for so many tokens.
+        UnsupportedModel
+            The model predicts no next tokens.
         """
         inputs = self.prepare(prompt)
+        count = whole_number(max_new_tokens, 1, math.inf, "max_new_tokens is a whole number from 1")
+        longest = self.max_length
+        if longest is not None and max(inputs.lengths) + count - 1 > longest:  # the last token is not run
+            raise PromptError(
+                f"{max(inputs.lengths)} tokens and {count} new ones were asked for, but {self.name} has positions for {longest}; "
+                "shorten the prompt, or ask for fewer"
+            )
         with self.exclusively(), torch.no_grad():
             # A cached step sees one row of a map, and the cache of a window forgets where its keys stood.
             cache = not any(edit.needs_full_map or edit.needs_positions for edit in self.edits)
-            texts = [self.runner.continuation(self.tokenizer, encoded, max_new_tokens, cache) for encoded in inputs.prompts]
+            texts = [self.runner.continuation(self.tokenizer, encoded, count, cache) for encoded in inputs.prompts]
         return texts if inputs.batch else texts[0]
 
     def loss(self, prompt: Any) -> float:

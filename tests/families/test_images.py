@@ -92,6 +92,8 @@ def test_what_is_no_image_is_refused():
     for refused in (scope.generate, scope.loss):
         with pytest.raises(UnsupportedModel, match="generates no text|predicts no next tokens"):
             refused(vision.image())
+    with pytest.raises(UnsupportedModel, match="takes images and no tokens; capture an image"):
+        scope.logits(torch.tensor([[1, 2]]))
 
 
 def test_tokens_that_are_not_of_the_image_are_refused():
