@@ -28,7 +28,7 @@ def check(
     *,
     length: int = LENGTH,
     seed: int = 0,
-    family: Family | None = None,
+    family: Family | str | None = None,
     device: Any = None,
     dtype: torch.dtype | str | None = None,
     device_map: Any = None,

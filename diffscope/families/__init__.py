@@ -17,6 +17,7 @@ from diffscope.families.foreign import REGISTER
 from diffscope.families.projected import Projected
 from diffscope.families.reading import heads_of
 from diffscope.families.standard import Standard, interface_attention
+from diffscope.fields import shown
 
 
 def _made(where: str) -> Family:
@@ -50,6 +51,25 @@ def register(family: Family) -> Family:
         raise DiffscopeError("register takes an instance of a subclass of diffscope.families.Family that has a name")
     FAMILIES[:] = [family, *(known for known in FAMILIES if known.name != family.name)]
     return family
+
+
+def chosen(family: Family | str, model: nn.Module) -> Family:
+    """Return the family that is asked for, of which a name is enough, for a model.
+
+    Raises
+    ------
+    DiffscopeError
+        It is no instance of a family and no name of ``FAMILIES``.
+    UnsupportedModel
+        It recognises no attention module of the model.
+    """
+    known = {each.name: each for each in FAMILIES}
+    one = known.get(family) if isinstance(family, str) else family
+    if not isinstance(one, Family):
+        raise DiffscopeError(f"{shown(family)} is no family; give an instance of one, or a name: {', '.join(known)}")
+    if not one.modules(model):
+        raise UnsupportedModel(f"family {one.name!r} recognises no attention in this {type(model).__name__}")
+    return one
 
 
 def find(model: nn.Module) -> Family:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from numbers import Real
+from operator import index
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +15,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import UnsupportedModel
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.base import Family
-from diffscope.families.foreign import attribute
+from diffscope.families.foreign import attribute, has_attribute
 from diffscope.families.reading import heads_of
 
 Lambda = str | float | Callable[[nn.Module, Mapping[str, Tensor]], Tensor | float]
@@ -75,8 +77,8 @@ class Projected(Family):
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         module, outputs = attention_pass.module, attention_pass.outputs
-        groups = None if self.groups is None else int(attribute(module, self.groups))
-        pairing = self.pairing(int(attribute(module, self.heads)), groups, device=outputs["q"].device)
+        groups = None if self.groups is None else self._count(module, "groups")
+        pairing = self.pairing(self._count(module, "heads"), groups, device=outputs["q"].device)
         maps, values = pairing.key_of_map, int(pairing.value_of_head.max()) + 1
         counts = {"q": len(maps), "k": int(maps.max()) + 1, "v": values}
         for name, count in counts.items():
@@ -84,19 +86,60 @@ class Projected(Family):
                 wide = f"{attention_pass.kind} makes {name} {outputs[name].shape[-1]} wide"
                 raise UnsupportedModel(f"{wide}, which {count} heads cannot share; correct the family's heads or pairing")
         q, k, v = (heads_of(outputs[name], outputs[name].shape[-1] // count) for name, count in counts.items())
+        heads = len(pairing.value_of_head)
         return attention_pass.layer(
             q,
             k,
             v,
             pairing,
-            lam=_weight(self.lam, module, outputs),
-            norm=None if self.norm is None else attribute(module, self.norm),
+            lam=self._weight("lam", attention_pass, heads),
+            norm=None if self.norm is None else self._declared(module, "norm"),
             mask=Mask("causal") if self.causal else Mask("full"),
-            gain=None if self.gain is None else _weight(self.gain, module, outputs),
+            gain=None if self.gain is None else self._weight("gain", attention_pass, heads),
         )
 
+    def _declared(self, module: nn.Module, name: str) -> Any:
+        """Return the attribute of a module whose path is declared as `name`, which may be None.
 
-def _weight(weight: Lambda, module: nn.Module, outputs: Mapping[str, Tensor]) -> Tensor:
-    """Return λ or the factor of A1, from how it was declared."""
-    value: Any = weight(module, outputs) if callable(weight) else attribute(module, weight) if isinstance(weight, str) else weight
-    return value if isinstance(value, Tensor) else outputs["q"].new_full((1,), float(value))
+        Raises
+        ------
+        UnsupportedModel
+            The module has no such attribute.
+        """
+        path = getattr(self, name)
+        if not has_attribute(module, path):
+            raise UnsupportedModel(f"{type(module).__name__} has no {path!r}; correct the family's {name}")
+        return attribute(module, path)
+
+    def _count(self, module: nn.Module, name: str) -> int:
+        """Return the number of a module whose path is declared as `name`."""
+        value = self._declared(module, name)
+        try:
+            return index(value)
+        except TypeError:
+            is_none = f"{getattr(self, name)!r} of {type(module).__name__} is no whole number"
+            raise UnsupportedModel(f"{is_none}; correct the family's {name}") from None
+
+    def _weight(self, name: str, attention_pass: AttentionPass, heads: int) -> Tensor:
+        """Return λ or the factor of A1, from how it was declared, as (batch or 1, heads or 1, query or 1)."""
+        module, outputs = attention_pass.module, attention_pass.outputs
+        weight: Any = getattr(self, name)
+        if isinstance(weight, str):
+            weight = self._declared(module, name)
+        elif callable(weight):
+            weight = weight(module, outputs)
+        if isinstance(weight, Real):
+            weight = outputs["q"].new_full((1,), float(weight))
+        if not isinstance(weight, Tensor):
+            raise UnsupportedModel(
+                f"λ or a factor of {type(module).__name__} is no number and no tensor; correct the family's {name}"
+            )
+        value = weight.detach().clone()  # which training may change
+        value = value.reshape(1, -1, 1) if value.dim() < 2 else value.reshape((1,) * (3 - value.dim()) + value.shape)
+        fits = (len(outputs["q"]), heads, outputs["q"].shape[1])
+        if value.dim() != 3 or any(size not in (1, most) for size, most in zip(value.shape, fits)):
+            raise UnsupportedModel(
+                f"λ or a factor of {type(module).__name__} has the shape {tuple(weight.shape)}, which is neither ({heads},) nor "
+                f"broadcasts to {fits}, (batch, head, query); correct the family's {name}"
+            )
+        return value

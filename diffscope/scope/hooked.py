@@ -56,14 +56,12 @@ class HookedModel:
     """
 
     def __init__(
-        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, name: str, family: Family | None = None
+        self, model: nn.Module, tokenizer: PreTrainedTokenizerBase | None, name: str, family: Family | str | None = None
     ) -> None:
         self.model = unwrapped(model)
         self.tokenizer = tokenizer
         self.name = name
-        self.family = family or families.find(self.model)
-        if not self.family.modules(self.model):
-            raise UnsupportedModel(f"family {self.family.name!r} recognises no attention in this {type(self.model).__name__}")
+        self.family = families.find(self.model) if family is None else families.chosen(family, self.model)
         self.runner = runner_of(self.model, self.family, name)
         self._state = state_of(self.model)
 

@@ -48,7 +48,7 @@ def load(
     device_map: str | dict[str, Any] | None = None,
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
-    family: Family | None = None,
+    family: Family | str | None = None,
 ) -> Scope:
     """Open a model to look into.
 
@@ -65,8 +65,8 @@ def load(
         like ``model.to``: that model itself is converted. The other two are only for models that are loaded.
     trust_remote_code : bool
         Whether to run Python code that comes with a model from the hub.
-    family : Family, optional
-        How to read its attention; by default the first of ``diffscope.families.FAMILIES`` that recognises it.
+    family : Family or str, optional
+        How to read its attention, or a name of ``diffscope.families.FAMILIES``; by default the first of these that recognises it.
 
     Returns
     -------
@@ -79,7 +79,9 @@ def load(
     CorruptFile
         Its files are damaged.
     UnsupportedModel
-        No family recognises its attention.
+        No family recognises its attention, or not the one that is asked for.
+    DiffscopeError
+        There is no family of this name.
     MissingExtra
         It needs a package that is not installed.
     """

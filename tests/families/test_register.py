@@ -175,6 +175,50 @@ def test_declared_heads_that_do_not_share_a_projection_are_refused_in_a_line(mod
         diffscope.load(model, family=wrong).capture([5, 17, 3])
 
 
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"heads": "head_count"}, "MyAttention has no 'head_count'; correct the family's heads"),
+        ({"groups": "out"}, "'out' of MyAttention is no whole number; correct the family's groups"),
+        ({"lam": "lamda"}, "MyAttention has no 'lamda'; correct the family's lam"),
+        ({"gain": "out"}, "no number and no tensor; correct the family's gain"),
+        ({"norm": "subln"}, "MyAttention has no 'subln'; correct the family's norm"),
+        (
+            {"lam": lambda module, outputs: module.lam[:3]},
+            r"the shape \(3,\), which is neither \(4,\) nor broadcasts to \(1, 4, 3\)",
+        ),
+    ],
+)
+def test_a_mistyped_declaration_is_told_in_one_line(model, changed, words):
+    wrong = families.Projected("wrong", MyAttention, **{"heads": "heads", "lam": "lam", **PARTS, **changed})
+    with pytest.raises(UnsupportedModel, match=words) as error:
+        diffscope.load(model, family=wrong).capture([5, 17, 3])
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 3), (1, 4, 1)])
+def test_a_declared_lambda_broadcasts_to_batch_head_and_query_and_outlives_the_weights(model, shape):
+    wide = lambda module, outputs: module.lam.reshape(4, 1).expand(shape) if shape != (4, 1) else module.lam[:, None]  # noqa: E731
+    family = families.Projected("wide", MyAttention, heads="heads", lam=wide, **PARTS)
+    capture = diffscope.load(model, family=family).capture([5, 17, 3])
+    with torch.no_grad():
+        model.attention.lam.zero_()
+    assert capture.lam.sel(layer=0).values.ravel()[:: capture.lam.size // 4] == pytest.approx([0.4, 0.1, 0.7, 0.3])
+
+
+def test_a_family_is_asked_for_by_its_name():
+    model = tiny.standard("llama")
+    assert diffscope.load(model, family="standard").family.name == "standard"
+    for ask in (diffscope.load, diffscope.check):
+        with pytest.raises(UnsupportedModel, match="family 'unilm' recognises no attention"):
+            ask(model, family="unilm")
+        for wrong in ("standart", Standard):
+            with pytest.raises(
+                DiffscopeError, match="is no family; give an instance of one, or a name: .*, standard$"
+            ):
+                ask(model, family=wrong)
+
+
 def test_a_family_can_be_used_without_being_known(model, page):
     names = {**NAMES}
     exec(page[0].partition("\n\n\nregister(")[0], names)
