@@ -54,7 +54,7 @@ def declared_window(scope: Scope) -> int | None:
     holders = [getattr(scope.model, "config", None), *scope.family.modules(scope.model)]
     names = ("sliding_window", "window_size", "sliding_window_size")
     declared = [getattr(holder, name, None) for holder in holders for name in names]
-    widths = [max(width) if isinstance(width, tuple | list) else width for width in declared]
+    widths = [width for each in declared for width in (each if isinstance(each, tuple | list) else [each])]  # some list layers'
     return max((int(width) for width in widths if isinstance(width, int) and width > 0), default=None)
 
 

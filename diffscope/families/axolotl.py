@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.base import EXPONENTIAL, HALVES, Convention, Family
 from diffscope.families.foreign import ForeignModule, number_of
@@ -43,7 +44,7 @@ class Axolotl(Family):
     def convention_of(self, module: ForeignModule) -> Convention | None:
         """Return the convention, without norm and λ_init if a converted model has none (it starts as the Llama it was)."""
         norm = None if isinstance(module.subln, nn.Identity) else self.convention.norm
-        exact = module.lambda_init.dtype in (torch.float32, torch.float64)  # in half precision the parameter is rounded
+        exact = getattr(module.lambda_init, "dtype", torch.float64) not in HALF  # in half precision the parameter is rounded
         return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
     def read(self, attention_pass: AttentionPass) -> LayerAttention:

@@ -13,6 +13,7 @@ import diffscope
 from diffscope import DiffscopeError
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
+from diffscope.conformance.prompts import declared_window
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
 from tests import tiny
@@ -189,6 +190,12 @@ def test_cached_decoding_goes_beyond_the_window(monkeypatch):
 
     monkeypatch.setattr(DynamicSlidingWindowLayer, "__init__", short)
     assert any(line.startswith("cached decoding") for line in said(diffscope.check(model), "fail"))
+
+
+@pytest.mark.filterwarnings("ignore:.*without attention:diffscope.DiffscopeWarning")  # of its Mamba layers
+def test_windows_may_be_listed_by_layer():
+    windows = [None, 6, None, 3, None, None, None, None]
+    assert declared_window(diffscope.load(phi4flash.tiny(sliding_window=windows))) == 6
 
 
 def test_facts_are_those_of_the_model():

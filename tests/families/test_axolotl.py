@@ -112,6 +112,15 @@ def test_a_right_model_passes_its_check(dtype):
     assert {finding.verdict for finding in report.findings} == {"pass"}
 
 
+def test_a_model_whose_lambda_init_is_a_number_passes_too():
+    model = axolotl.tiny(num_hidden_layers=1)
+    for module in diffscope.load(model).family.modules(model):
+        value = float(module.lambda_init.detach())
+        del module.lambda_init
+        module.lambda_init = value
+    assert {finding.verdict for finding in diffscope.check(model, length=25).findings} == {"pass"}
+
+
 def test_eager_attention_without_a_mask_sees_everything():
     model = axolotl.tiny()
     model.handed_down = lambda x, mask, ids, cache: {"position_embeddings": model.model.rotary_emb(x, ids)}
