@@ -217,7 +217,7 @@ def sentences_of(cap, query: int):
 
     @lru_cache(maxsize=1)
     def of_layer(layer: int) -> list[Reading]:
-        heads = cap.layers[cap.layer_numbers.index(layer)].n_heads
+        heads = cap.layer(layer).n_heads
         return of_heads(cap, layer, range(heads), query)
 
     return lambda layer, head: () if cap.key_prompts is not None else of_layer(layer)[head].parts

@@ -31,7 +31,7 @@ def show_introduction(subject, cap) -> None:
 def explain_mechanism(cap, layer: int, head: int) -> None:
     """Show what differential attention is, behind a link."""
     with st.popover("What is differential attention?", type="tertiary"):
-        if cap.layers[cap.layer_numbers.index(layer)].differential:
+        if cap.layer(layer).differential:
             st.html(equation(cap, layer, head))
             st.caption(f"{head_name(layer, head)} on this prompt: the largest weight of each of {BINS} × {BINS} bins.")
         st.markdown(MECHANISM)

@@ -146,7 +146,7 @@ def amount_on_answer(cap, key: tuple, query: int, layer: int, head: int, share: 
 
 def weights_on_answer(cap, key: tuple, query: int, layer: int, head: int) -> str:
     """Return “A”, or “|D|” with how much of it is negative, as the head's sentence says it."""
-    if cap.layers[cap.layer_numbers.index(layer)].d_is_a1:
+    if cap.layer(layer).d_is_a1:
         return "A"
     mass, negative = (measured(cap, key, name, (query,)) for name in NEEDED)
     both = mass.assign(negative_share=negative["negative_share"])

@@ -126,4 +126,4 @@ def select(layer: int, head: int, prefix: str = "") -> None:
 
 def heads_of(cap, layer: int) -> int:
     """Return how many heads a layer has; if there is no such layer, how many the layer with most has."""
-    return cap.layers[cap.layer_numbers.index(layer)].n_heads if layer in cap.layer_numbers else cap.n_heads
+    return cap.layer(layer).n_heads if layer in cap.layer_numbers else cap.n_heads

@@ -20,7 +20,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.stored import from_tensors, to_tensors
 from diffscope.capture import maps as _maps
 from diffscope.capture import repr as _repr
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_index
 from diffscope.fields import FLAG, TABLE, TEXT, check_fields, each_of, finite, listed, maybe, or_nan, shown
 from diffscope.prompts.encoded import Encoded
 from diffscope.stats.backends import Backend
@@ -304,6 +304,18 @@ class Capture:
     def layer_numbers(self) -> list[int]:
         """The numbers of the layers in the model, from 0; some models have attention in a few of their layers only."""
         return [layer.layer for layer in self.layers]
+
+    def layer(self, number: int) -> LayerAttention:
+        """Return the attention of a layer by its number in the model.
+
+        Raises
+        ------
+        DiffscopeError
+            There is no such layer.
+        """
+        numbers = self.layer_numbers
+        check_index("layer", number, numbers)
+        return self.layers[numbers.index(number)]
 
     @property
     def family(self) -> str:

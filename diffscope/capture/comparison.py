@@ -12,7 +12,7 @@ from diffscope import render as display
 from diffscope.attention.maps import DEFAULT_MAPS
 from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
-from diffscope.errors import DiffscopeError, MeasurementInterrupted
+from diffscope.errors import DiffscopeError, MeasurementInterrupted, check_index
 from diffscope.stats.averaging import average
 from diffscope.stats.sample import QuerySample
 
@@ -147,8 +147,11 @@ class Comparison:
         try:
             for capture in self.captures:
                 measured.append(capture.measure(statistics, queries=queries))
-        except MeasurementInterrupted as interrupt:
-            raise MeasurementInterrupted(self._along_model([*measured, interrupt.measured])) from None
+        except KeyboardInterrupt as interrupt:
+            finished = [*measured, *([interrupt.measured] if isinstance(interrupt, MeasurementInterrupted) else [])]
+            if not finished:
+                raise
+            raise MeasurementInterrupted(self._along_model(finished)) from None
         return self._along_model(measured)
 
     def difference(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:
@@ -192,11 +195,11 @@ class Comparison:
         Raises
         ------
         DiffscopeError
-            The captures are of different tokens, so that their maps have no axes in common.
+            The captures are of different tokens, so that their maps have no axes in common; or there is no such layer, head or
+            prompt.
         """
         self.check_tokens()
-        layers = (layer, layer) if isinstance(layer, int) else layer
-        heads = (head, head) if isinstance(head, int) else head
+        layers, heads = _of_both("layer", layer), _of_both("head", head)
         return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
@@ -214,8 +217,17 @@ class Comparison:
         return together.assign_attrs(edits="; ".join(edits)) if edits else together  # which need not be on in both
 
 
+def _of_both(what: str, chosen: int | Sequence[int]) -> Sequence[int]:
+    """Return what is chosen of the first model and of the second, which one number is for both."""
+    both = chosen if isinstance(chosen, (tuple, list)) else (chosen, chosen)
+    if len(both) != 2:
+        raise DiffscopeError(f"{what} is one of both models, or two, and not {len(both)}; give one for each model")
+    return both
+
+
 def _maps(capture: Capture, layer: int, head: int, prompt: int) -> xr.Dataset:
-    differential = capture.layers[capture.layer_numbers.index(layer)].differential
+    check_index("prompt", prompt, range(len(capture)))
+    differential = capture.layer(layer).differential
     maps = capture[prompt].maps(layer, [head], DEFAULT_MAPS if differential else ("A1", "D"))
     lam = maps.attrs["lam"]
     about = {"head": head, "lam": lam if isinstance(lam, str) else lam[0]}

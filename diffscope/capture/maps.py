@@ -16,7 +16,7 @@ from torch import Tensor
 from diffscope.attention.blocks import Workers
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import DEFAULT_MAPS, MAPS, check_map, present, title_of
-from diffscope.errors import DiffscopeError, check_index
+from diffscope.errors import DiffscopeError
 from diffscope.prompts.selection import indices_among, token_positions, whole_number
 from diffscope.stats.maps import Bins, top_keys, window
 from diffscope.stats.maps import bins as maps_in_bins
@@ -59,7 +59,7 @@ def maps(
     capture: Capture,
     layer: int,
     heads: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | str | None = None,
     *,
     queries: Positions = None,
     keys: Positions = None,
@@ -72,7 +72,7 @@ def maps(
         As for :meth:`map`.
     heads : sequence of int, optional
         By default all.
-    names : sequence of str, optional
+    names : sequence of str, or str, optional
         As of :meth:`map`; by default A1, A2, λ·A2 and D, as far as the layer has them.
 
     Returns
@@ -122,7 +122,7 @@ def pooled_maps(
     capture: Capture,
     layer: int,
     heads: Sequence[int] | None = None,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | str | None = None,
     *,
     size: int = SIZE,
     marginals: bool = False,
@@ -244,19 +244,19 @@ def thumbnails(capture: Capture, name: str = "D", size: int = 64) -> xr.DataArra
 
 
 def _selected(
-    capture: Capture, layer: int, heads: Sequence[int] | None, names: Sequence[str] | None
+    capture: Capture, layer: int, heads: Sequence[int] | None, names: Sequence[str] | str | None
 ) -> tuple[LayerAttention, list[int], tuple[str, ...]]:
     """Return the attention of one layer of the prompt, without padding, and the heads and maps asked for."""
     if capture.batch:
         raise DiffscopeError(f"a map is of one prompt, and this capture is of a batch of {len(capture)}; take capture[i] of it")
-    check_index("layer", layer, capture.layer_numbers)
-    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
+    attention = capture.layer(layer).prompt(0)
     chosen = list(indices_among("head", heads, range(attention.n_heads)))
     if names is None:
         return attention, chosen, present(attention, DEFAULT_MAPS) or ("A1",)
+    names = (names,) if isinstance(names, str) else tuple(names)
     for name in names:
         check_map(name, attention)
-    return attention, chosen, tuple(names)
+    return attention, chosen, names
 
 
 def _labelled(

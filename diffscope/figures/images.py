@@ -48,9 +48,7 @@ def grid_data(
 
     Parameters are as of ``diffscope.figures.maps``; of standard attention it is the one map that there is.
     """
-    chosen = [
-        cap.layers[cap.layer_numbers.index(n)] for cap in captures.values() for n in _chosen("layer", layers, cap.layer_numbers)
-    ]
+    chosen = [cap.layer(n) for cap in captures.values() for n in _chosen("layer", layers, cap.layer_numbers)]
     if len(kinds := dict.fromkeys(attention.kind for attention in chosen)) > 1:
         raise DiffscopeError(
             f"these layers are of the kinds {', '.join(kinds)}, and a grid is of one: choose them by layers=, or take "
@@ -86,14 +84,14 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
     """Return the map (layer, head, query, key) of the chosen heads of one model."""
     numbers = _chosen("layer", layers, cap.layer_numbers)
     places = _chosen("head", heads, range(cap.n_heads))  # of the layer that has most
-    first = cap.layers[cap.layer_numbers.index(numbers[0])]
+    first = cap.layer(numbers[0])
     rows, columns = window(queries, first.n_queries, "queries"), window(keys, first.n_keys, "keys")
     longest = max(rows.stop - rows.start, columns.stop - columns.start)
     if longest > size and (queries is not None or keys is not None):
         raise DiffscopeError(f"a window of more than {size} positions a side cannot be drawn in a grid: choose a smaller one")
     by_layer = []
     for number in numbers:
-        attention = cap.layers[cap.layer_numbers.index(number)]
+        attention = cap.layer(number)
         drawn = drawn_of(attention, name)
         there = [head for head in places if head < attention.n_heads]
         if longest > size:

@@ -180,9 +180,9 @@ def one_prompt(cap: Capture, prompt: int) -> Capture:
 def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:
     """Return the attention inputs of a layer by its number in the model, by default the first; it has the head asked for."""
     number = cap.layer_numbers[0] if layer is None else layer
-    check_index("layer", number, cap.layer_numbers)
+    attention = cap.layer(number)
     check_index("head", head, range(cap.n_heads))
-    return cap.layers[cap.layer_numbers.index(number)]
+    return attention
 
 
 def visible_cells(layer: LayerAttention, queries, keys) -> np.ndarray:

@@ -53,7 +53,7 @@ def images(capture: Capture, heads: Sequence[Head]) -> dict[str, np.ndarray]:
     """
     found = {}
     for layer, head in heads:
-        attention = capture.layers[capture.layer_numbers.index(layer)]
+        attention = capture.layer(layer)
         check_index("head", head, range(attention.n_heads))
         names = ["A1", "A2", "D"] if attention.differential else ["A1"]
         maps = capture.pooled_maps(layer, [head], names, size=SIZE)

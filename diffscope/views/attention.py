@@ -184,7 +184,7 @@ def buffer(
     maps = whole_maps(capture, layer, head, prompt=prompt, size=size) if maps is None else maps
     names = [name for name in theme.SCALES if name in maps]
     capture = one_prompt(capture, prompt)
-    attention = capture.layers[capture.layer_numbers.index(layer)].prompt(0)
+    attention = capture.layer(layer).prompt(0)
     about = _about(capture, attention, head, prompt, maps, names) | {
         "group": group,
         "sentence": [list(part) for part in sentence],

@@ -52,7 +52,7 @@ class AttentionWidget(anywidget.AnyWidget):
 
     def _heads(self, layer: int) -> int:
         """Return how many heads a layer has."""
-        return self._capture.layers[self._capture.layer_numbers.index(layer)].n_heads
+        return self._capture.layer(layer).n_heads
 
     @traitlets.validate("layer")
     def _layer_is_there(self, proposal: dict) -> int:
@@ -69,7 +69,7 @@ class AttentionWidget(anywidget.AnyWidget):
         if self.head > most:
             self.head = most  # which is drawn, then
             return
-        attention = self._capture[self._prompt].layers[self._capture.layer_numbers.index(self.layer)]
+        attention = self._capture[self._prompt].layer(self.layer)
         self.data = attention_view.buffer(
             self._capture,
             self.layer,

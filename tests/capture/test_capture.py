@@ -675,6 +675,11 @@ def test_an_interrupt_at_any_moment_after_the_first_layer_leaves_what_was_said_t
     assert scope.measure(prompt, names).equals(whole), "nothing is left behind"
 
 
+def test_one_map_is_asked_for_by_its_name_alone():
+    capture = diffscope.load(tiny.own("v1")).capture(tiny.ids(9))
+    assert list(capture.maps(0, names="A1")) == list(capture.pooled_maps(0, names="A1", size=4)) == ["A1"]
+
+
 def test_a_comparison_that_is_interrupted_keeps_the_first_model(monkeypatch):
     scopes = [diffscope.load(tiny.own("v1", seed=seed)) for seed in (0, 1)]
     comparison = diffscope.compare(*scopes, tiny.ids(9))
@@ -685,10 +690,17 @@ def test_a_comparison_that_is_interrupted_keeps_the_first_model(monkeypatch):
     measured = stopped.value.measured
     assert measured["model"].values.tolist() == list(comparison.names)
     assert measured["gini"].isel(model=0).notnull().any("query").all() and measured["gini"].isel(model=1, layer=1).isnull().all()
+    first = comparison.captures[0].measure("gini")["gini"]
+    monkeypatch.setattr(type(second), "measure", stopping_at(second, type(second).measure, finished=0))
+    with pytest.raises(diffscope.MeasurementInterrupted) as stopped:
+        comparison.measure("gini")
+    np.testing.assert_array_equal(stopped.value.measured["gini"].sel(model=comparison.names[0]), first)
 
 
-def stopping_at(capture, measure):
+def stopping_at(capture, measure, finished=1):
     def stopped(self, *arguments, **how):
+        if self is capture and not finished:
+            raise KeyboardInterrupt
         measured = measure(self, *arguments, **how)
         if self is capture:
             raise diffscope.MeasurementInterrupted(measured.isel(layer=[0]))

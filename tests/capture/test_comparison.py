@@ -50,6 +50,21 @@ def test_maps_stand_side_by_side(comparison):
     assert maps["A2"].sel(model="mini-standard").isnull().all()
 
 
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        ({"layer": 9, "head": 0}, "there is no layer 9; choose from 0 to 2"),
+        ({"layer": (0, -1), "head": 0}, "there is no layer -1; choose from"),
+        ({"layer": 0, "head": 0, "prompt": 2}, "there is no prompt 2; choose from 0, 1"),
+        ({"layer": (0, 1, 2), "head": 0}, "layer is one of both models, or two, and not 3"),
+    ],
+)
+def test_maps_that_are_not_there_are_refused_in_a_line(comparison, asked, words):
+    with pytest.raises(diffscope.DiffscopeError, match=words):
+        comparison.maps(**asked)
+    assert comparison.maps(np.int64(0), np.int64(0)).equals(comparison.maps(0, 0))
+
+
 def test_a_model_beside_itself_under_an_edit_is_numbered(scopes):
     assert diffscope.compare(scopes[0], scopes[0], PROMPTS[0]).names == ("mini-diff (1)", "mini-diff (2)")
 

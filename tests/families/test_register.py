@@ -213,9 +213,7 @@ def test_a_family_is_asked_for_by_its_name():
         with pytest.raises(UnsupportedModel, match="family 'unilm' recognises no attention"):
             ask(model, family="unilm")
         for wrong in ("standart", Standard):
-            with pytest.raises(
-                DiffscopeError, match="is no family; give an instance of one, or a name: .*, standard$"
-            ):
+            with pytest.raises(DiffscopeError, match="is no family; give an instance of one, or a name: .*, standard$"):
                 ask(model, family=wrong)
 
 
