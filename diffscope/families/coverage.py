@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from torch import nn
 
+CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 NAMED = 12  # layers that are numbered one by one
 
 
@@ -29,14 +30,24 @@ def unread_layers(model: nn.Module, numbers: dict[nn.Module, int]) -> str | None
 def _lists_of_layers(model: nn.Module, holders: Collection[nn.Module]) -> Iterator[list[tuple[int, nn.Module]]]:
     """Yield the outermost lists of modules of a model that have members among `holders`, each member with its place."""
     for module in model.children():
-        members = list(enumerate(module)) if isinstance(module, (nn.ModuleList, nn.Sequential)) else []
-        places = [place for place, member in members if member in holders]
-        if len(members) < 2 or not places:
+        members = list(enumerate(_members(module)))
+        kinds = {type(member) for _, member in members if member in holders}
+        if not isinstance(module, nn.ModuleList):  # which may begin with an embedding and end with a head
+            places = [place for place, member in members if type(member) in kinds]
+            members = members[min(places, default=0) : max(places, default=-1) + 1]
+        if isinstance(module, nn.ModuleDict) and any(issubclass(kind, CONTAINERS) for kind in kinds):  # which holds the lists
+            members = []
+        if len(members) < 2 or not kinds:
             yield from _lists_of_layers(module, holders)
-        elif isinstance(module, nn.Sequential):  # which may begin with an embedding and end with a head
-            yield members[places[0] : places[-1] + 1]
         else:
             yield members
+
+
+def _members(module: nn.Module) -> Iterable[nn.Module]:
+    """Return the members of a list of modules in order; none of any other module."""
+    if isinstance(module, nn.ModuleDict):
+        return module.values()
+    return module.children() if isinstance(module, CONTAINERS) else ()
 
 
 def _unread_of(layers: Sequence[tuple[int, nn.Module]], numbers: dict[nn.Module, int]) -> str:
