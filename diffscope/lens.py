@@ -51,6 +51,7 @@ from transformers.models.diffllama.modeling_diffllama import DiffLlamaAttention
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from diffscope.errors import UnsupportedModel
+from diffscope.families.foreign import COMPILED
 from diffscope.models import load_model
 from diffscope.models.controls import GatedAttention
 from diffscope.models.mechanisms import (
@@ -383,13 +384,14 @@ class DifferentialAdapter(ArchitectureAdapter):
 ARCHITECTURES = ("DiffLlamaForCausalLM", "DiffForCausalLM")
 
 
-def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None, device=None) -> TransformerBridge:
+def boot(model: str | PathLike | nn.Module, *, tokenizer=None, dtype=None, device=None) -> TransformerBridge:
     """Open a model as a TransformerBridge with hook points for A1, A2, λ and D.
 
     Parameters
     ----------
-    model : str, PathLike or PreTrainedModel
-        A bundled name, a folder, a hub id, or a loaded model, whose layers are replaced by those of the bridge.
+    model : str, PathLike or torch.nn.Module
+        A bundled name, a folder, a hub id, or a loaded model, whose layers are replaced by those of the bridge; one that
+        ``torch.compile`` wraps is opened inside that.
     tokenizer : PreTrainedTokenizerBase, optional
         By default the one saved with the model.
     dtype : torch.dtype, optional
@@ -405,7 +407,9 @@ def boot(model: str | PathLike | PreTrainedModel, *, tokenizer=None, dtype=None,
     ModelNotFound, CorruptFile, UnsupportedModel
     """
     name = "external"
-    if not isinstance(model, PreTrainedModel):
+    if isinstance(model, nn.Module):
+        model = model._modules.get(COMPILED, model)
+    else:
         name = str(model)
         model, saved = load_model(name, dtype=dtype, device=device)
         tokenizer = tokenizer or saved

@@ -551,6 +551,14 @@ def test_other_models_are_refused_in_one_line(bridge):
         lens.boot(bridge.original_model)
     with pytest.raises(ModelNotFound, match="not bundled"):
         lens.boot("no-such-model")
+    with pytest.raises(UnsupportedModel, match="^Linear is none of"):
+        lens.boot(torch.nn.Linear(2, 2))
+
+
+def test_what_is_compiled_is_opened_inside_that():
+    model = make("v1")
+    bridge = lens.boot(torch.compile(model, backend="eager"))
+    assert bridge.original_model is model and bridge.cfg.model_name == "external"
 
 
 # --- TransformerLens' own check, and the documentation ---------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from diffscope.errors import DiffscopeError
+from diffscope.prompts.selection import whole_number
 from diffscope.scope import Scope
 from diffscope.scope.images import ImageModel
 from diffscope.scope.two_sides import Denoiser, EncoderDecoder
@@ -65,6 +67,7 @@ def check_length(scope: Scope, length: int) -> None:
     ------
     DiffscopeError
     """
+    whole_number(length, 1, math.inf, "the length of prompts is a whole number from 1")
     if length == LENGTH or isinstance(scope.runner, ImageModel):
         return
     if scope.max_length is not None and length > scope.max_length:

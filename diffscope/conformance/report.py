@@ -116,8 +116,8 @@ class Report:
             worst = max(self.errors, key=lambda layer: (math.isnan(self.errors[layer]), self.errors[layer]))
             off = f"off by {self.errors[worst]:.0e} at most ({self.tolerances[worst]:.0e} is allowed there)"
             parts.append(f"The outputs of all {count} layers that were looked at are rebuilt, {off}.")
-        parts += [f"{left['warn']} warnings are below."] if left["warn"] else []
-        parts += [f"{left['undecided']} points are left undecided."] if left["undecided"] else []
+        parts += [f"{_are(left['warn'], 'warning')} below."] if left["warn"] else []
+        parts += [f"{_are(left['undecided'], 'point')} left undecided."] if left["undecided"] else []
         return " ".join(parts)
 
     def rows(self) -> list[dict]:
@@ -167,3 +167,8 @@ class Report:
         """Say every finding about one layer that is not a pass."""
         concerned = (finding for finding in self.findings if layer in finding.layers and finding.verdict != "pass")
         return [f"{finding.check}: {finding.says}" for finding in concerned]
+
+
+def _are(count: int, what: str) -> str:
+    """Begin a sentence about so many of something: "1 warning is", "2 warnings are"."""
+    return f"1 {what} is" if count == 1 else f"{count} {what}s are"

@@ -14,6 +14,7 @@ from diffscope.families.model_call import signature_of
 from diffscope.prompts.arguments import Arguments
 from diffscope.prompts.encoded import Encoded, encode
 from diffscope.scope.two_sides import CONTEXT, LATENTS, TIMESTEP
+from diffscope.scope.unwrap import unwrapped
 
 if TYPE_CHECKING:
     from diffscope.scope.scope import Scope
@@ -41,7 +42,8 @@ def denoising_steps(pipeline: Any, *args: Any, **kwargs: Any) -> list[Step]:
     recorded: list[dict[str, Any]] = []
 
     def record(module: nn.Module, given: tuple, named: dict) -> None:
-        values = signature_of(type(module).forward).bind(module, *given, **named).arguments
+        inside = unwrapped(module)  # whose arguments have names
+        values = signature_of(type(inside).forward).bind(inside, *given, **named).arguments
         kept = {name: x.detach().clone() if isinstance(x, Tensor) else x for name, x in list(values.items())[1:]}
         recorded.append({name: x for name, x in kept.items() if name != "return_dict" and x is not None})
 

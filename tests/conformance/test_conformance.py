@@ -14,6 +14,7 @@ from diffscope import DiffscopeError
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
 from diffscope.conformance.prompts import declared_window
+from diffscope.conformance.report import Report
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
 from tests import tiny
@@ -190,6 +191,19 @@ def test_cached_decoding_goes_beyond_the_window(monkeypatch):
 
     monkeypatch.setattr(DynamicSlidingWindowLayer, "__init__", short)
     assert any(line.startswith("cached decoding") for line in said(diffscope.check(model), "fail"))
+
+
+@pytest.mark.parametrize("length", [0, -3, 2.5])
+def test_a_length_that_is_none_is_refused(length):
+    with pytest.raises(DiffscopeError, match=f"the length of prompts is a whole number from 1, and not {length}"):
+        diffscope.check(tiny.own("v1"), length=length)
+
+
+def test_what_is_left_is_counted_in_words():
+    report = Report("m", "f", "", "", "", "")
+    for verdict in ("warn", "undecided", "undecided"):
+        report.add(verdict, "order", "")
+    assert report.sentence == "1 warning is below. 2 points are left undecided."
 
 
 @pytest.mark.filterwarnings("ignore:.*without attention:diffscope.DiffscopeWarning")  # of its Mamba layers

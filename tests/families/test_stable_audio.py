@@ -277,6 +277,14 @@ def test_a_pipelines_steps_are_captures_and_a_dimension():
     assert torch.equal(alone, again)
 
 
+def test_steps_of_a_compiled_transformer_are_recorded_as_well():
+    pipe = stable_audio.pipeline()
+    pipe.transformer = torch.compile(pipe.transformer, backend="eager")
+    with torch.compiler.set_stance("force_eager"):
+        (step,) = diffscope.denoising_steps(pipe, "a piano", duration=1.0, num_inference_steps=1, output_type="latent")
+    assert diffscope.load(pipe.transformer).capture(step).kinds == ["self", "cross"] * 2
+
+
 def test_guidance_is_a_batch_with_the_negative_prompt_first():
     steps = diffscope.denoising_steps(
         stable_audio.pipeline(), "a piano", negative_prompt="noise", guidance_scale=2.0, duration=1.0, num_inference_steps=2
