@@ -178,6 +178,7 @@ class AttentionPass:
         for name, value in (("lam", lam), *((name, fields.pop(name, None)) for name in ("lam_fp32", "gain"))):
             if value is not None:
                 value = value.detach().clone() if isinstance(value, nn.Parameter) else value  # which training may change
+                value = value[None] if value.dim() == 2 else value
                 fields[name] = value.reshape(1, -1, 1) if value.dim() < 2 else value  # (batch, head, query)
         return LayerAttention(
             layer=self.number,

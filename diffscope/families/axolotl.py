@@ -47,9 +47,6 @@ class Axolotl(Family):
         exact = getattr(module.lambda_init, "dtype", torch.float64) not in HALF  # in half precision the parameter is rounded
         return replace(self.convention, norm=norm, schedule=0 if exact and number_of(module, "lambda_init") else None)
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         module = attention_pass.module
         d = len(attention_pass.module.lambda_q1)

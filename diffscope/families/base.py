@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -58,11 +57,12 @@ ONE_SECOND = "h, and one second map for all heads"
 SOURCES = ("key_value_states", "encoder_hidden_states")  # arguments of transformers' cross-attention
 
 
-class Family(ABC):
+class Family:
     """One implementation of attention.
 
     A new one is a subclass in a file of its own, listed in ``diffscope.families``; one that lives elsewhere is made known by
-    :func:`diffscope.families.register`. Most of it is declared by class attributes; :meth:`read` is the only method needed.
+    :func:`diffscope.families.register`. Most of it is declared by class attributes; :meth:`read` is the only method needed, or
+    :meth:`readings` where there are several.
 
     Attributes
     ----------
@@ -181,16 +181,25 @@ class Family(ABC):
         digits = [[int(part) for part in names[module].split(".") if part.isdigit()] for module in modules]
         return [numbers[-1] if numbers else None for numbers in digits]
 
-    @abstractmethod
+    def __init_subclass__(cls) -> None:
+        """Refuse a family that says in neither way how it reads."""
+        super().__init_subclass__()
+        if cls.read is Family.read and cls.readings is Family.readings:
+            raise TypeError(f"{cls.__name__} reads no pass; give it a method read, or readings")
+
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        """Translate a pass into the contract."""
+        """Translate a pass into the contract; by default as the first of :meth:`readings`."""
+        return next(iter(self.readings(attention_pass)))
 
     def convention_of(self, module: ForeignModule) -> Convention | None:
         """Return the convention of a module, if the modules of a family differ."""
         return self.convention
 
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
-        """Yield every translation of a pass that the family allows; the first that rebuilds the model's output is used."""
+        """Yield every translation of a pass that the family allows; the first that rebuilds the model's output is used.
+
+        By default there is one, by :meth:`read`.
+        """
         yield self.read(attention_pass)
 
     def suspects(self, attention_pass: AttentionPass) -> Iterator[tuple[str, LayerAttention]]:

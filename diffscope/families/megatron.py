@@ -34,9 +34,6 @@ class Megatron(Family):
     output = "linear_proj"
     tokens_first = True
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         layer = self._layer(attention_pass, *_angles_of(attention_pass))
         yield layer

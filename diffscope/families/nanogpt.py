@@ -42,9 +42,6 @@ class NanoGpt(Family):
         fused = hasattr(module, "c_attn") or (hasattr(module, "q_proj") and hasattr(module, "kv_proj"))
         return super().recognises(module) and fused
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         angles = attention_pass.outputs.get("rotary")
         for layer in self._unturned(attention_pass):

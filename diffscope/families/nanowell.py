@@ -29,9 +29,6 @@ class Nanowell(Family):
     watch = {"q": "W_q", "k": "W_k", "v": "W_v"}
     output = "W_o"
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         module = attention_pass.module
         heads = attention_pass.module.num_heads

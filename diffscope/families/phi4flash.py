@@ -25,9 +25,6 @@ class Phi4Flash(Family):
     watch = {"qkv": "Wqkv"}
     output = "out_proj"
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         """Yield the readings of a layer with shared keys: the remote code's layout, then that of ports with tokens first."""
         d = len(attention_pass.module.inner_cross_attn.lambda_q1)

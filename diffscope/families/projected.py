@@ -121,7 +121,13 @@ class Projected(Family):
             raise UnsupportedModel(f"{is_none}; correct the family's {name}") from None
 
     def _weight(self, name: str, attention_pass: AttentionPass, heads: int) -> Tensor:
-        """Return λ or the factor of A1, from how it was declared, as (batch or 1, heads or 1, query or 1)."""
+        """Return λ or the factor of A1, from how it was declared: (heads,), or what broadcasts to (batch, head, query).
+
+        Raises
+        ------
+        UnsupportedModel
+            It is neither a number nor a tensor of such a shape.
+        """
         module, outputs = attention_pass.module, attention_pass.outputs
         weight: Any = getattr(self, name)
         if isinstance(weight, str):
@@ -134,12 +140,11 @@ class Projected(Family):
             raise UnsupportedModel(
                 f"λ or a factor of {type(module).__name__} is no number and no tensor; correct the family's {name}"
             )
-        value = weight.detach().clone()  # which training may change
-        value = value.reshape(1, -1, 1) if value.dim() < 2 else value.reshape((1,) * (3 - value.dim()) + value.shape)
-        fits = (len(outputs["q"]), heads, outputs["q"].shape[1])
-        if value.dim() != 3 or any(size not in (1, most) for size, most in zip(value.shape, fits)):
+        shape, fits = tuple(weight.shape), (len(outputs["q"]), heads, outputs["q"].shape[1])
+        sizes = (*shape, 1) if len(shape) == 1 else shape  # (batch, head, query), or the last of these
+        if len(sizes) > 3 or any(size not in (1, most) for size, most in zip(reversed(sizes), reversed(fits))):
             raise UnsupportedModel(
-                f"λ or a factor of {type(module).__name__} has the shape {tuple(weight.shape)}, which is neither ({heads},) nor "
-                f"broadcasts to {fits}, (batch, head, query); correct the family's {name}"
+                f"λ or a factor of {type(module).__name__} has the shape {shape}, which is neither ({heads},) nor broadcasts to "
+                f"{fits}, (batch, head, query); correct the family's {name}"
             )
-        return value
+        return weight.detach().clone()  # which training may change

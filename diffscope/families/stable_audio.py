@@ -99,9 +99,6 @@ class StableAudioTools(StableAudio):
     def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.differential else None
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(self.readings(attention_pass))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         differential = bool(attention_pass.module.differential)
         if unread := next((name for name in OTHER_MASKS if attention_pass.arguments.get(name) is not None), None):

@@ -54,9 +54,6 @@ class UnilmV1(Family):
     def recognises(self, module: ForeignModule) -> bool:
         return super().recognises(module) and not hasattr(module, "effective_heads")  # an attribute of DiffCLIP
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
-        return next(iter(self.readings(attention_pass)))
-
     def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         """Yield the reading of the flash files, then that of the naive file, which repeats grouped keys before it pairs them.
 

@@ -217,6 +217,18 @@ def test_a_family_is_asked_for_by_its_name():
                 ask(model, family=wrong)
 
 
+def test_a_family_reads_in_one_way_or_in_several():
+    class Several(Standard):
+        read = families.Family.read
+
+        def readings(self, attention_pass):
+            yield super().read(attention_pass)
+
+    assert diffscope.load(tiny.standard("llama"), family=Several()).capture([5, 17, 3]).family == "standard"
+    with pytest.raises(TypeError, match="Silent reads no pass; give it a method read, or readings"):
+        type("Silent", (families.Family,), {"name": "silent"})
+
+
 def test_a_family_can_be_used_without_being_known(model, page):
     names = {**NAMES}
     exec(page[0].partition("\n\n\nregister(")[0], names)
