@@ -41,6 +41,19 @@ def test_passes_differ_in_order_and_each_begins_elsewhere():
     assert int(passes(seed=(4, 0)).sample(50, RNG)[0][0]) != first[0]
 
 
+def test_windows_of_a_text_that_ends_with_a_word_stay_as_they_were():
+    begun = passes()
+    assert [int(begun.sample(50, RNG)[0][0]) for _ in range(6)] == [3040, 3140, 42, 2843, 2491, 2240]
+
+
+def test_a_text_may_end_with_its_longest_word():
+    cuts = np.arange(1000) % 3 == 0
+    cuts[600:] = False
+    windows = Passes(np.arange(1000), cuts, 20, (0, 0))
+    starts = [int(windows.sample(20, RNG)[0][0]) for _ in range(3 * windows.windows)]
+    assert cuts[starts].all() and windows.windows == (597 - 20) // 20
+
+
 def test_a_text_without_a_window_is_refused():
     filler = text(80)
     with pytest.raises(DiffscopeError, match="a text of 80 tokens has no windows of 50"):

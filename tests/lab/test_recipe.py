@@ -13,6 +13,7 @@ from diffscope.lab.training.stages import Continued, Stage
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Retrieval
 from tests.lab.small_recipes import FORMING, PIECE, pair
+from tests.tokenizers_of_kinds import tokenizer
 
 
 def test_the_rate_of_a_stage_rises_holds_and_falls():
@@ -142,6 +143,12 @@ def test_a_stage_without_needles_is_plain_text():
     text = task.filler.ids.tolist()
     run = ids[1, 1:].tolist()
     assert any(text[start : start + 69] == run for start in range(len(text)))
+
+
+def test_plain_text_begins_as_the_tokenizer_begins_every_text():
+    task = Retrieval(tokenizer("qwen"))  # which puts nothing before it
+    ids, _ = Stage(1, ((3, 70),), 1.0).draw(task, np.random.default_rng(0))
+    assert ids.shape == (3, 70) and ids.dtype == np.int64 and task.filler.cuts[task.filler.ids == ids[0, 0]].any()
 
 
 COHORT = {

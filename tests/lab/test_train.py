@@ -185,12 +185,21 @@ def test_curves_are_whole_when_a_run_was_killed_before_it_wrote_them(undisturbed
 
 
 def test_checkpoints_of_a_run_that_left_no_state_are_replaced(undisturbed, tmp_path):
-    stale = tmp_path / "diff" / "seed-0" / "checkpoints" / "step-000000"
-    stale.mkdir(parents=True)
-    (stale / "model.safetensors").write_bytes(b"of another recipe")
+    stale, other = (tmp_path / "diff" / "seed-0" / "checkpoints" / f"step-{step:06d}" for step in (0, 5))
+    for folder in (stale, other):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"of another recipe")
     train(pair(), "diff", tmp_path)
     expected = undisturbed / "checkpoints" / "step-000000" / "model.safetensors"
-    assert (stale / "model.safetensors").read_bytes() == expected.read_bytes()
+    assert (stale / "model.safetensors").read_bytes() == expected.read_bytes() and not other.exists()
+
+
+def test_each_stage_ends_by_its_own_evaluations(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "evaluations", lambda *_: [lambda model: {"retrieval": 1.0}])
+    stages = tuple(replace(stage, formed=0.9) for stage in pair().stages)
+    folder = train(replace(pair(), stages=stages, evaluate_every=2), "diff", tmp_path)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["stage"], row["step"]) for row in rows] == [(0, 2), (0, 4), (1, 6), (1, 8)]
 
 
 def test_half_precision_trains_on_weights_in_single_precision(tmp_path):

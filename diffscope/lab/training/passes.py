@@ -27,7 +27,8 @@ class Passes(TextStream):
 
     def __post_init__(self):
         self._borders = np.flatnonzero(self.cuts)
-        self._most = int(np.diff(self._borders, prepend=0).max(initial=0))  # tokens to the next word border
+        # Tokens to the next word border, or from the last one to the end.
+        self._most = int(np.diff(self._borders, prepend=0, append=len(self.ids)).max())
         if self.windows < 1:
             raise DiffscopeError(f"a text of {len(self.ids)} tokens has no windows of {self.length}; give a longer text")
 

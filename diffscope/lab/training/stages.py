@@ -102,8 +102,8 @@ class Stage:
         if self.task != RETRIEVAL:
             return task.training_rows(rows, length, rng)
         if self.plain_text:
-            texts = [task.filler.sample(length - 1, rng)[0] for _ in range(rows)]
-            ids = np.array([[task.tokenizer.bos_token_id, *text] for text in texts])
+            texts = [task.filler.sample(length - len(task.prefix), rng)[0] for _ in range(rows)]
+            ids = np.array([[*task.prefix, *text] for text in texts])
             return ids, np.zeros(ids.shape, dtype=np.int8)
         mentions = self._mentions(length)
         most = self.needles[1] * mentions // self.mentions

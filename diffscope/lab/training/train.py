@@ -46,6 +46,7 @@ from diffscope.lab.training.runs import SCORES, place_of
 from diffscope.lab.training.stages import LOG_EVERY, RETRIEVAL
 from diffscope.models import DiffForCausalLM
 from diffscope.models.loading import move
+from diffscope.storage.atomic import remove
 
 SAVE_EVERY = 50  # steps
 FORMED_WEIGHTS = "formed.safetensors"  # what another arm goes on from
@@ -261,6 +262,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
     most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
     if place.done == 0:
+        remove(folder / "checkpoints")  # of a run that was killed before its first state, perhaps of another recipe
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
     watched = (folder, trainer.model, Draws(recipe, trainer.tokenizer, seed), recipe.first_stage(arm))
     with watching(board, *watched, metrics) as watch:
@@ -279,7 +281,8 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
                 if progress:
                     progress(place.done, most, _note(row))
             watch(place.done, row)
-            formed = stage.formed is not None and formation(metrics, recipe) is not None
+            of_stage = [row for row in metrics if row["stage"] == place.stage]
+            formed = stage.formed is not None and formation(of_stage, recipe) is not None
             ends = formed or place.step == stage.steps
             if ends or place.done in recipe.checkpoints:
                 save_checkpoint(trainer.model, folder / "checkpoints" / f"step-{place.done:06d}")
