@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import RUN, WEIGHTS, read_metrics, read_run
+from diffscope.lab.training.run import RUN, WEIGHTS, check_recipe, read_metrics, read_run
 from diffscope.models.folders import checkpoints
 from diffscope.numbers import counted
 from diffscope.scope import load
@@ -120,8 +120,8 @@ def publish(
     Raises
     ------
     DiffscopeError
-        A run is missing or never formed, it has no such checkpoint, the wheel would be too large, or a model of text makes
-        no example. Nothing was replaced then.
+        A run is missing, of another recipe or never formed, it has no such checkpoint, the wheel would be too large, or a
+        model of text makes no example. Nothing was replaced then.
     """
     kind = KINDS[kind_of(recipe)]
     arms = arms or (kind.arms if set(kind.arms) <= set(recipe.arms) else tuple(recipe.arms))
@@ -154,11 +154,12 @@ def name_of(arm: str, stem: str) -> str:
 
 
 def check_run(arm: str, source: Path, recipe: Recipe) -> None:
-    """Raise DiffscopeError unless a run is finished, with its last stage."""
+    """Raise DiffscopeError unless a run of this recipe is finished, with its last stage."""
     if not (source / WEIGHTS).is_file():
         raise DiffscopeError(f"{source} holds no finished run of {arm!r}; train it, or choose others with --arm and --seed")
     if read_metrics(source)[-1].get("stage", len(recipe.stages)) < len(recipe.stages) - 1:
         raise DiffscopeError(f"{source} never formed the lookup circuit; choose another seed with --seed")
+    check_recipe(source, recipe, arm)
 
 
 def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[str], usual: bool) -> dict[str, list[int]]:

@@ -40,6 +40,7 @@ for name in "$@"; do
     [ "$name" != lowest ] || version=$(for lowest in 3.11 3.12 3.13; do if find_python $lowest >/dev/null; then echo $lowest && break; fi; done)
     python=$(find_python "${version:-3.11}") || { echo "error: there is no Python $name" >&2 && exit 1; }
     start=$(date +%s)
+    finished=""
     rm -f ".venvs/$name.log"
     if prepare "$name" "$python" && finished=$(date +%s) &&
         PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 ".venvs/$name/bin/python" -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -p no:cacheprovider >".venvs/$name.log" 2>&1; then

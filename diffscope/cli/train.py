@@ -9,6 +9,7 @@ from diffscope.cli.options import Device, Json, check_out
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ray
 from diffscope.cli.training_report import (
+    check_folder,
     collected,
     show_progress,
     show_report,
@@ -76,60 +77,111 @@ def command(
     as_json: Json = False,
 ):
     """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
-    from diffscope.figures.figure import check_suffix
-    from diffscope.lab.training.recipe import Recipe
-
-    chosen = _chosen(recipe, preset, learning_rate, text, any_text)
+    mode = _mode({"--table": table, "--status": status, "--recompute-evidence": evidence, "--report": report})
+    if figure is not None:
+        _check_figure(figure, mode)
+    if (recipe is None) == (preset is None):
+        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
+    name = preset if recipe is None else recipe
+    chosen = _chosen(name, learning_rate, text, any_text)
     if table:
         _show_arms(chosen, as_json)
         return
-    if figure is not None:
-        check_out(figure)
-        check_suffix(figure)
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
+    if out.exists() and not out.is_dir():
+        raise DiffscopeError(f"{out} is a file; --out takes the folder into which runs go")
     from diffscope.lab.training.cohort import Cohort
 
     wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
-    if status:
-        show_status(wanted, processes or 1, as_json)
-        return
     if evidence:
         _take_anew(wanted)
         return
     if report:
         show_report(wanted, figure, as_json)
         return
-    how = dict(processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
-    failed = _train_cohort(wanted, how)
+    cohorts = [wanted]
     if chosen.then is not None and not (arm or seed):
-        following = Cohort(Recipe.load(chosen.then), out / chosen.then, device=wanted.device)
-        failed += _train_cohort(following, how)
+        following = _following(name, chosen, learning_rate, text, any_text)
+        cohorts.append(Cohort(following, out / following.name, device=wanted.device))
+    if status:
+        show_status(cohorts, processes or 1, as_json)
+        return
+    failed = train_all(cohorts, quiet=as_json, processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
     if figure is not None or as_json:
         show_report(wanted, figure, as_json)
     if failed:
-        raise DiffscopeError(f"{failed} runs failed, see {out / 'failed'}; the same command tries them again")
+        raise DiffscopeError(failed)
 
 
-def _chosen(recipe, preset, learning_rate, text, any_text):
+def _mode(modes):
+    """Return which of options by name takes the place of the training, None if none does."""
+    chosen = [name for name, on in modes.items() if on]
+    if len(chosen) > 1:
+        raise DiffscopeError(f"{' and '.join(chosen)} exclude each other; give one of them")
+    return chosen[0] if chosen else None
+
+
+def _check_figure(figure, mode):
+    """Refuse a figure that could not be kept, or that what takes the place of the training does not draw."""
+    from diffscope.figures.figure import check_suffix
+
+    if mode not in (None, "--report"):
+        raise DiffscopeError(f"{mode} draws no figure; leave --figure out, or give it with --report")
+    check_out(figure)
+    check_suffix(figure)
+
+
+def _chosen(name, learning_rate, text, any_text):
     """Return the recipe of this name, on its corpus, with one learning rate for all arms if one is given."""
-    from dataclasses import replace
-
     from diffscope.lab.training.initialisation import with_text
     from diffscope.lab.training.recipe import Recipe
 
-    if (recipe is None) == (preset is None):
-        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
     if any_text and text is None:
         raise DiffscopeError("--any-text allows another corpus and names none; give its folder with --text FOLDER")
-    chosen = with_text(Recipe.load(recipe or preset), text, any_text)
-    return chosen if learning_rate is None else replace(chosen, learning_rate=learning_rate, tuning=None)
+    chosen = with_text(Recipe.load(name), text, any_text)
+    return chosen if learning_rate is None else chosen.with_rate(learning_rate)
+
+
+def _following(name, chosen, learning_rate, text, any_text):
+    """Return the recipe of the cohort that is trained after this one, on its corpus; its file lies relative to this one's."""
+    from diffscope.lab.training.initialisation import corpus_of, with_text
+    from diffscope.lab.training.recipe import Recipe
+
+    if learning_rate is not None:
+        raise DiffscopeError(
+            f"--learning-rate does not reach {chosen.then}, which is trained after {chosen.name}; name arms with --arm"
+        )
+    following = Recipe.load(str(Path(name).parent / chosen.then) if chosen.then.endswith(".toml") else chosen.then)
+    following = with_text(following, None if following.corpus is None else text, any_text)
+    corpus_of(following)  # one that is not given is known before the first cohort is trained
+    return following
+
+
+def train_all(cohorts, *, quiet=False, **how):
+    """Train what is left of cohorts, one after the other, and return in words which runs failed, None if none did.
+
+    Parameters
+    ----------
+    cohorts : sequence of Cohort
+    quiet : bool
+        Print nothing to stdout, which is for JSON.
+    **how
+        Processes, ray, threads and tensorboard, as of :func:`diffscope.lab.training.train_cohort.train_cohort`.
+    """
+    from diffscope.lab.items import FAILED_FOLDER
+
+    failed = {wanted.out / FAILED_FOLDER: _train_cohort(wanted, how, quiet) for wanted in cohorts}
+    if not any(failed.values()):
+        return None
+    folders = " and ".join(str(folder) for folder, count in failed.items() if count)
+    return f"{sum(failed.values())} runs failed, see {folders}; the same command tries them again"
 
 
 @kept_when_stopped(SAVED)
-def _train_cohort(wanted, how):
+def _train_cohort(wanted, how, quiet):
     """Train what is left of a cohort, show what came of it but for its scores, and return how many runs failed."""
-    from diffscope.evidence.runs import store_cohort_run
+    from diffscope.evidence.runs import check_cohort, store_cohort_run
     from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
     from diffscope.lab.training.train import check_tools
     from diffscope.lab.training.train_cohort import train_cohort
@@ -138,14 +190,18 @@ def _train_cohort(wanted, how):
         check_tools(wanted.device, how["tensorboard"])
     tell_versions(wanted)
     note(f"{wanted.recipe.name}: {remaining_in_words(progress_by_arm(wanted), how['processes'] or 1)}")
+    evidence = None if wanted.recipe.keep_weights else store_cohort_run
+    if evidence and len(wanted.outcome().done) < len(wanted.planned()):
+        check_cohort(wanted)
     with counting(f"training {wanted.recipe.name}") as progress:
-        evidence = None if wanted.recipe.keep_weights else store_cohort_run
         outcome = train_cohort(wanted, **how, evidence=evidence, progress=progress)
     tell_failures(wanted, outcome)
     if not any("tuning" not in run.spec for run in outcome.done):
         note("no run is finished yet")
         return len(outcome.failed)
-    show_progress(wanted, collected(wanted))
+    dataset = collected(wanted)
+    if not quiet:
+        show_progress(wanted, dataset)
     if not wanted.recipe.keep_weights:
         tell_outdated(wanted)
     if outcome.failed or outcome.waiting:
@@ -158,6 +214,7 @@ def _take_anew(wanted):
     """Take the evidence of finished runs that have none, or one of another format."""
     from diffscope.evidence.run_file import outdated
     from diffscope.evidence.runs import store_cohort_run
+    from diffscope.lab.training.run import check_recipe
     from diffscope.lab.training.stages import RETRIEVAL
 
     if wanted.recipe.task != RETRIEVAL:
@@ -165,12 +222,19 @@ def _take_anew(wanted):
         raise DiffscopeError(
             f"evidence is taken on retrieval prompts, and {wanted.recipe.name!r} trains {task}; read its weights"
         )
-    names = outdated(wanted.out)
+    check_folder(wanted.out)
+    chosen = []
+    for name in outdated(wanted.out):
+        run = wanted.out / name
+        arm, seed = run.parent.name, int(run.name.removeprefix("seed-"))
+        if arm in (wanted.arms or [arm]) and seed in (wanted.seeds or [seed]):
+            check_recipe(run, wanted.recipe, arm)
+            chosen.append((name, seed))
     with counting("taking evidence") as progress:
-        for done, run in enumerate(names):
-            progress(done, len(names), run)
-            store_cohort_run(wanted.out / run, wanted.recipe, int(run.rpartition("-")[2]))
-    note(f"took the evidence of {len(names)} runs")
+        for done, (name, seed) in enumerate(chosen):
+            progress(done, len(chosen), name)
+            store_cohort_run(wanted.out / name, wanted.recipe, seed)
+    note(f"took the evidence of {len(chosen)} runs")
 
 
 def _show_arms(recipe, as_json):

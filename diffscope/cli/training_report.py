@@ -1,19 +1,24 @@
 """What ``diffscope train`` says of the runs in a folder."""
 
-import re
-
 import diffscope
 from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
 
 def tell_failures(cohort, outcome):
-    """Name the runs that failed, each with its cause."""
+    """Name the runs that failed, and return the cause of each by its name."""
     from diffscope.lab.training.runs import run_label
 
-    for run in cohort.planned():
-        if run.place in outcome.failed:
-            note(f"failed: {run_label(run)}: {outcome.failed[run.place]}")
+    failed = {run_label(run): outcome.failed[run.place] for run in cohort.planned() if run.place in outcome.failed}
+    for label, cause in failed.items():
+        note(f"failed: {label}: {cause}")
+    return failed
+
+
+def check_folder(out):
+    """Refuse a folder of runs that there is not."""
+    if not out.is_dir():
+        raise DiffscopeError(f"there is no folder {out}; give the one into which runs were trained")
 
 
 def collected(cohort):
@@ -110,32 +115,44 @@ def _formed(row, recipe):
     return ", ".join([*steps, *(f"(seed {seed} missing)" for seed in row["missing"])])
 
 
-def show_status(cohort, processes, as_json):
-    """Show which runs are done, under way and left, by arm, and how long the rest takes so many processes."""
+def show_status(cohorts, processes, as_json):
+    """Show which runs of cohorts are done, under way and left, by arm, and how long the rest takes so many processes."""
     from diffscope.lab.training.cohort import progress_by_arm, remaining_in_words
+
+    arms = [(cohort.recipe.name, progress_by_arm(cohort)) for cohort in cohorts]
+    if as_json:
+        rows = [_status_of(row, name, processes) for name, of_cohort in arms for row in of_cohort]
+        left, hours = (sum(row[key] for row in rows) for key in ("left", "hours_left"))
+        show_json({"recipe": cohorts[0].recipe.name, "processes": processes, "left": left, "hours_left": hours, "arms": rows})
+        return
+    for name, rows in arms:
+        _show_status(rows, processes)
+        note(f"{name}: {remaining_in_words(rows, processes)}")
+
+
+def _status_of(row, recipe, processes):
+    """Return how far the runs of one arm are, ready for JSON."""
     from diffscope.lab.training.runs import run_label
 
-    arms = progress_by_arm(cohort)
-    if as_json:
-        rows = [
-            {
-                "arm": row.arm,
-                "tuning": row.tuning,
-                "done": row.done,
-                "left": row.left,
-                "under_way": [
-                    {"run": run_label(each.run), "step": each.step, "steps": each.steps, "minutes_since": each.minutes}
-                    for each in row.under_way
-                ],
-                "seconds_a_step": row.step,
-                "hours_left": row.seconds / processes / 3600,
-            }
-            for row in arms
-        ]
-        left = sum(row.left for row in arms)
-        hours = sum(row.seconds for row in arms) / processes / 3600
-        show_json({"recipe": cohort.recipe.name, "processes": processes, "left": left, "hours_left": hours, "arms": rows})
-        return
+    return {
+        "recipe": recipe,
+        "arm": row.arm,
+        "tuning": row.tuning,
+        "done": row.done,
+        "left": row.left,
+        "under_way": [
+            {"run": run_label(each.run), "step": each.step, "steps": each.steps, "minutes_since": each.minutes}
+            for each in row.under_way
+        ],
+        "seconds_a_step": row.step,
+        "hours_left": row.seconds / processes / 3600,
+    }
+
+
+def _show_status(rows, processes):
+    """Show how far the runs of each arm of a cohort are."""
+    from diffscope.lab.training.runs import run_label
+
     show_table(
         ["arm", "runs", "done", "under way", "left", "s a step", "hours left"],
         [
@@ -148,29 +165,31 @@ def show_status(cohort, processes, as_json):
                 row.step,
                 row.seconds / processes / 3600,
             ]
-            for row in arms
+            for row in rows
         ],
     )
-    note(remaining_in_words(arms, processes))
 
 
 def show_report(cohort, figure, as_json):
-    """Show what the finished runs learned, and which failed or are missing."""
+    """Show what the finished runs of a cohort, or of those arms and seeds that it names, learned, and which failed."""
     from diffscope.lab.training.cohort import DATASET, summary
 
-    if not cohort.out.is_dir():
-        raise DiffscopeError(f"there is no folder {cohort.out}")
-    tell_failures(cohort, cohort.outcome())
+    check_folder(cohort.out)
+    outcome = cohort.outcome()
+    failed = tell_failures(cohort, outcome)
     dataset = collected(cohort)
+    dataset = dataset.sel(
+        arm=[arm for arm in dataset["arm"].values if arm in (cohort.arms or [arm])],
+        seed=[seed for seed in dataset["seed"].values if seed in (cohort.seeds or [seed])],
+    )
     tell_versions(cohort)
-    failed = re.findall(r"(?:^|; )([^\s:]+, seed \d+): (.*?)(?=; [^\s:]+, seed \d+: |$)", dataset.attrs.get("failed", ""))
     rows = summary(dataset)
     if as_json:
-        show_json({"arms": rows, "failed": dict(failed)})
+        show_json({"arms": rows, "failed": failed})
     else:
         _show_runs(dataset, rows, cohort.recipe)
-    total = sum("tuning" not in run.spec for run in cohort.planned())
-    note(f"{int(dataset['finished'].sum())} of {total} runs are finished; all that was measured is in {cohort.out / DATASET}")
+    total, done = (sum("tuning" not in run.spec for run in runs) for runs in (cohort.planned(), outcome.done))
+    note(f"{done} of {total} runs are finished; all that was measured is in {cohort.out / DATASET}")
     if figure is not None:
         diffscope.figure("cohort", dataset).save(figure)
         note(f"saved {figure}")

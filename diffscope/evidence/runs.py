@@ -6,12 +6,14 @@ import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 import xarray as xr
 
+from diffscope.errors import DiffscopeError
 from diffscope.evidence.ablations import answers, replacement_losses, with_answer
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.last_query import LastQuery, last_query_of, layers_in_batches, read
@@ -44,6 +46,8 @@ from diffscope.evidence.take import (
 )
 from diffscope.evidence.untrained import untrained_like
 from diffscope.instruments.map_parts import anatomy
+from diffscope.lab.training.cohort import Cohort
+from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, revision
 from diffscope.models.folders import checkpoints
@@ -101,15 +105,7 @@ def take_run(
     folder = Path(folder)
     names = _checkpoint_names(folder)
     last = load(folder)
-    task = Retrieval(last.tokenizer, held_out=True, template=template)
-    cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
-    several = {
-        count: [
-            task.prompt(LENGTH, count + 1, np.random.default_rng([FIRST_SEED, seed, count, index]), questions=2)
-            for index in range(PROMPTS)
-        ]
-        for count in DISTRACTORS
-    }
+    cells, several = _prompts(Retrieval(last.tokenizer, held_out=True, template=template), seed)
     total = len(names) + untrained
     rows = []
     for done, (step, name) in enumerate(names.items()):
@@ -147,8 +143,48 @@ def store_run(
 
 def store_cohort_run(folder: Path, recipe: Recipe, seed: int) -> Path:
     """Store the evidence of a finished run of a cohort, on prompts of the sentence that it is scored with."""
-    template = TEMPLATE if recipe.grid is None else recipe.grid.template
-    return store_run(folder, template, seed, arm=folder.parent.name)
+    return store_run(folder, _template(recipe), seed, arm=folder.parent.name)
+
+
+def check_cohort(cohort: Cohort) -> None:
+    """Draw the prompts of the evidence of a cohort, so that those that its models cannot read are known before the training.
+
+    Raises
+    ------
+    DiffscopeError
+        A prompt with its answer is longer than a model has positions.
+    PromptError
+        A prompt cannot be drawn.
+    """
+    tokenizer = tokenizer_for(cohort.recipe)
+    task = Retrieval(tokenizer, held_out=True, template=_template(cohort.recipe))
+    by_count = chain.from_iterable(_prompts(task, seed) for seed in cohort.seeds or cohort.recipe.seeds)
+    drawn = chain.from_iterable(prompts for cells in by_count for prompts in cells.values())
+    longest = max(len(with_answer(prompt)) for prompt in drawn)
+    for arm in cohort.arms or cohort.recipe.arms:
+        positions = cohort.recipe.config(arm, len(tokenizer)).max_position_embeddings
+        if longest > positions:
+            raise DiffscopeError(
+                f"arm {arm!r} has {positions} positions, and evidence is taken on prompts of {longest} tokens; give it more "
+                "(max_position_embeddings), or set keep_weights, with which no evidence is taken"
+            )
+
+
+def _template(recipe: Recipe) -> str:
+    return TEMPLATE if recipe.grid is None else recipe.grid.template
+
+
+def _prompts(task: Retrieval, seed: int) -> tuple[dict[int, list[Prompt]], dict[int, list[Prompt]]]:
+    """Draw the prompts of the evidence of a run, with one question and with two, by their number of distractors."""
+    cells = {count: controlled(task, PROMPTS, LENGTH, count, (FIRST_SEED, seed), slots=max(DISTRACTORS)) for count in DISTRACTORS}
+    several = {
+        count: [
+            task.prompt(LENGTH, count + 1, np.random.default_rng([FIRST_SEED, seed, count, index]), questions=2)
+            for index in range(PROMPTS)
+        ]
+        for count in DISTRACTORS
+    }
+    return cells, several
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from safetensors.torch import load_file
 
 import diffscope
 from diffscope.cli import main, training_report
+from diffscope.cli import train as train_command
 from diffscope.errors import DiffscopeError
 from diffscope.evidence import run_file, runs
+from diffscope.lab.items import Item, note_failure
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import run as run_module
 from diffscope.lab.training import train_cohort as training
@@ -51,6 +53,14 @@ def test_prompts_that_cannot_be_drawn_are_known_before_the_training(tmp_path):
         with pytest.raises(DiffscopeError, match=words):
             train_cohort(Cohort(recipe, tmp_path / "out"))
         assert not (tmp_path / "out" / "diff").exists()
+
+
+def test_evidence_that_a_model_cannot_read_is_known_before_the_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(runs, "LENGTH", 256)
+    (tmp_path / "small.toml").write_text(PIECE)
+    assert main(["train", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out")]) == 2
+    assert "'diff' has 256 positions, and evidence is taken on prompts of 2" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "diff").exists()
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +216,84 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
         ([path], "needs --out"),
         ([path, "--out", str(tmp_path), "--report", "--figure", str(tmp_path / "f.jpg")], "cannot write a figure as '.jpg'"),
         ([path, "--report", "--out", str(tmp_path)], "no run in"),
+        ([path, "--status", "--out", path], "is a file; --out takes the folder"),
+        ([path, "--status", "--report", "--out", str(out)], "--status and --report exclude each other"),
+        ([path, "--status", "--figure", str(tmp_path / "f.png"), "--out", str(out)], "--status draws no figure"),
+        (["", "--table"], "no recipe ''"),
+        *(([path, "--table", "--learning-rate", rate], "has to be above 0") for rate in ("-1", "0", "nan", "inf")),
     ):
         assert main(["train", *arguments]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_json_is_all_that_a_training_prints(cohort_run, capsys):
+    _, out, _ = cohort_run
+    assert main(["train", str(out.parent / "small.toml"), "--out", str(out), "--json"]) == 0
+    assert [row["arm"] for row in json.loads(capsys.readouterr().out)["arms"]] == ["diff", "standard"]
+
+
+def test_a_report_is_of_the_runs_that_are_named_with_the_causes_of_failures(cohort_run, tmp_path, capsys):
+    _, out, _ = cohort_run
+    again = shutil.copytree(out, tmp_path / "out")
+    (again / "diff/seed-0/scores.nc").unlink()
+    cause = "one thing; standard, seed 1: and another"
+    note_failure(again, Item("diff/seed-0/scores.nc", {}), cause)
+    command = ["train", str(out.parent / "small.toml"), "--out", str(again), "--report", "--json"]
+    assert main([*command, "--arm", "diff"]) == 0
+    shown = capsys.readouterr()
+    told = json.loads(shown.out)
+    assert [(row["arm"], list(row["formation"]), row["missing"]) for row in told["arms"]] == [("diff", ["1"], [0])]
+    assert told["failed"] == {"diff, seed 0": cause} and "1 of 2 runs are finished" in shown.err
+    assert main([*command, "--seed", "1"]) == 0
+    assert [list(row["formation"]) for row in json.loads(capsys.readouterr().out)["arms"]] == [["1"], ["1"]]
+
+
+def test_evidence_is_taken_anew_of_the_runs_that_are_named_and_of_this_recipe(cohort_run, tmp_path, capsys, monkeypatch):
+    _, out, _ = cohort_run
+    taken = []
+    monkeypatch.setattr(runs, "store_cohort_run", lambda folder, recipe, seed: taken.append((folder, seed)))
+    command = ["train", str(out.parent / "small.toml"), "--recompute-evidence", "--out"]
+    assert main([*command, str(out), "--arm", "diff", "--seed", "1"]) == 0 and taken == [(out / "diff/seed-1", 1)]
+    (tmp_path / "other.toml").write_text(PIECE.replace("weight_decay = 0.05", "weight_decay = 0.06"))
+    assert main(["train", str(tmp_path / "other.toml"), *command[2:], str(out)]) == 2
+    assert "begun with another recipe (it differs in weight_decay)" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "none")]) == 2 and "there is no folder" in capsys.readouterr().err
+    assert len(taken) == 1
+
+
+@pytest.fixture
+def followed(tmp_path):
+    """A recipe after which another is trained, which lies beside it."""
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "next.toml").write_text(PIECE.replace('"small"', '"after"'))
+    (tmp_path / "recipes" / "first.toml").write_text('then = "next.toml"\n' + PIECE)
+    return str(tmp_path / "recipes" / "first.toml")
+
+
+def test_the_cohort_that_comes_next_is_found_beside_its_recipe_and_counted(followed, tmp_path, capsys, monkeypatch):
+    command = ["train", followed, "--out", str(tmp_path / "out")]
+    assert main([*command, "--status", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["left"] == 8 and {row["recipe"] for row in told["arms"]} == {"small", "after"}
+    assert main([*command, "--status"]) == 0
+    assert capsys.readouterr().err == "small: 4 runs are left\nafter: 4 runs are left\n"
+    trained = []
+    monkeypatch.setattr(train_command, "_train_cohort", lambda wanted, how, quiet: trained.append(wanted.out) or 1)
+    assert main(command) == 2 and trained == [tmp_path / "out", tmp_path / "out" / "after"]
+    assert f"2 runs failed, see {trained[0] / 'failed'} and {trained[1] / 'failed'}; " in capsys.readouterr().err
+    assert main([*command, "--arm", "diff", "--learning-rate", "1"]) == 2 and len(trained) == 3  # without what comes next
+
+
+def test_what_the_next_cohort_lacks_is_known_before_the_first_is_trained(followed, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(train_command, "_train_cohort", refuse)
+    command = ["train", followed, "--out", str(tmp_path / "out")]
+    assert main([*command, "--learning-rate", "1e-3"]) == 2
+    assert "--learning-rate does not reach next.toml, which is trained after small" in capsys.readouterr().err
+    following = tmp_path / "recipes" / "next.toml"
+    following.write_text('corpus = "abc"\n' + following.read_text())
+    assert main(command) == 2 and "'after' trains on the corpus abc; give its folder" in capsys.readouterr().err
+    following.unlink()
+    assert main(command) == 2 and f"no recipe '{following}'" in capsys.readouterr().err
 
 
 def test_formation_is_the_first_of_two_evaluations_in_a_row(cohort_run):
@@ -312,6 +397,8 @@ def test_what_is_left_is_estimated_from_the_runs_that_are_done(forming, tmp_path
     cohort, _, _ = forming
     assert remaining_in_words(progress_by_arm(cohort)) == "nothing is left"
     assert remaining_in_words(progress_by_arm(replace(cohort, out=tmp_path))) == "13 runs are left"
+    begun = {(row.arm, row.tuning): row.seconds for row in progress_by_arm(replace(cohort, out=tmp_path), step=1.0)}
+    assert begun["diff", True] == 4 * 10 and begun["diff", False] == 2 * 20 and begun["top-2", False] == 8  # its second stage
     half = replace(cohort, out=shutil.copytree(cohort.out, tmp_path / "half"))
     diff = [run for run in cohort.runs() if run.spec["arm"] == "diff"]
     diff[1].result(half.out).unlink()
@@ -370,6 +457,11 @@ def test_rates_may_have_to_form_with_all_seeds():
     rates = chosen_rates(table, FORMED_IN_ALL)
     assert rates == {"all_form": 1e-3, "none_forms": 2e-3, "most": 2e-3, "diverges": 2e-3}
     assert unformed(table, rates) == {"none_forms": 0, "most": 1, "diverges": 1}
+
+
+def test_seeds_that_choose_a_rate_are_not_used_again(forming, tmp_path):
+    with pytest.raises(DiffscopeError, match="seeds .101. choose the rates in .tuning., and are not used again"):
+        Cohort(forming[0].recipe, tmp_path, seeds=(0, 101))
 
 
 def test_an_arm_that_forms_with_no_seed_is_named(forming, capsys):

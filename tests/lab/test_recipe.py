@@ -12,7 +12,7 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import Continued, Stage
 from diffscope.models import DiffForCausalLM
 from diffscope.tasks import Retrieval
-from tests.lab.small_recipes import FORMING, PIECE, pair
+from tests.lab.small_recipes import FORMING, PIECE, pair, recipe_in
 from tests.tokenizers_of_kinds import tokenizer
 
 
@@ -79,6 +79,7 @@ def test_a_training_depends_on_nothing_that_only_others_have(tmp_path):
         (("distractors = [0, 1]", "distractors = []"), "hold a number each"),
         (("[2, 3]", "[3, 2]"), "fewest and the most"),
         (("standard = {", "'../up' = {"), "no names of folders"),
+        (('name = "small"', 'name = "a/b"'), "no names of folders"),
     ],
 )
 def test_a_bad_recipe_is_one_clear_line(tmp_path, change, words):
@@ -89,6 +90,15 @@ def test_a_bad_recipe_is_one_clear_line(tmp_path, change, words):
     with pytest.raises(DiffscopeError, match=words):
         recipe = Recipe.load(str(path))
         recipe.config("diff", 400)
+
+
+@pytest.mark.parametrize("minor", ["", '[minor]\narms = ["top-2"]\nseeds = [7]\n', '[minor]\narms = ["standard"]\nseeds = [1]\n'])
+def test_a_continued_arm_is_trained_after_the_other_with_its_seeds(tmp_path, minor):
+    text = FORMING.replace('[minor]\narms = ["top-2"]\nseeds = [1]\n', minor)
+    with pytest.raises(
+        DiffscopeError, match="'top-2' is trained after 'standard' and with its seeds; name it in .minor., and not"
+    ):
+        recipe_in(tmp_path, text)
 
 
 def test_a_recipe_that_is_not_utf_8_is_one_clear_line(tmp_path):

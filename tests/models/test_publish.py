@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,23 +176,18 @@ def test_checkpoints_and_arms_that_are_named_are_kept(run, recipe, places):
         ({"keep": ["diff@3"]}, "no checkpoint diff@3; there are diff@0, diff@5"),
         ({"most": 100_000}, "come to 0.3 MB, and the wheel takes 0.1 MB of weights; keep fewer checkpoints"),
         ({"stages": 2}, "seed-1 never formed the lookup circuit; choose another seed"),
+        ({"learning_rate": 1e-3}, "seed-1 was begun with another recipe .it differs in learning_rate."),
     ],
 )
 def test_what_cannot_be_published_is_refused_before_anything_is_replaced(run, recipe, places, change, words, monkeypatch):
     before = everything(places["target"])
     monkeypatch.setattr(tool, "MOST", change.get("most", tool.MOST))
     wanted = {name: value for name, value in change.items() if name in ("seed", "arms", "keep")}
-    of_stages = recipe if "stages" not in change else shorter(recipe)
+    other = replace(recipe, learning_rate=change.get("learning_rate", recipe.learning_rate))
+    named = replace(other, stages=recipe.stages * change.get("stages", 1))  # of two stages, of which the runs have the first
     with pytest.raises(DiffscopeError, match=words) as error:
-        publish(run, of_stages, **{"seed": 1, **wanted}, **places)
+        publish(run, named, **{"seed": 1, **wanted}, **places)
     assert "\n" not in str(error.value) and everything(places["target"]) == before and not places["examples"].exists()
-
-
-def shorter(recipe):
-    """A recipe that has one stage more than the runs did."""
-    from dataclasses import replace
-
-    return replace(recipe, stages=recipe.stages * 2)
 
 
 def test_models_that_stay_count_too(run, recipe, places, monkeypatch):

@@ -42,7 +42,7 @@ class Cohort:
     Raises
     ------
     DiffscopeError
-        The recipe has no such arm.
+        The recipe has no such arm, or a seed is one of those that choose its rates.
     """
 
     recipe: Recipe
@@ -54,6 +54,8 @@ class Cohort:
     def __post_init__(self):
         for arm in self.arms:
             self.recipe.config(arm, self.recipe.vocab_size)
+        if self.recipe.tuning is not None and (used := sorted({*self.seeds} & {*self.recipe.tuning.seeds})):
+            raise DiffscopeError(f"seeds {used} choose the rates in [tuning], and are not used again; give others")
 
     def tuning_runs(self) -> list[Item]:
         """Return the runs that choose a rate, none of a recipe without tuning."""
@@ -298,7 +300,7 @@ def _arm_progress(
     cohort: Cohort, arm: str, tuning: bool, alike: Sequence[Item], logged: dict[str, dict | None], usual: float
 ) -> ArmProgress:
     recipe = cohort.recipe
-    most = recipe.tuning.steps if tuning else recipe.steps
+    most = recipe.tuning.steps if tuning else recipe.most_steps(arm)
     step = _seconds_a_step(logged[run.place] for run in alike)
     step = usual if np.isnan(step) else step
     left = [run for run in alike if not run.result(cohort.out).exists()]

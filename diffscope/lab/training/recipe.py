@@ -143,7 +143,7 @@ class Recipe:
             parts = (recipe, *stages, *tables.values(), *continued.values())
             for part in parts:
                 _check_types(part)
-            mistake = next((mistake for part in parts for mistake, right in part.rules() if not right), None)
+            mistake = _mistake(*parts)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, AttributeError, TypeError, KeyError, PromptError) as error:
             raise DiffscopeError(f"{path}: not a complete recipe ({error}); compare it with {BUNDLED / 'laptop.toml'}") from None
         if mistake:
@@ -153,8 +153,8 @@ class Recipe:
     def rules(self) -> Iterator[Rule]:
         """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield "there are no arms, or no stages", bool(self.arms and self.stages)
-        names = [arm for arm in self.arms if not arm or set(arm) & set(r"/\:") or arm.startswith(".")]
-        yield f"arms {names} are no names of folders", not names
+        names = [name for name in (self.name, *self.arms) if not name or set(name) & set(r"/\:") or name.startswith(".")]
+        yield f"{names} are no names of folders; a recipe and its arms need such", not names
         yield f"match = {self.match!r} is none of its arms: {', '.join(self.arms)}", self.match in (None, *self.arms)
         yield f"seeds = {self.seeds!r} is no list of numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"precision = {self.precision!r} is neither float32 nor bfloat16", self.precision in PRECISIONS
@@ -168,16 +168,20 @@ class Recipe:
         yield "formed needs an [evaluation]", self.evaluates or all(stage.formed is None for stage in self.stages)
         yield f"formed_by = {self.formed_by!r} is neither {' nor '.join(map(repr, FORMED_BY))}", self.formed_by in FORMED_BY
         yield from self._rules_of_the_task()
-        minor = () if self.minor is None else self.minor.arms
+        minor, seeds = ((), ()) if self.minor is None else (self.minor.arms, self.minor.seeds)
         yield f"[minor] names arms that there are not: {', '.join(set(minor) - set(self.arms))}", set(minor) <= set(self.arms)
         for arm, continued in self.continued.items():
             yield (
                 f"[continued] {arm!r} after {continued.arm!r}: both have to be arms, with a stage that is left",
                 {arm, continued.arm} <= set(self.arms) and continued.arm not in self.continued and len(self.stages) > 1,
             )
+            yield (
+                f"[continued] {arm!r} is trained after {continued.arm!r} and with its seeds; name it in [minor], and not that",
+                arm in minor and continued.arm not in minor and set(seeds) <= set(self.seeds),
+            )
             yield f"[continued] {arm!r} has no top_keys that could fall", bool(self.arms.get(arm, {}).get("top_keys"))
         if self.tuning is not None:
-            common = set(self.tuning.seeds) & {*self.seeds, *(self.minor.seeds if self.minor else ())}
+            common = set(self.tuning.seeds) & {*self.seeds, *seeds}
             yield f"[tuning] uses seeds that are used again: {sorted(common)}", not common
 
     def _rules_of_the_task(self) -> Iterator[Rule]:
@@ -205,7 +209,7 @@ class Recipe:
 
     @property
     def steps(self) -> int:
-        """Return the most steps of a run."""
+        """Return the most steps of a run of any arm."""
         return sum(stage.steps for stage in self.stages)
 
     @property
@@ -233,6 +237,23 @@ class Recipe:
     def first_stage(self, arm: str) -> int:
         """Return the number of an arm's first stage: 0, or 1 if it continues another arm."""
         return 1 if arm in self.continued else 0
+
+    def most_steps(self, arm: str) -> int:
+        """Return the most steps of a run of an arm."""
+        return sum(stage.steps for stage in self.stages[self.first_stage(arm) :])
+
+    def with_rate(self, rate: float) -> Recipe:
+        """Return the recipe with one learning rate for all arms, in place of those that are tried.
+
+        Raises
+        ------
+        DiffscopeError
+            It is no number above 0.
+        """
+        changed = replace(self, learning_rate=rate, tuning=None)
+        if mistake := _mistake(changed):
+            raise DiffscopeError(mistake)
+        return changed
 
     def tuned(self, rate: float) -> Recipe:
         """Return the recipe of a run that tries a learning rate: the first stage alone, without the criterion that ends it."""
@@ -293,6 +314,11 @@ def without_defaults(part: Stage | Grid | PlainText) -> dict:
 def _used(part: Recipe | Stage | Tuning) -> dict:
     usual = {each.name: each.default for each in fields_of(part)}
     return {name: value for name, value in asdict(part).items() if name not in LATER or value != usual[name]}
+
+
+def _mistake(*parts) -> str | None:
+    """Return the message of the first rule that parts of a recipe break."""
+    return next((mistake for part in parts for mistake, right in part.rules() if not right), None)
 
 
 def _check_types(part) -> None:

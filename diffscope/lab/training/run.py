@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -186,6 +186,20 @@ def check_same(folder: Path, before: str | None, recipe: str) -> None:
     """
     if differing := differences(before, recipe):
         raise DiffscopeError(f"{folder} was begun with another recipe ({differing}); train into another folder, or remove it")
+
+
+def check_recipe(folder: Path, recipe: Recipe, arm: str) -> None:
+    """Refuse the folder of a run that another recipe trained; one with [tuning] may have given it any learning rate.
+
+    Raises
+    ------
+    DiffscopeError
+        It is a run of another recipe or arm, or does not say of which.
+    """
+    recipe.config(arm, recipe.vocab_size)  # refuses an arm that the recipe has not
+    before = read_run(folder / RUN).get("recipe") if (folder / RUN).is_file() else None
+    rate = recipe.learning_rate if recipe.tuning is None else json.loads(before or "{}").get("learning_rate")
+    check_same(folder, before, recipe_text(replace(recipe, learning_rate=rate), arm))
 
 
 def differences(before: str | None, now: str) -> str:

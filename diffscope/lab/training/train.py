@@ -260,7 +260,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     folder.mkdir(exist_ok=True)
     note_run(folder / RUN, place.done, {"arm": arm, "seed": seed, "recipe": text}, facts_of_run(recipe, device))
     clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
-    most = sum(stage.steps for stage in recipe.stages[recipe.first_stage(arm) :])
+    most = recipe.most_steps(arm)
     if place.done == 0:
         remove(folder / "checkpoints")  # of a run that was killed before its first state, perhaps of another recipe
         save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
