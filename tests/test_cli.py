@@ -432,6 +432,11 @@ def test_models_lists_what_is_bundled(run):
         (["evaluate", "--model", "mini-diff", "--questions", "2", "--near-duplicates"], "leave out --near-duplicates"),
         (["evaluate", "--model", "mini-diff", "--questions", "9"], "9 questions about 4 needles"),
         (["evaluate", "--model", "mini-diff", "--prompts", "12"], "do not spread"),
+        (["evaluate", "--model", "mini-diff", "--seed", "-1"], "--seed"),
+        (["test", "--model", "mini-diff", "--template", "bad"], "template 'bad' has to hold {city}"),
+        (["check", "--model", "mini-diff", "--length", "8"], "greater than or equal to 25"),
+        (["capture", "--model", "", "--prompt", "a"], "no model given"),
+        (["capture", "--model", "mini-diff@²", "--prompt", "a"], "mini-diff has no checkpoint '²'"),
         (["app", "--port", "99999"], "--port"),
         (["app", "--host", "0.0.0.0"], "add --share"),
         (["app", "--host", "192.0.2.1"], "add --share"),
@@ -456,6 +461,7 @@ def test_bad_arguments_are_one_line(run, arguments, says, tmp_path, monkeypatch)
         (["measure", "--statistics", ","], "--statistics"),
         (["measure", "--layer", "99"], "99"),
         (["measure", "--head", "99"], "99"),
+        (["measure", "--queries", "5:2"], "no query was chosen"),
         (["figure", "--layer", "99", "--head", "0", "--out", "maps.pdf"], "99"),
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.docx"], "docx"),
         (["figure", "--layer", "0", "--head", "0", "--out", "maps.pdf", "--venue", "nowhere"], "nowhere"),
@@ -560,6 +566,12 @@ def test_an_interrupt_is_130(run, monkeypatch):
 
     monkeypatch.setattr(diffscope, "load", interrupt)
     assert run("capture", "--model", "mini-diff", "--prompt", PROMPT) == (130, "", "stopped; nothing was kept\n")
+
+
+def test_a_closed_stdout_is_one_line(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    status, _, err = run("models")
+    assert status == 2 and is_one_line(err) and "stdout is closed" in err
 
 
 def test_a_reader_that_has_enough():
@@ -697,8 +709,15 @@ def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_pat
     file.write_text(json.dumps({"prompt": text}))
     status, out, _ = run("evaluate", "--model", "mini-diff", "--prompts", file)
     assert status == 1 and '"answer": "…"' in out and '"spans": {"answer": "…"}' in out
-    status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file, "--near-duplicates")
-    assert status == 2 and "taken as they are" in err
+    for command, options, named in (
+        ("evaluate", ["--near-duplicates", "--sentences", 4, "--seed", 5], "--sentences, --near-duplicates, --seed"),
+        ("test", ["--length", 160, "--seed", 5], "--length"),  # the seed is that of untrained models too
+    ):
+        status, _, err = run(command, "--model", "mini-diff", "--prompts", file, *options)
+        assert status == 2 and err.startswith(f"error: {named}: prompts of your own are taken as they are"), err
+    file.write_text(json.dumps({"prompt": "word " * 600, "name": "mine"}))
+    status, _, err = run("evaluate", "--model", "mini-diff", "--prompts", file)
+    assert status == 2 and "prompt 'mine' and its answer are" in err and "mini-diff has positions for 512" in err
 
 
 def test_evaluate_weighs_unknown_by_evidence(run):

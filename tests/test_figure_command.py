@@ -128,7 +128,9 @@ def test_width_title_and_what_lies_beside_it(run, tmp_path):
         (["--kind", "score_parts", "--head", "1"], "does not read --span"),
         (["--kind", "anatomy", "--baseline", "mini-standard"], "does not read --baseline"),
         (["--layer", "two"], "two is no number"),
-        (["--kind", "sweep", "--where", "map"], "not DIMENSION=LABEL"),
+        (["--kind", "sweep", "--where", "layer=1", "--where", "map"], "--where 'map' is not DIMENSION=LABEL"),
+        (["--kind", "sweep", "--where", "map=D", "--where", "map=A1"], "--where 'map' is given twice"),
+        (["--kind", "maps", "--kind=heads"], "--kind is given 2 times"),
         (["--sidecars", "pictures"], "there are data, latex, provenance"),
     ],
 )

@@ -52,6 +52,8 @@ def main(arguments=None):
         What was typed after ``diffscope``; by default taken from the process. Without any, the help is printed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if sys.stdout is None:
+        return _fail("stdout is closed, and results go there; leave it open, or send it to a file")
     for library in ("HF_HUB", "TRANSFORMERS"):
         os.environ.setdefault(f"{library}_VERBOSITY", "error")  # what went wrong is told in one line, below
     if not sys.stderr.isatty():

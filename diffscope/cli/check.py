@@ -15,7 +15,7 @@ EXAMPLE = ("diffscope check --model mini-diff",)
 Name = Annotated[str | None, typer.Argument(hidden=True)]
 Length = Annotated[
     int,
-    typer.Option(min=8, help="Tokens of the long prompt; at least 25, at most 4,096, and beyond any window the model declares."),
+    typer.Option(min=25, help="Tokens of the long prompt; at most 4,096, and beyond any window the model declares."),
 ]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the random prompts.")]
 

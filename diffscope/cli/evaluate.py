@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, Model, check_model, read_prompts_option
+from diffscope.cli.options import Device, Dtype, Json, Model, check_model, read_prompts_option, refuse_drawing
 from diffscope.cli.output import counting, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError, PromptError
 
@@ -45,10 +45,11 @@ Text = Annotated[
     typer.Option(metavar="FILE|FOLDER|OWNER/NAME", help="Your own text around the needles: .txt, JSONL, Parquet, a data set."),
 ]
 Field = Annotated[str | None, typer.Option(metavar="NAME", help="Which field of --text holds the text.")]
-Seed = Annotated[int, typer.Option(help="Seed of the prompts.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the prompts.")]
 
 
 def command(
+    ctx: typer.Context,
     model: Model = None,
     length: Length = None,
     sentences: Sentences = 4,
@@ -73,17 +74,7 @@ def command(
     check_model(model)
     count, own = read_prompts_option(prompts, 10)
     if own:
-        drawing = {
-            "--length": length,
-            "--near-duplicates": near,
-            "--unanswerable": unanswerable,
-            "--template": template,
-            "--text": text,
-        }
-        if given := [name for name, value in drawing.items() if value] + ["--questions"] * (questions > 1):
-            raise DiffscopeError(
-                f"{', '.join(given)}: prompts of your own are taken as they are; leave it out, or --prompts FILE"
-            )
+        refuse_drawing(ctx, "seed")
         with working(f"loading {model}"):
             scope = diffscope.load(model, device=device, dtype=dtype)
         _evaluate_own(model, scope, own, as_json)
@@ -208,11 +199,12 @@ def _draw(task, prompts, facts):
 
 def _evaluate_own(model, scope, texts, as_json):
     """Evaluate a model on a user's own prompts: each by itself, and all together."""
-    from diffscope.lab.accuracy import accuracy_of, prompt_by_prompt
+    from diffscope.lab.accuracy import accuracy_of, check_fits, prompt_by_prompt
     from diffscope.stats.negative_mass import WHATEVER
     from diffscope.tasks import encode_prompts
 
     prompts = encode_prompts(scope.tokenizer, texts)
+    check_fits(scope, prompts)
     answered = [prompt for prompt in prompts if prompt.answer]
     accuracy = accuracy_of(scope, answered) if answered else None
     with counting("measuring attention") as progress:

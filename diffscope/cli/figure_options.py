@@ -5,6 +5,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import typer
@@ -99,9 +100,14 @@ def word_or_words(text):
 
 def labels(pairs):
     """Read ``map=D`` and the like as a dict."""
-    named = dict(pair.partition("=")[::2] for pair in pairs)
-    if not all(named.values()):
-        raise DiffscopeError(f"--where {pairs[0]!r} is not DIMENSION=LABEL; for example --where map=D")
+    named: dict[str, str] = {}
+    for pair in pairs:
+        dimension, _, label = pair.partition("=")
+        if not (dimension and label):
+            raise DiffscopeError(f"--where {pair!r} is not DIMENSION=LABEL; for example --where map=D")
+        if dimension in named:
+            raise DiffscopeError(f"--where {dimension!r} is given twice; give each dimension one label")
+        named[dimension] = label
     return named
 
 
@@ -140,11 +146,12 @@ def keyword_of(name):
 
 def kind_of(args):
     """Return the figure that the arguments of the command name, by default the maps."""
-    for place, arg in enumerate(args):
-        if arg == "--kind" and place + 1 < len(args):
-            return args[place + 1]
-        if arg.startswith("--kind="):
-            return arg.partition("=")[2]
+    kinds = [value for arg, value in pairwise(args) if arg == "--kind"]
+    kinds += [arg.partition("=")[2] for arg in args if arg.startswith("--kind=")]
+    if len(kinds) > 1:
+        raise DiffscopeError(f"--kind is given {len(kinds)} times; a figure is of one kind")
+    if kinds:
+        return kinds[0]
     return "cohort" if any(arg.partition("=")[0] == "--cohort" for arg in args) else "maps"
 
 

@@ -102,7 +102,7 @@ def read_scope(model, device, dtype):
 
 def check_model(model):
     """Refuse to go on without --model."""
-    if model is None:
+    if not model:
         raise DiffscopeError("no model given; name one with --model, or list the bundled ones with: diffscope models")
 
 
@@ -166,6 +166,31 @@ def check_out(out):
 
     if out is not None:
         check_target(out)
+
+
+def check_out_folder(out):
+    """Refuse a file where --out is a folder that is made."""
+    if out is not None and out.exists() and not out.is_dir():
+        raise DiffscopeError(f"{out} is a file; give --out a folder, one that there is or a new one")
+
+
+def typed(ctx, names):
+    """Return the options and arguments among these that were typed, as they are written."""
+    given = [each for each in ctx.command.params if each.name in names and ctx.get_parameter_source(each.name).name != "DEFAULT"]
+    return [each.opts[0] if each.opts[0].startswith("-") else each.name.upper() for each in given]
+
+
+#: how prompts are drawn, which says nothing of prompts of one's own
+DRAWING = ("length", "sentences", "questions", "looks", "near", "unanswerable", "template", "text", "field")
+
+
+def refuse_drawing(ctx, *also):
+    """Refuse options that say how prompts are drawn, beside prompts of one's own."""
+    if given := typed(ctx, (*DRAWING, *also)):
+        raise DiffscopeError(
+            f"{', '.join(given)}: prompts of your own are taken as they are; leave {'it' if len(given) == 1 else 'them'} out, or "
+            "--prompts FILE"
+        )
 
 
 def read_prompts_option(prompts, least):

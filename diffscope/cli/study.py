@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Json
+from diffscope.cli.options import Device, Json, check_out_folder, typed
 from diffscope.cli.output import counting, note, say, show_json, show_table
-from diffscope.cli.test import FORMATS, Family, keep, show_board, show_verdicts
+from diffscope.cli.test import Family, check_format, keep, show_board, show_verdicts
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -17,6 +17,11 @@ EXAMPLE = (
     "diffscope study run --cohort runs/laptop --out runs/study",
     "diffscope study run --preset gpu --device cuda",
 )
+#: options of each action, which the other one does not read
+OPTIONS = {
+    "show": ("folder", "board", "claims"),
+    "run": ("preset", "cohort", "prompts", "length", "processes", "device"),
+}
 REPORT = "which runs and lengths decide this, and what would change it: the report, The study, in the documentation"
 
 Action = Annotated[str, typer.Argument(metavar="show|run", help="Show a study that was kept, or run one.")]
@@ -38,6 +43,7 @@ Processes = Annotated[int | None, typer.Option(metavar="N", min=1, help="Train i
 
 
 def command(
+    ctx: typer.Context,
     action: Action,
     folder: Folder = None,
     preset: Preset = None,
@@ -53,14 +59,19 @@ def command(
     family: Family = None,
 ):
     """Show the tests on a whole cohort, side by side, with a summary: noise cancellation, sparsification, or signed heads."""
-    if action == "show" and claims:
-        _show_claims(folder, out, as_json)
-    elif action == "show":
-        _show(folder, board, out, as_json)
-    elif action == "run":
-        _run(preset, cohort, out, device, processes, as_json, prompts, length)
-    else:
+    if action not in OPTIONS:
         raise DiffscopeError(f"study {action!r} is unknown; choose show or run")
+    other = next(each for each in OPTIONS if each != action)
+    if given := typed(ctx, OPTIONS[other]):
+        raise DiffscopeError(f"study {action} takes no {', '.join(given)}; leave that out, or use study {other}")
+    if action == "run":
+        _run(preset, cohort, out, device, processes, as_json, prompts, length)
+    elif claims:
+        if typed(ctx, ("board",)):
+            raise DiffscopeError("--claims shows no board; leave --board or --claims out")
+        _show_claims(folder, out, as_json)
+    else:
+        _show(folder, board, out, as_json)
 
 
 def _run(preset, cohort, out, device, processes, as_json, prompts, length):
@@ -68,14 +79,19 @@ def _run(preset, cohort, out, device, processes, as_json, prompts, length):
     from diffscope.hypotheses import Settings
     from diffscope.hypotheses.cohort_study import run_study
     from diffscope.hypotheses.study import ALL
+    from diffscope.lab.training.cohort import Cohort
+    from diffscope.lab.training.recipe import Recipe
     from diffscope.scope import load
 
     if not (preset or cohort):
         raise DiffscopeError("a study needs a cohort: --cohort FOLDER, or --preset laptop to train one first")
     cohort = cohort or Path("runs") / preset
-    if preset:
-        train.command(preset=preset, out=cohort, processes=processes, device=device)
     out = out or cohort.parent / f"{cohort.name}-study"
+    check_out_folder(out)
+    if preset:
+        wanted = Cohort(Recipe.load(preset), cohort, device=device or "cpu")
+        if failed := train.train_all(train.with_following(wanted, preset), processes=processes, quiet=as_json):
+            raise DiffscopeError(failed)
     with counting("testing") as progress:
         study = run_study(
             cohort,
@@ -100,9 +116,8 @@ def _show(folder, board, out, as_json):
 
     study = open_study(folder)
     _check_board(study, board)
+    check_format(out)
     if out is not None:
-        if out.suffix not in FORMATS:
-            raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
         if out.suffix == ".md":
             write_text(out, study_markdown(study, board))
         else:

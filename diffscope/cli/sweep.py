@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from diffscope.cli.options import Device, Dtype, Json, read_statistics
+from diffscope.cli.options import Device, Dtype, Json, check_out_folder, read_statistics
 from diffscope.cli.output import counting, kept_when_stopped, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
@@ -66,6 +66,7 @@ def command(
 
     if out is None and not dry_run:
         raise DiffscopeError("a sweep needs --out FOLDER; --dry-run shows what it would do")
+    check_out_folder(out)
     options = {
         "models": model,
         "checkpoints": None if checkpoints is None else _steps(checkpoints),
@@ -116,7 +117,7 @@ def _steps(option):
     if option in ("all", "last"):
         return option
     steps = option.split(",")
-    if not all(step.strip().isdigit() for step in steps):
+    if not all(step.strip().isdecimal() for step in steps):
         raise DiffscopeError(f"--checkpoints {option!r} is neither all nor last nor steps such as 0,400,1900")
     return [int(step) for step in steps]
 
@@ -131,7 +132,7 @@ def _prompts(option):
     pairs = [field.partition("=") for field in fields.split(",") if field]
     texts = {name.strip(): value for name, _, value in pairs if name.strip() in OF_TEXT}
     numbers = {name.strip(): value for name, _, value in pairs if name.strip() not in texts}
-    if not all(value.isdigit() for value in numbers.values()):
+    if not all(value.isdecimal() for value in numbers.values()):
         raise DiffscopeError(f"--prompts {option!r} is not TASK:FIELD=NUMBER,…; for example retrieval:count=20,length=256")
     return {"task": task, **texts, **{name: int(value) for name, value in numbers.items()}}
 

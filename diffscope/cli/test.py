@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 import diffscope
-from diffscope.cli.options import Device, Dtype, Json, check_out, read_prompts_option
+from diffscope.cli.options import Device, Dtype, Json, check_out, read_prompts_option, refuse_drawing
 from diffscope.cli.output import counting, note, say, show_json, show_table
 from diffscope.errors import DiffscopeError
 
@@ -64,6 +64,7 @@ Family = Annotated[str | None, typer.Option("--family", hidden=True, callback=re
 
 
 def command(
+    ctx: typer.Context,
     ids: Ids = None,
     model: Models = None,
     baseline: Baseline = None,
@@ -89,6 +90,7 @@ def command(
     from diffscope.hypotheses import Settings, gather, lacking, summary
     from diffscope.hypotheses.gathering import with_own
     from diffscope.hypotheses.tests import chosen
+    from diffscope.tasks.template import check_template
 
     if everything and ids:
         raise DiffscopeError("--all is all tests; leave out the names, or --all")
@@ -96,11 +98,13 @@ def command(
     if listed:
         _show_declared(tests, as_json)
         return
-    if out is not None and out.suffix not in FORMATS:
-        raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
-    if out is not None:
-        check_out(out)
+    check_format(out)
+    check_out(out)
+    if template is not None:
+        check_template(template)
     count, own = read_prompts_option(prompts, 10)
+    if own:
+        refuse_drawing(ctx)
     chosen_settings = Settings(prompts=count, length=length, seed=seed, template=template, untrained=untrained, weights=weights)
     with counting("testing") as progress:
         subjects = gather(
@@ -131,6 +135,12 @@ def command(
         note(f"saved {out}")
     if wants and (ids or sum(map(len, wants.values())) == len(verdicts)):
         raise typer.Exit(1)
+
+
+def check_format(out):
+    """Refuse a name that tells no format of a board."""
+    if out is not None and out.suffix not in FORMATS:
+        raise DiffscopeError(f"cannot write a board as {out.suffix!r}; use {', '.join(FORMATS)}")
 
 
 def show_board(verdicts):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Json, check_out
+from diffscope.cli.options import Device, Json, check_out, check_out_folder
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ray
 from diffscope.cli.training_report import (
@@ -39,7 +39,7 @@ Rate = Annotated[float | None, typer.Option("--learning-rate", help="Instead of 
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's events too, into FOLDER/tensorboard.")]
 Table = Annotated[bool, typer.Option("--table", help="Show what the arms are made of and how well their parameters match.")]
 Draw = Annotated[
-    Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png or .html.")
+    Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png, .pgf, .html or .json.")
 ]
 Text = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The corpus of a recipe that trains on one.")]
 AnyText = Annotated[bool, typer.Option("--any-text", help="Take another corpus than the one that the recipe names.")]
@@ -89,8 +89,7 @@ def command(
         return
     if out is None:
         raise DiffscopeError("training needs --out FOLDER; --table shows the arms of a recipe")
-    if out.exists() and not out.is_dir():
-        raise DiffscopeError(f"{out} is a file; --out takes the folder into which runs go")
+    check_out_folder(out)
     from diffscope.lab.training.cohort import Cohort
 
     wanted = Cohort(chosen, out, tuple(arm or ()), tuple(seed or ()), device or "cpu")
@@ -100,10 +99,7 @@ def command(
     if report:
         show_report(wanted, figure, as_json)
         return
-    cohorts = [wanted]
-    if chosen.then is not None and not (arm or seed):
-        following = _following(name, chosen, learning_rate, text, any_text)
-        cohorts.append(Cohort(following, out / following.name, device=wanted.device))
+    cohorts = with_following(wanted, name, learning_rate, text, any_text)
     if status:
         show_status(cohorts, processes or 1, as_json)
         return
@@ -143,34 +139,42 @@ def _chosen(name, learning_rate, text, any_text):
     return chosen if learning_rate is None else chosen.with_rate(learning_rate)
 
 
-def _following(name, chosen, learning_rate, text, any_text):
-    """Return the recipe of the cohort that is trained after this one, on its corpus; its file lies relative to this one's."""
+def with_following(wanted, name, learning_rate=None, text=None, any_text=False):
+    """Return a cohort whose recipe has this name, and the one that is trained after it, unless some of its runs are chosen.
+
+    The file of the other recipe is found from where this one's lies.
+    """
+    from diffscope.lab.training.cohort import Cohort
     from diffscope.lab.training.initialisation import corpus_of, with_text
     from diffscope.lab.training.recipe import Recipe
 
+    then = wanted.recipe.then
+    if then is None or wanted.arms or wanted.seeds:
+        return [wanted]
     if learning_rate is not None:
         raise DiffscopeError(
-            f"--learning-rate does not reach {chosen.then}, which is trained after {chosen.name}; name arms with --arm"
+            f"--learning-rate does not reach {then}, which is trained after {wanted.recipe.name}; name arms with --arm"
         )
-    following = Recipe.load(str(Path(name).parent / chosen.then) if chosen.then.endswith(".toml") else chosen.then)
+    following = Recipe.load(str(Path(name).parent / then) if then.endswith(".toml") else then)
     following = with_text(following, None if following.corpus is None else text, any_text)
     corpus_of(following)  # one that is not given is known before the first cohort is trained
-    return following
+    return [wanted, Cohort(following, wanted.out / following.name, device=wanted.device)]
 
 
-def train_all(cohorts, *, quiet=False, **how):
+def train_all(cohorts, *, processes=None, ray=None, threads=1, tensorboard=False, quiet=False):
     """Train what is left of cohorts, one after the other, and return in words which runs failed, None if none did.
 
     Parameters
     ----------
     cohorts : sequence of Cohort
+    processes, ray, threads, tensorboard
+        As of :func:`diffscope.lab.training.train_cohort.train_cohort`.
     quiet : bool
         Print nothing to stdout, which is for JSON.
-    **how
-        Processes, ray, threads and tensorboard, as of :func:`diffscope.lab.training.train_cohort.train_cohort`.
     """
     from diffscope.lab.items import FAILED_FOLDER
 
+    how = dict(processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
     failed = {wanted.out / FAILED_FOLDER: _train_cohort(wanted, how, quiet) for wanted in cohorts}
     if not any(failed.values()):
         return None

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy.stats import binomtest
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -114,6 +114,23 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
         blind=blind,
         right=answered.right,
     )
+
+
+def check_fits(scope: Scope, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts of one's own that a model has no positions for, by name.
+
+    Raises
+    ------
+    PromptError
+        A prompt with its answer is too long.
+    """
+    for prompt in prompts:
+        tokens = len(prompt.ids) + max(0, len(prompt.answer) - 1)  # nothing follows the last one
+        if scope.max_length is not None and tokens > scope.max_length:
+            raise PromptError(
+                f"prompt {prompt.city!r} and its answer are {tokens} tokens, and {scope.name} has positions for "
+                f"{scope.max_length}; shorten it"
+            )
 
 
 def chance(prompts: Sequence[Prompt]) -> np.ndarray:

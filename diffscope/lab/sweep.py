@@ -18,7 +18,7 @@ import numpy as np
 import xarray as xr
 from torch import OutOfMemoryError, nn
 
-from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError
+from diffscope.errors import DiffscopeError, DiffscopeWarning, PromptError, first_line
 from diffscope.lab.items import Outcome, lock
 from diffscope.lab.plan import LAST, Plan, Shard, rows_of
 from diffscope.lab.prompt_sets import restored
@@ -148,18 +148,29 @@ def _note_plan(plan: Plan, out: Path, changed: bool) -> None:
     path = out / "plan.json"
     text = plan.as_json()
     out.mkdir(parents=True, exist_ok=True)
+    _plan_before(path, text, changed)  # so that no lock is left in a folder of something else
     with lock(out, "plan"):  # of two runs of one sweep, which begin together
-        before = path.read_text(encoding="utf-8") if path.is_file() else text
-        if before != text and not changed:
-            old = json.loads(before)
-            differing = ", ".join(name for name, value in json.loads(text).items() if old.get(name) != value)
-            raise DiffscopeError(
-                f"{out} holds the sweep of another plan (it differs in {differing}); give another folder, or --plan-changed to "
-                "measure there what is new and keep what both have in common"
-            )
-        if before != text:
+        if _plan_before(path, text, changed) != text:
             _remove_datasets(out)
         write_text(path, text, alone=True)
+
+
+def _plan_before(path: Path, text: str, changed: bool) -> str:
+    """Return the plan that a folder holds as text, this one if it holds none; refuse another one unless it may have changed."""
+    before = path.read_text(encoding="utf-8") if path.is_file() else text
+    if before == text:
+        return text
+    try:
+        old = dict(json.loads(before))
+    except (ValueError, TypeError) as error:
+        raise DiffscopeError(f"{path} is not the plan of a sweep ({first_line(error)}); give another folder") from None
+    if not changed:
+        differing = ", ".join(name for name, value in json.loads(text).items() if old.get(name) != value)
+        raise DiffscopeError(
+            f"{path.parent} holds the sweep of another plan (it differs in {differing}); give another folder, or --plan-changed "
+            "to measure there what is new and keep what both have in common"
+        )
+    return before
 
 
 def _remove_datasets(out: Path) -> None:

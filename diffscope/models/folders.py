@@ -25,7 +25,7 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
     base, at, step = name.rpartition("@")
     if at and not Path(name).expanduser().is_dir() and (_folder(base) / "config.json").is_file():
         steps = checkpoints(_folder(base))
-        if not step.isdigit() or int(step) not in steps:
+        if not step.isdecimal() or int(step) not in steps:
             raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, steps)) or 'none'}")
         return _folder(base), steps[int(step)]
     folder = _transformer_of(_folder(name))
@@ -48,7 +48,7 @@ def _transformer_of(folder: Path) -> Path:
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a model's folder by training step."""
     steps = {path.name.removeprefix("step-"): path for path in sorted((folder / "checkpoints").glob("step-*"))}
-    return {int(step): path for step, path in steps.items() if step.isdigit()}
+    return {int(step): path for step, path in steps.items() if step.isdecimal()}
 
 
 def steps_of(name: str) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ def steps_of(name: str) -> tuple[int, ...]:
 def without_step(name: str) -> str:
     """Return NAME of a checkpoint NAME@STEP, and any other name unchanged."""
     base, _, step = name.rpartition("@")
-    return base if step.isdigit() and int(step) in steps_of(base) else name
+    return base if step.isdecimal() and int(step) in steps_of(base) else name
 
 
 def _folder(name: str) -> Path:

@@ -96,7 +96,7 @@ def _of_slice(tokens: slice, n: int) -> Tensor:
         positions = range(n)[tokens]
     except (TypeError, ValueError) as error:  # bounds that are no whole numbers; a step of 0
         raise DiffscopeError(f"{tokens} is no slice of tokens: {error}; give whole numbers, such as slice(0, 10)") from None
-    return torch.arange(positions.start, positions.stop, positions.step)
+    return torch.tensor(positions, dtype=torch.int64)
 
 
 def as_indices(choice: Indices) -> tuple[int, ...] | None:

@@ -315,11 +315,13 @@ def _text_prompt(where: str, row) -> TextPrompt:
     if not (text or "").strip():
         raise PromptError(f"{where}: the prompt is empty; give it at least one token of text")
     name, answer = (_field(where, row, field) if field in row else None for field in ("name", "answer"))
-    spans = row.get("spans") or {}
+    if answer and not answer.strip():
+        raise PromptError(f"{where}: the answer is blank; give it a token of text, or leave it out")
+    spans, others = (empty if row.get(field) is None else row[field] for field, empty in (("spans", {}), ("distractors", [])))
     if not isinstance(spans, dict):
         raise PromptError(f"{where}: field 'spans' holds {_kind(spans)}, expected an object of names and texts or ranges")
     ranges = {key: _ranges(f"{where}: span {key!r}", text, key, span) for key, span in spans.items() if span is not None}
-    return TextPrompt(name or Path(where).name, text, ranges, answer or None, _others(where, row.get("distractors") or []))
+    return TextPrompt(name or Path(where).name, text, ranges, answer or None, _others(where, others))
 
 
 def _others(where: str, texts) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
         return []
     candidates = [right, *map(tuple, prompt.distractors)]
     if right in candidates[1:]:
-        raise PromptError("a distractor has the right answer's own number; name other texts as distractors")
+        raise PromptError(f"prompt {prompt.city!r}: a distractor has the right answer's own number; name other texts")
     candidates = list(dict.fromkeys(candidates))
     return [_branch(candidate, candidates) for candidate in candidates]
 

@@ -216,7 +216,7 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
         ([path], "needs --out"),
         ([path, "--out", str(tmp_path), "--report", "--figure", str(tmp_path / "f.jpg")], "cannot write a figure as '.jpg'"),
         ([path, "--report", "--out", str(tmp_path)], "no run in"),
-        ([path, "--status", "--out", path], "is a file; --out takes the folder"),
+        ([path, "--status", "--out", path], "is a file; give --out a folder"),
         ([path, "--status", "--report", "--out", str(out)], "--status and --report exclude each other"),
         ([path, "--status", "--figure", str(tmp_path / "f.png"), "--out", str(out)], "--status draws no figure"),
         (["", "--table"], "no recipe ''"),

@@ -384,6 +384,15 @@ def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured
     assert sweep(more, tmp_path).outcome == after.outcome
 
 
+@pytest.mark.parametrize("plan", ["[1", "[1, 2]", "7"])
+def test_a_folder_of_something_else_is_refused_and_left_as_it_is(tmp_path, plan):
+    (tmp_path / "plan.json").write_text(plan)
+    for changed in (False, True):
+        with pytest.raises(DiffscopeError, match="plan.json is not the plan of a sweep"):
+            sweep(small(), tmp_path, changed=changed)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"] and (tmp_path / "plan.json").read_text() == plan
+
+
 def test_other_weights_are_measured_anew(tmp_path):
     for seed in (0, 1):
         tiny.own(seed=seed).save_pretrained(tmp_path / "model")
@@ -551,7 +560,10 @@ def test_options_are_a_plan(run, tmp_path):
         (["plan.txt", "--out", "x"], "no TOML file"),
         (["--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval:count=two", "--out", "x"], "TASK:FIELD=NUMBER"),
         (["--model", "mini-diff", "--statistics", "gini", "--prompts", "p.jsonl", "--out", "x"], "p.jsonl"),
+        (["--model", "mini-diff", "--statistics", "gini", "--prompts", "retrieval:count=²", "--out", "x"], "TASK:FIELD=NUMBER"),
         (["--checkpoints", "soon", "--out", "x"], "--checkpoints"),
+        (["--checkpoints", "²", "--out", "x"], "--checkpoints"),
+        (["--out", "plan.txt"], "plan.txt is a file; give --out a folder"),
         (["--processes", "0", "--out", "x"], "--processes"),
         (["nowhere.toml", "--out", "x"], "nowhere.toml cannot be read"),
         (

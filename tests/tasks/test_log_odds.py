@@ -64,8 +64,8 @@ def test_log_odds_are_those_of_what_tells_numbers_apart(numbers, telling):
 def test_log_odds_without_other_answers_are_not_known():
     alone = Prompt([1], [2], {})
     assert np.isnan(log_odds(logits, [alone])[0]) and np.isnan(answers(logits, [alone]).log_odds[0])
-    with pytest.raises(PromptError, match="the right answer's own"):
-        log_odds(logits, [Prompt([1], [2], {}, distractors=[[2]])])
+    with pytest.raises(PromptError, match="prompt 'mine': a distractor has the right answer's own"):
+        log_odds(logits, [Prompt([1], [2], {}, city="mine", distractors=[[2]])])
 
 
 def test_of_several_questions_only_the_numbers_are_judged():

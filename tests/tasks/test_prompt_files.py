@@ -254,6 +254,10 @@ def test_overlapping_occurrences_are_occurrences(tmp_path):
         ({"prompt": "a", "answer": 7421}, "field 'answer' holds a number (7421), expected text"),
         ({"prompt": "a", "name": 1}, "field 'name' holds a number (1), expected text"),
         ({"prompt": "a", "spans": [[0, 1]]}, "field 'spans' holds a list ([[0, 1]]), expected an object"),
+        ({"prompt": "a", "spans": 0}, "field 'spans' holds a number (0), expected an object"),
+        ({"prompt": "a", "spans": []}, "field 'spans' holds a list ([]), expected an object"),
+        ({"prompt": "a", "distractors": ""}, "field 'distractors' holds text (''), expected a list"),
+        ({"prompt": "a", "answer": "  "}, "the answer is blank"),
     ],
 )
 def test_what_is_no_prompt_is_named_with_its_place(tmp_path, row, message):

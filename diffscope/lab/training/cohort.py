@@ -200,7 +200,7 @@ def open_dataset(folder: Path) -> xr.Dataset:
 
 def seeds_in(out: Path) -> set[int]:
     """Return the seeds of the runs in a folder."""
-    return {int(folder.name.removeprefix("seed-")) for folder in out.glob("*/seed-*") if folder.name[5:].isdigit()}
+    return {int(folder.name.removeprefix("seed-")) for folder in out.glob("*/seed-*") if folder.name[5:].isdecimal()}
 
 
 def summary(cohort: xr.Dataset) -> list[dict]:
