@@ -23,6 +23,7 @@ FONT = ROOT / "diffscope" / "figures" / "fonts" / "Arimo-Regular.ttf"
 SIZE, SCALE = (1040, 730), 1.25  # of the page, and how many pixels each of its pixels becomes
 BAR = 46  # pixels of the page below it, for words
 LARGEST = 2_000_000  # bytes
+DRAWN = 2500  # milliseconds in which a page draws what comes after its script
 FACTORS = (0.8, 0.6, 0.4, 0.2, 0.0)  # of λ of layer 0, whose second map the answer needs
 CONTROL = "scale_lambda(0.0, layers=1)"  # changes nothing
 LOSS = "scale_lambda(1.0, layers=0)"
@@ -65,10 +66,10 @@ class Recorder:
         self.page.mouse.move(*self.pointer)
         self.rest()
 
-    def rest(self, seconds: float = 2.5) -> None:
+    def rest(self) -> None:
         """Wait until what the page draws after its script has been drawn; raise RuntimeError if something went wrong."""
         settle(self.page, 180)
-        self.page.wait_for_timeout(1000 * seconds)
+        self.page.wait_for_timeout(DRAWN)
         if problems := faults(self.page):
             raise RuntimeError("; ".join(problems))
 

@@ -26,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.errors import DiffscopeError
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import RUN, WEIGHTS, check_recipe, read_metrics, read_run
-from diffscope.models.folders import checkpoints
+from diffscope.lab.training.run import WEIGHTS, check_recipe, read_metrics, read_run
+from diffscope.models.folders import RUN, checkpoint_folder, checkpoints
 from diffscope.numbers import counted
 from diffscope.scope import load
 from diffscope.storage.atomic import write_json
@@ -188,7 +188,7 @@ def copy_weights(source: Path, folder: Path, steps: Sequence[int]) -> None:
     tensors = {name: tensor.half() for name, tensor in load_file(source / WEIGHTS).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for step in steps:
-        shutil.copytree(checkpoints(source)[step], folder / "checkpoints" / f"step-{step:06d}")
+        shutil.copytree(checkpoints(source)[step], checkpoint_folder(folder, step))
 
 
 def check_size(staged: Path, target: Path) -> None:

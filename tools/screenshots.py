@@ -19,6 +19,7 @@ from tools.browser import PAGES, ROOT, chromium, dashboard, faults, settle
 
 WIDTHS = (800, 1440, 1920)
 TALLEST = 6000  # pixels
+DRAWN = 2000  # milliseconds in which a page draws what comes after its script
 TRAINED = "runs/small"  # in the checkout, and removed again
 MEASURED = 24  # steps that are measured before a training's pictures are taken
 #: what the docs show: file, address, size, scheme
@@ -31,17 +32,17 @@ DOCS = (
 )
 
 
-def shoot(page, address: str, path: Path, whole: bool = True, seconds: float = 2.0) -> list[str]:
+def shoot(page, address: str, path: Path, whole: bool = True) -> list[str]:
     """Save one page as a picture, and return what is wrong with it."""
     page.goto(address)
     settle(page, 120)
-    page.wait_for_timeout(1000 * seconds)  # charts and canvases are drawn after the script is through
+    page.wait_for_timeout(DRAWN)  # charts and canvases are drawn after the script is through
     if whole:
         size = page.viewport_size
         tall = page.evaluate("document.querySelector('[data-testid=stMain]').scrollHeight")
         page.set_viewport_size({"width": size["width"], "height": min(TALLEST, max(size["height"], tall + 20))})
         settle(page)
-    page.wait_for_timeout(1000 * seconds)
+    page.wait_for_timeout(DRAWN)
     page.screenshot(path=str(path))
     return faults(page)
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from diffscope.cards import BUNDLED, bundled
 from diffscope.errors import ModelNotFound, first_line
 
+RUN = "run.json"  # the record of a training
+CHECKPOINTS = "checkpoints"  # in the folder of a run
 TOKENIZER = "tokenizer.json"
 PIPELINE, TRANSFORMER = "model_index.json", "transformer"  # of diffusers: what a pipeline has, and its part that attends
 TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -47,8 +49,13 @@ def _transformer_of(folder: Path) -> Path:
 
 def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a model's folder by training step."""
-    steps = {path.name.removeprefix("step-"): path for path in sorted((folder / "checkpoints").glob("step-*"))}
+    steps = {path.name.removeprefix("step-"): path for path in sorted((folder / CHECKPOINTS).glob("step-*"))}
     return {int(step): path for step, path in steps.items() if step.isdecimal()}
+
+
+def checkpoint_folder(folder: Path, step: int) -> Path:
+    """Return where the checkpoint of a step lies in a model's folder."""
+    return folder / CHECKPOINTS / f"step-{step:06d}"
 
 
 def steps_of(name: str) -> tuple[int, ...]:

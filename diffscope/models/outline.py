@@ -88,15 +88,15 @@ def outline(name: str) -> Outline:
     return Outline(name, kind, held.numbers, sum(map(_nbytes, (*model.parameters(), *model.buffers()))))
 
 
-def check_memory(model: Outline, device: torch.device | str = "cpu") -> float:
-    """Return the memory that is free for a model, in bytes.
+def check_memory(model: Outline) -> float:
+    """Return the memory of this machine that is free for a model, in bytes.
 
     Raises
     ------
     InsufficientMemory
         The model takes more.
     """
-    free = free_memory(torch.device(device))
+    free = free_memory(torch.device("cpu"))
     if model.nbytes > free:
         raise InsufficientMemory(
             f"{model.name} takes {model.nbytes / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free; "

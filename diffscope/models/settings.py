@@ -217,9 +217,9 @@ def _growth(step: Mapping[str, Any]) -> float:
     return max(1.0, len(step["content"]) / max(len(pattern or ""), 1))
 
 
-def _all_fields(fields: Any, field: str = "") -> Iterator[tuple[str, Any]]:
+def _all_fields(fields: Any) -> Iterator[tuple[str, Any]]:
     """Yield every field with its value, including those in nested tables and lists, without recursion."""
-    rest = [(field, fields)]
+    rest = [("", fields)]
     while rest:
         field, value = rest.pop()
         yield field, value

@@ -155,20 +155,18 @@ def losses(logits: Logits, ids: np.ndarray, tokens: int = TOKENS) -> Tensor:
     return torch.cat(parts).double()
 
 
-def prompt_losses(logits: Logits, prompts: Sequence[Prompt], tokens: int = TOKENS) -> np.ndarray:
+def prompt_losses(logits: Logits, prompts: Sequence[Prompt]) -> np.ndarray:
     """Return the mean loss of the tokens of each prompt in nats, (prompt,)."""
     means = np.full(len(prompts), np.nan)
     lengths: dict[int, list[int]] = {}
     for index, prompt in enumerate(prompts):
         lengths.setdefault(len(prompt.ids), []).append(index)
     for members in lengths.values():
-        means[members] = losses(logits, np.array([prompts[index].ids for index in members]), tokens).mean(1)
+        means[members] = losses(logits, np.array([prompts[index].ids for index in members])).mean(1)
     return means
 
 
-def text_losses(
-    logits: Logits, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64, tokens: int = TOKENS
-) -> dict[str, float]:
+def text_losses(logits: Logits, recall: Recall, length: int, seed: Seed = 40_000, texts: int = 64) -> dict[str, float]:
     """Return the mean loss on plain text in nats a token, of tokens that the text gives away (``hit``) and of all ``other`` ones.
 
     Parameters
@@ -179,8 +177,6 @@ def text_losses(
     length, texts : int
         Tokens of a text, and how many texts.
     seed : int or sequence of int
-    tokens : int
-        The most that run together.
 
     Returns
     -------
@@ -188,6 +184,6 @@ def text_losses(
         NaN if there is no such token.
     """
     ids, hits = recall.rows(texts, length, np.random.default_rng(seed))  # (text, token)
-    loss = losses(logits, ids, tokens)
+    loss = losses(logits, ids)
     hit = torch.from_numpy(hits[:, 1:])
     return {"hit": float(loss[hit].mean()), "other": float(loss[~hit].mean())}

@@ -202,7 +202,7 @@ class TextFolder:
         return record
 
 
-def require_digest(folder: str | os.PathLike, wanted: str, any_text: bool = False) -> TextFolder:
+def require_digest(folder: str | os.PathLike, wanted: str) -> TextFolder:
     """Open a folder of text and refuse one that is not the corpus of a study.
 
     Parameters
@@ -210,8 +210,6 @@ def require_digest(folder: str | os.PathLike, wanted: str, any_text: bool = Fals
     folder : path-like
     wanted : str
         ``sha256:`` and 64 hexadecimal digits.
-    any_text : bool
-        Take whatever text it is.
 
     Raises
     ------
@@ -219,7 +217,7 @@ def require_digest(folder: str | os.PathLike, wanted: str, any_text: bool = Fals
         The folder is another corpus.
     """
     opened = TextFolder(folder)
-    if not any_text and opened.digest != wanted:
+    if opened.digest != wanted:
         raise DiffscopeError(
             f"the text in {opened.path} has the digest {opened.digest}, and this study is of {wanted}; build that corpus, "
             "or allow any text"

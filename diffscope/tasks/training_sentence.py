@@ -11,12 +11,10 @@ from torch import nn
 
 from diffscope.cards import CARD_FILE
 from diffscope.errors import ModelNotFound
-from diffscope.models.folders import locate
+from diffscope.models.folders import CHECKPOINTS, RUN, locate
 from diffscope.storage.checksum import carries_digest, read_proven_json
 from diffscope.tasks.retrieval import TEMPLATE
 
-RUN = "run.json"  # the record of a training
-CHECKPOINTS = "checkpoints"
 FOREIGN = (OSError, ValueError, TypeError, LookupError, AttributeError)  # of another program's file with the same name
 
 

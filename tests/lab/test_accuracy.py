@@ -9,8 +9,8 @@ import pytest
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError, PromptError
 from diffscope.lab.accuracy import accuracy_of, accuracy_over_training, exact_by_depth
-from diffscope.lab.training.run import METRICS, RUN, checkpoints_of, note_run, save_checkpoint, write_metrics
-from diffscope.models.folders import steps_of
+from diffscope.lab.training.run import METRICS, checkpoints_of, note_run, save_checkpoint, write_metrics
+from diffscope.models.folders import RUN, steps_of
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
 from tests import tiny

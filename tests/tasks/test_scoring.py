@@ -80,12 +80,12 @@ def test_a_scope_and_its_module_give_the_same_logits(scope, prompts):
 
 def test_text_losses_are_means_over_hits_and_others(scope):
     recall = Recall(scope.tokenizer, n=2)
-    means = text_losses(scope.logits, recall, 80, seed=3, texts=5, tokens=160)
+    means = text_losses(scope.logits, recall, 80, seed=3, texts=5)
     ids, hits = recall.rows(5, 80, np.random.default_rng(3))
     with torch.no_grad():
         logp = scope.model(torch.tensor(ids)).logits.double().log_softmax(-1)
     loss = -logp[:, :-1].gather(-1, torch.tensor(ids[:, 1:, None]))[..., 0].numpy()
-    np.testing.assert_allclose(losses(scope.logits, ids), loss, atol=1e-4)
+    np.testing.assert_allclose(losses(scope.logits, ids, tokens=160), loss, atol=1e-4)
     assert means["hit"] == pytest.approx(loss[hits[:, 1:]].mean(), rel=1e-5)
     assert means["other"] == pytest.approx(loss[~hits[:, 1:]].mean(), rel=1e-5)
 

@@ -149,12 +149,11 @@ def test_a_broken_record_is_refused(folder, content):
         TextFolder(folder)
 
 
-def test_a_study_takes_its_own_corpus_only_unless_told(folder):
+def test_a_study_takes_its_own_corpus_only(folder):
     digest = record(folder)
     assert require_digest(folder, digest).record["digest"] == digest
     with pytest.raises(DiffscopeError, match=f"has the digest {digest}, and this study is of sha256:00"):
         require_digest(folder, "sha256:00")
-    assert require_digest(folder, "sha256:00", any_text=True).digest == digest
     (folder / "corpus.json").write_text(json.dumps({"digest": "sha256:00", "files": {}}))
     with pytest.raises(CorruptFile, match="its corpus.json says sha256:00"):
         require_digest(folder, "sha256:00")

@@ -16,15 +16,13 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.stages import BACKCOPY
 from diffscope.tasks.backcopy import Backcopy
+from diffscope.tasks.lookups import GIVEN_AWAY, TEXT
 from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.text import fingerprint, standard_library_text
 from diffscope.tasks.text_folder import TextFolder, require_digest
 from diffscope.tasks.tokenizer import CITIES, train_tokenizer
 
-# Kinds of target, see Retrieval.training_rows
-TEXT = 0
-GIVEN_AWAY = 1
-NO_KIND = -1
+NO_KIND = -1  # of a target that is in no loss
 
 
 def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:

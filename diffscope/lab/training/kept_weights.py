@@ -8,7 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from diffscope.lab.training.run import METRICS, RUN, WEIGHTS
+from diffscope.lab.training.run import METRICS, WEIGHTS
+from diffscope.models.folders import CHECKPOINTS, RUN
 from diffscope.storage.atomic import remove, replacing
 from diffscope.storage.checksum import write_sums
 
@@ -59,8 +60,8 @@ def keep_weights(run: Path) -> Path:
         copy_in_half(run, unfinished)
         for name in (METRICS, RUN):
             shutil.copyfile(run / name, unfinished / name)
-        if (run / "checkpoints").is_dir():
-            shutil.copytree(run / "checkpoints", unfinished / "checkpoints", copy_function=_link)
+        if (run / CHECKPOINTS).is_dir():
+            shutil.copytree(run / CHECKPOINTS, unfinished / CHECKPOINTS, copy_function=_link)
         copy_tokenizer(run, target)
     return copy
 

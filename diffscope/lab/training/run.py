@@ -19,7 +19,7 @@ from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
-from diffscope.models.folders import locate, steps_of
+from diffscope.models.folders import RUN, locate, steps_of
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.storage.provenance import VERSION
@@ -27,7 +27,6 @@ from diffscope.tasks.retrieval import TEMPLATE
 from diffscope.tasks.training_sentence import template_of
 
 WEIGHTS = "model.safetensors"
-RUN = "run.json"
 METRICS = "metrics.jsonl"
 STATE = "state.safetensors"
 

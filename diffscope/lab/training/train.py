@@ -27,7 +27,6 @@ from diffscope.lab.training.kept_weights import keep_weights
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import (
-    RUN,
     STATE,
     facts_of_run,
     is_finished,
@@ -45,6 +44,7 @@ from diffscope.lab.training.run import (
 from diffscope.lab.training.runs import SCORES, place_of
 from diffscope.lab.training.stages import LOG_EVERY, RETRIEVAL
 from diffscope.models import DiffForCausalLM
+from diffscope.models.folders import CHECKPOINTS, RUN, checkpoint_folder
 from diffscope.models.loading import move
 from diffscope.storage.atomic import remove
 
@@ -262,8 +262,8 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
     clock = _Clock(device, metrics[-1]["seconds"] if metrics else 0.0)
     most = recipe.most_steps(arm)
     if place.done == 0:
-        remove(folder / "checkpoints")  # of a run that was killed before its first state, perhaps of another recipe
-        save_checkpoint(trainer.model, folder / "checkpoints" / "step-000000")
+        remove(folder / CHECKPOINTS)  # of a run that was killed before its first state, perhaps of another recipe
+        save_checkpoint(trainer.model, checkpoint_folder(folder, 0))
     watched = (folder, trainer.model, Draws(recipe, trainer.tokenizer, seed), recipe.first_stage(arm))
     with watching(board, *watched, metrics) as watch:
         while place.stage < len(recipe.stages):
@@ -285,7 +285,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
             formed = stage.formed is not None and formation(of_stage, recipe) is not None
             ends = formed or place.step == stage.steps
             if ends or place.done in recipe.checkpoints:
-                save_checkpoint(trainer.model, folder / "checkpoints" / f"step-{place.done:06d}")
+                save_checkpoint(trainer.model, checkpoint_folder(folder, place.done))
             if ends:
                 place = _next_stage(trainer, folder, place, formed)
             if ends or place.done % SAVE_EVERY == 0:

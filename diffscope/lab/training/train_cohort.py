@@ -19,11 +19,12 @@ from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import RUN, read_metrics, read_run
+from diffscope.lab.training.run import read_metrics, read_run
 from diffscope.lab.training.runs import identity, run_folder, run_label, run_of
 from diffscope.lab.training.scores import OF_TASK, area, diverged, metrics, near_grid, score
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import Diverged, NotFormed, check_tools, train_run
+from diffscope.models.folders import RUN
 from diffscope.storage.statistics import save_statistics
 from diffscope.tasks.retrieval import Retrieval
 
