@@ -3,7 +3,8 @@
 The formulas act on a key set X and take the rows restricted to X: ``a1``, ``a2``, ``d`` are ``(..., X)`` with exact zeros on
 keys that a row cannot see, and ``seen (...)`` says how many keys of X each row sees, by default all. Everything about
 direction or shape within X (cosine, divergences) is NaN if a row sees fewer than two of its keys: one key always has
-cosine 1 and divergence 0, which means nothing. Everything is NaN if it would divide by a mass of zero.
+cosine 1 and divergence 0, which means nothing. Everything is NaN if it would divide by a mass of zero, and what compares A1 and A2
+where one of them has a negative weight on X, which a softmax never gives and an edit of low rank does.
 
 In the declarations p and q are A1 and A2 renormalised on X.
 """
@@ -23,7 +24,7 @@ from diffscope.stats.statistic import Statistic, declare
 KULLBACK = "On Information and Sufficiency (Kullback & Leibler, 1951)"
 LIN = "Divergence Measures Based on the Shannon Entropy (Lin, 1991)"
 BRAY = "An Ordination of the Upland Forest Communities of Southern Wisconsin (Bray & Curtis, 1957)"
-ONE_OF_X = "rows that see fewer than two keys of X; where A1 or A2 has no mass on X"
+ONE_OF_X = "rows that see fewer than two keys of X; where A1 or A2 has no mass or a negative weight on X"
 NO_A1 = "rows with one visible key; where A1 has no mass on X"
 
 
@@ -85,7 +86,7 @@ def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     u = _unit_peak(a1)[0]
     v = _unit_peak(a2)[0]
     value = _dot(u, v) / (_dot(u, u) * _dot(v, v)).sqrt()
-    return _if_shape(value, seen, a1)
+    return _if_shape(value, seen, a1, a2)
 
 
 @branch(
@@ -93,7 +94,7 @@ def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     description="coefficient that leaves least of A1",
     formula="<A1,A2>_X / <A2,A2>_X; compare with lambda/g",
     range=("0", "inf"),
-    undefined="rows with one visible key; where A1 or A2 has no mass on X",
+    undefined="rows with one visible key; where A1 or A2 has no mass or a negative weight on X",
     averaged="median",
     needs=("a1", "a2"),
 )
@@ -109,7 +110,7 @@ def lambda_star(a1: Tensor, a2: Tensor) -> Tensor:
     """
     u, peak1 = _unit_peak(a1)
     v, peak2 = _unit_peak(a2)
-    return _dot(u, v) / _dot(v, v) * (peak1 / peak2)
+    return _if_weights(_dot(u, v) / _dot(v, v) * (peak1 / peak2), a1, a2)
 
 
 @branch(
@@ -161,7 +162,7 @@ def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor
     u = _unit_peak(a1)[0]
     v = _unit_peak(a2)[0]
     best = (_dot(u, v) / _dot(v, v)).unsqueeze(-1)
-    return _if_shape(_norm(u - best * v) / _norm(u), seen, a1)
+    return _if_shape(_norm(u - best * v) / _norm(u), seen, a1, a2)
 
 
 @branch(
@@ -240,7 +241,7 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
     Tensor (...)
         0 if equal, 1 if disjoint; defined on a single key. NaN if neither branch has mass on X.
     """
-    return (a1 - a2).abs().sum(-1) / _mass(a1 + a2)
+    return _if_weights((a1 - a2).abs().sum(-1) / _mass(a1 + a2), a1, a2)
 
 
 @branch(
@@ -248,7 +249,7 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
     description="overlap of A1 and A2",
     formula="1 - sum_X |A1 - A2| / sum_X (A1 + A2)",
     range=("0", "1"),
-    undefined="rows with one visible key; where neither branch has mass on X",
+    undefined="rows with one visible key; where neither branch has mass on X, or one has a negative weight there",
     source=BRAY,
     needs=("a1", "a2"),
 )
@@ -260,7 +261,7 @@ def overlap(a1: Tensor, a2: Tensor) -> Tensor:
     Tensor (...)
         0 if disjoint, 1 if equal; defined on a single key. NaN if neither branch has mass on X.
     """
-    return 2 * torch.minimum(a1, a2).sum(-1) / _mass(a1 + a2)
+    return _if_weights(2 * torch.minimum(a1, a2).sum(-1) / _mass(a1 + a2), a1, a2)
 
 
 @branch(
@@ -302,7 +303,7 @@ def kl(p: Tensor, q: Tensor, seen: Tensor | None = None) -> Tensor:
     p = _renormalised(p)
     q = _renormalised(q)
     logs = torch.where(p > 0, p / q, 1).log()
-    return _if_shape((p * logs - p + q).sum(-1), seen, p)
+    return _if_shape((p * logs - p + q).sum(-1), seen, p, q)
 
 
 @branch(
@@ -331,7 +332,7 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     r = (p - q) / (p + q).clamp_min(limits.tiny)
     lowest = limits.eps - 1
     nats = (p * r.clamp_min(lowest).log1p() + q * (-r).clamp_min(lowest).log1p()).sum(-1) / 2
-    return _if_shape(nats.clamp(0, math.log(2)), seen, a1)
+    return _if_shape(nats.clamp(0, math.log(2)), seen, a1, a2)
 
 
 @branch(
@@ -350,7 +351,7 @@ def shape_overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     Tensor (...)
         Between 0 (disjoint) and 1 (one shape). NaN if a row sees fewer than two keys of X, or a branch has no mass.
     """
-    return _if_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen, a1)
+    return _if_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen, a1, a2)
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
@@ -379,7 +380,15 @@ def _renormalised(a: Tensor) -> Tensor:
     return a / _mass(a).unsqueeze(-1)
 
 
-def _if_shape(value: Tensor, seen: Tensor | None, a: Tensor) -> Tensor:
-    """Return NaN for rows a (..., X) that see fewer than two keys."""
-    several = a.shape[-1] > 1 if seen is None else seen > 1
-    return torch.where(torch.as_tensor(several, device=value.device), value, math.nan)
+def _if_shape(value: Tensor, seen: Tensor | None, *branches: Tensor) -> Tensor:
+    """Return NaN for rows that see fewer than two keys of branches (..., X), and as :func:`_if_weights`."""
+    several = branches[0].shape[-1] > 1 if seen is None else seen > 1
+    return _if_weights(torch.where(torch.as_tensor(several, device=value.device), value, math.nan), *branches)
+
+
+def _if_weights(value: Tensor, *branches: Tensor) -> Tensor:
+    """Return NaN for rows in which a branch (..., X) has a negative weight."""
+    for a in branches:
+        if a.shape[-1]:
+            value = torch.where(a.amin(-1) < 0, math.nan, value)
+    return value

@@ -112,6 +112,18 @@ def test_a_set_without_mass_is_undefined(empty):
     assert all(math.isnan(float(value)) for value in values)
 
 
+@pytest.mark.parametrize("signed", [[0.9, 0.2, -0.1], [0.2, -0.5, 0.4]])
+def test_two_branches_are_not_compared_where_one_has_a_negative_weight(signed):
+    """Such a second map leaves the ranges: the second has no overlap, shapes or divergence that would mean anything."""
+    rows, signed, seen = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]]), torch.tensor([signed, [0.2, 0.3, 0.5]]), torch.tensor(3)
+    for function in (b.cosine, b.residual_floor, b.kl, b.js, b.shape_overlap):
+        for values in (function(rows, signed, seen), function(signed, rows, seen)):
+            assert values.isnan().tolist() == [True, False], function.__name__
+    for function in (b.lambda_star, b.rho, b.overlap):
+        for values in (function(rows, signed), function(signed, rows)):
+            assert values.isnan().tolist() == [True, False], function.__name__
+
+
 def test_gain_is_part_of_what_went_in():
     a1, a2 = torch.tensor([0.3, 0.1]), torch.tensor([0.2, 0.2])
     d = 1.5 * a1 - 0.6 * a2
