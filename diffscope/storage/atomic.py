@@ -102,24 +102,38 @@ def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]
     Raises
     ------
     DiffscopeError
-        See :func:`check_target`.
+        The folder takes no new file; see also :func:`check_target`.
     """
     path = checked_path(path)
     check_target(path)
-    if alone:
-        workspace = unfinished_folder(path)
-        remove(workspace)
-        workspace.mkdir()
-    else:
-        workspace = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+    workspace = _workspace(path, alone)
+    earlier = workspace / "replaced"  # a folder, which no other can be moved over
     try:
         yield workspace / path.name
         _share(workspace / path.name)
         if path.is_dir():
-            path.rename(workspace / "replaced")
+            path.rename(earlier)
         os.replace(workspace / path.name, path)
     finally:
+        if earlier.exists() and not path.exists():
+            earlier.rename(path)
         remove(workspace)
+
+
+def _workspace(path: Path, alone: bool) -> Path:
+    """Make the folder next to `path` in which it is written; DiffscopeError if none can be made there."""
+    try:
+        if not alone:
+            return Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}-"))
+        workspace = unfinished_folder(path)
+        remove(workspace)
+        workspace.mkdir()
+        return workspace
+    except OSError as error:
+        if disk_is_full(error):
+            raise
+        reason = error.strerror or error
+        raise DiffscopeError(f"{path.parent} takes no new file ({reason}); write {path.name} into another folder") from None
 
 
 def _share(path: Path) -> None:

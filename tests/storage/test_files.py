@@ -1,13 +1,16 @@
 """A file appears whole or not at all, and JSON has no NaN."""
 
+import errno
 import json
+import re
 import zipfile
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import diffscope
-from diffscope.errors import CorruptFile
+from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.storage.atomic import is_pickle, replacing, to_json, unfinished_folder, write_json
 
 
@@ -20,6 +23,26 @@ def test_what_fails_leaves_nothing_behind(tmp_path, alone):
         raise RuntimeError
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_an_earlier_store_stays_if_the_new_one_cannot_be_moved_to_its_place(tmp_path, monkeypatch, alone):
+    path = tmp_path / "store.zarr"
+    path.mkdir()
+    (path / "zarr.json").write_text("before")
+    monkeypatch.setattr("os.replace", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt), replacing(path, alone=alone) as unfinished:
+        unfinished.mkdir()
+        (unfinished / "zarr.json").write_text("after")
+    assert (path / "zarr.json").read_text() == "before" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_folder_that_takes_no_file_is_named_as_the_user_named_it(tmp_path, monkeypatch, alone):
+    monkeypatch.setattr("os.mkdir", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied", ".file.csv-x3")))
+    message = re.escape(f"{tmp_path} takes no new file (Permission denied); write file.csv into another folder")
+    with pytest.raises(DiffscopeError, match=f"^{message}$"), replacing(tmp_path / "file.csv", alone=alone):
+        pass
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path):
