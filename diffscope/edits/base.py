@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from diffscope.attention.changes import Change
 from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import without_autocast
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
 from diffscope.numbers import numbered
 from diffscope.prompts.selection import Indices, as_indices, indices_among
@@ -141,6 +142,7 @@ class Edit:
             raise DiffscopeError(f"{self.label}: a window's cache forgets where its keys stood; generate with use_cache=False")
 
 
+@without_autocast()
 def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
     """Make edits to a layer, by stage, and within a stage in the order given."""
     for edit in sorted(edits, key=lambda edit: edit.stage):

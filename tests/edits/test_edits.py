@@ -454,6 +454,15 @@ def test_statistics_use_the_edited_rows():
 # Composition
 
 
+@pytest.mark.parametrize("edit", [edits.quantise_logits(4), edits.low_rank_a2(2)], ids=str)
+def test_what_an_edit_computes_does_not_depend_on_autocast(edit):
+    layer, both = opened("v1", torch.float32).capture(IDS).layers[1], [edits.inject_noise(0.1), edit]
+    expected = edits.apply(both, layer).rows().d
+    with torch.autocast("cpu", torch.bfloat16):
+        edited = edits.apply(both, layer)
+    assert torch.equal(edited.rows().d, expected)
+
+
 def test_edits_act_in_the_order_of_the_computation():
     """Given in any order: first fields, then scores, maps, difference and output."""
     scope = opened("v1")
