@@ -3,8 +3,8 @@
 The formulas act on a key set X and take the rows restricted to X: ``a1``, ``a2``, ``d`` are ``(..., X)`` with exact zeros on
 keys that a row cannot see, and ``seen (...)`` says how many keys of X each row sees, by default all. Everything about
 direction or shape within X (cosine, divergences) is NaN if a row sees fewer than two of its keys: one key always has
-cosine 1 and divergence 0, which means nothing. Everything is NaN if it would divide by a mass of zero, and what compares A1 and A2
-where one of them has a negative weight on X, which a softmax never gives and an edit of low rank does.
+cosine 1 and divergence 0, which means nothing. Everything is NaN if it would divide by a mass of zero. What compares A1 and
+A2 is NaN where one of them has a negative weight on X, which a softmax never gives and an edit of low rank does.
 
 In the declarations p and q are A1 and A2 renormalised on X.
 """

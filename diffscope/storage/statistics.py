@@ -1,10 +1,10 @@
 """Save statistics as labelled arrays or tables with a digest; read them back.
 
 The suffix of the file's name chooses zarr, netCDF, Parquet or CSV. Zarr and netCDF hold the arrays as they are. Parquet and CSV
-hold one row a value and one column a dimension, for other programs. The rest (order, attributes, data types) is JSON in Parquet's
-metadata and in the first line of the CSV, so that all four formats open as the Dataset that was saved. Every file names the
-versions it was made with, carries a digest that is compared when it is opened, and appears under its name only when it is
-complete.
+hold one row a value and one column a dimension, for other programs. The rest is JSON, in Parquet's metadata and in the first line
+of the CSV (order, attributes, data types), and in an attribute of zarr and netCDF (order, data types, since netCDF has no int64),
+so that all four formats open as the Dataset that was saved. Every file names the versions it was made with, carries a digest that
+is compared when it is opened, and appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from diffscope.storage.provenance import provenance
 
 UNPACKED_TIMES = 1000  # times that a Dataset may be larger than its file
 UNPACKED_ALWAYS = 2**28  # bytes that any Dataset may have
+TYPES = "diffscope_types"  # attribute that holds the data types of all variables, in order
 FLOAT = np.dtype(np.float64).itemsize
 
 
@@ -58,10 +59,10 @@ def write_statistics(dataset: xr.Dataset, path: str | os.PathLike) -> None:
     suffix = statistics_format(path)
     with replacing(path) as unfinished:
         if suffix == ".zarr":
-            proven = _with_text_as(object, _with_blank(dataset))
+            proven = _with_text_as(object, _with_types(dataset))
             proven.to_zarr(unfinished, zarr_format=3, consolidated=False)
         elif suffix == ".nc":
-            _with_blank(dataset).to_netcdf(unfinished, engine="scipy")
+            _with_types(dataset).to_netcdf(unfinished, engine="scipy")
         elif suffix == ".parquet":
             import pyarrow as pa
             from pyarrow import parquet
@@ -98,8 +99,6 @@ def open_statistics(path: str | os.PathLike) -> xr.Dataset:
 
     def read(path: Path) -> xr.Dataset:
         dataset = READERS[suffix](path)
-        if not dataset.variables:
-            raise ValueError("it holds nothing")
         dataset.attrs.pop(KEY, None)
         return dataset
 
@@ -126,7 +125,8 @@ def attributes_of(path: str | os.PathLike) -> dict[str, str]:
 
     def read(path: Path) -> dict[str, str]:
         with netcdf_file(path, mmap=False) as file:
-            return {name: value.decode() for name, value in vars(file).items() if isinstance(value, bytes) and name != KEY}
+            texts = {name: value.decode() for name, value in vars(file).items() if isinstance(value, bytes)}
+            return {name: text for name, text in texts.items() if name not in (KEY, TYPES)}
 
     return read_proven(existing_path(path), read, "measure again")
 
@@ -139,13 +139,13 @@ def _read_zarr(path: Path) -> xr.Dataset:
     _check_unpacked(held, sum(file.stat().st_size for file in path.rglob("*") if file.is_file()))
     # Format 2 allows filters that unpickle data.
     with xr.open_dataset(path, engine="zarr", zarr_format=3, consolidated=False, chunks=None) as dataset:
-        return _with_text_as(str, dataset.load())
+        return _of_types(_with_text_as(str, dataset.load()))
 
 
 def _read_netcdf(path: Path) -> xr.Dataset:
     with xr.open_dataset(path, engine="scipy") as dataset:
         _check_unpacked(dataset.nbytes, path.stat().st_size)
-        return dataset.load()
+        return _of_types(dataset.load())
 
 
 def _read_parquet(path: Path) -> xr.Dataset:
@@ -192,11 +192,24 @@ def statistics_format(path: str | os.PathLike) -> str:
     return suffix
 
 
-def _with_blank(dataset: xr.Dataset) -> xr.Dataset:
-    """Add a place for the digest to a Dataset, before all other attributes."""
-    blank = dataset.copy()
-    blank.attrs = {KEY: BLANK, **dataset.attrs}
-    return blank
+def _with_types(dataset: xr.Dataset) -> xr.Dataset:
+    """Add a place for the digest to a Dataset, before all other attributes, and the data types of its variables after them."""
+    proven = dataset.copy()
+    types = {name: str(array.dtype) for name, array in dataset.variables.items()}
+    proven.attrs = {KEY: BLANK, **dataset.attrs, TYPES: json.dumps(types)}
+    return proven
+
+
+def _of_types(dataset: xr.Dataset) -> xr.Dataset:
+    """Return a Dataset in the order, and with the data types of whole numbers, that its file names; earlier files do not."""
+    if TYPES not in dataset.attrs:
+        if not dataset.variables:
+            raise ValueError("it holds nothing")
+        return dataset
+    types = json.loads(dataset.attrs.pop(TYPES))
+    whole = {name: dataset.variables[name] for name, kind in types.items() if kind.startswith(("int", "uint"))}
+    cast = {name: (array.dims, array.values.astype(types[name]), array.attrs) for name, array in whole.items()}
+    return dataset.assign(cast)[list(types)]
 
 
 def _with_text_as(kind: type, dataset: xr.Dataset) -> xr.Dataset:
@@ -208,9 +221,12 @@ def _with_text_as(kind: type, dataset: xr.Dataset) -> xr.Dataset:
 
 def _rows(dataset: xr.Dataset) -> pd.DataFrame:
     """Write one row a value: the statistic, dimensions and other coordinates (``statistic`` as ``of_statistic``), value."""
+    if not dataset.data_vars:
+        return pd.DataFrame({"statistic": [], "value": np.array([], np.float64)})
     tables = []
     for name, array in dataset.data_vars.items():
-        table = array.to_dataframe(name="value").reset_index().rename(columns={"statistic": "of_statistic"})
+        indexed = (array if array.dims else array.expand_dims("row")).to_dataframe(name="value")
+        table = indexed.reset_index(drop=not array.dims).rename(columns={"statistic": "of_statistic"})
         table.insert(0, "statistic", name)
         whole = [column for column in table.columns[:-1] if pd.api.types.is_integer_dtype(table[column])]
         tables.append(table.astype(dict.fromkeys(whole, "Int64")).astype({"value": "float64"}))

@@ -114,8 +114,8 @@ def test_a_set_without_mass_is_undefined(empty):
 
 @pytest.mark.parametrize("signed", [[0.9, 0.2, -0.1], [0.2, -0.5, 0.4]])
 def test_two_branches_are_not_compared_where_one_has_a_negative_weight(signed):
-    """Such a second map leaves the ranges: the second has no overlap, shapes or divergence that would mean anything."""
-    rows, signed, seen = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]]), torch.tensor([signed, [0.2, 0.3, 0.5]]), torch.tensor(3)
+    rows, signed = torch.tensor([[0.5, 0.3, 0.2], [0.0, 0.0, 1.0]]), torch.tensor([signed, [0.2, 0.3, 0.5]])
+    seen = torch.tensor(3)
     for function in (b.cosine, b.residual_floor, b.kl, b.js, b.shape_overlap):
         for values in (function(rows, signed, seen), function(signed, rows, seen)):
             assert values.isnan().tolist() == [True, False], function.__name__

@@ -29,6 +29,8 @@ def statistics():
             "entropy": (dims, entropy, {"units": "nats"}),
             "argmax": (dims, random.integers(0, 9, (2, 2, 3, 4), dtype=np.int32)),
             "rank": (("layer",), np.array([1.5, np.nan])),
+            "area": 0.25,
+            "count": ("layer", np.array([3, 4])),
         },
         coords={
             "layer": [2, 5],
@@ -48,7 +50,9 @@ def test_round_trip(statistics, tmp_path, suffix):
     save_statistics(statistics, path)
     opened = open_statistics(path)
     assert opened.drop_attrs().identical(statistics.drop_attrs())
-    assert {name: array.dtype for name, array in opened.items()} == {name: array.dtype for name, array in statistics.items()}
+    assert list(opened) == list(statistics) and list(opened.sizes) == list(statistics.sizes)
+    numbers = {name: array.dtype for name, array in statistics.variables.items() if array.dtype.kind != "U"}
+    assert {name: opened[name].dtype for name in numbers} == numbers
     assert opened["entropy"].attrs == {"units": "nats"}
     assert opened.attrs["model"] == "mini-diff"
     assert {"diffscope", "torch", "transformers", "python", "created"} <= set(opened.attrs)
@@ -61,6 +65,14 @@ def test_an_earlier_file_is_replaced(statistics, tmp_path, suffix):
     save_statistics(statistics[["rank"]], path)
     assert list(open_statistics(path)) == ["rank"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_result_of_nothing_is_no_damaged_file(tmp_path, suffix):
+    path = tmp_path / f"nothing{suffix}"
+    save_statistics(xr.Dataset(attrs={"model": "mini-diff"}), path)
+    opened = open_statistics(path)
+    assert not opened.variables and opened.attrs["model"] == "mini-diff"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -85,7 +97,7 @@ def test_other_programs_read_one_row_a_value(statistics, tmp_path):
     row = table.query("statistic == 'argmax' and layer == 5 and head == 1 and map == 'A1' and query == 3")
     assert row["value"].item() == statistics["argmax"].sel(layer=5, head=1, map="A1", query=3)
     assert row["query_token"].item() == "NA"
-    assert len(table) == 48 + 48 + 2
+    assert len(table) == 48 + 48 + 2 + 1 + 2
 
 
 def test_tensors_can_be_read_by_whoever_can_read_other_files(tmp_path):
