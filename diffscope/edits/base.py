@@ -39,7 +39,7 @@ class Edit:
     stage : Stage
         What `make` changes.
     layers, heads : int or sequence of int, optional
-        Where it acts; by default everywhere. Kept as tuples.
+        Where it acts, one at least; by default everywhere. Kept as tuples.
     needs_a2 : bool
         Whether a layer has to have a second map.
     needs_full_map : bool
@@ -63,7 +63,10 @@ class Edit:
 
     def __post_init__(self) -> None:
         for name in ("layers", "heads"):
-            object.__setattr__(self, name, as_indices(getattr(self, name)))
+            chosen = as_indices(getattr(self, name))
+            if chosen == ():
+                raise DiffscopeError(f"{self.label}: {name} names none, so it would do nothing; leave it out for all of them")
+            object.__setattr__(self, name, chosen)
 
     def __str__(self) -> str:
         chosen = [("layer", as_indices(self.layers)), ("head", as_indices(self.heads))]
@@ -108,8 +111,6 @@ class Edit:
             self._check_full_map(layer)
         if self.needs_positions:
             self._check_positions(layer)
-        if not heads:
-            return layer
         if self.needs_a2:
             check_a2(self.label, layer)
         made = self.make(layer, heads)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from numbers import Real
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from diffscope.attention.blocks import blocks_of
@@ -32,6 +34,8 @@ from diffscope.edits.base import Edit, Stage
 from diffscope.edits.declared import declare
 from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.prompts.selection import Indices, from_zero, whole_number
+
+MOST_NOISE = 1e30  # nats: larger noise added to scores in float32 would not stay finite
 
 # λ
 
@@ -243,15 +247,23 @@ def remove_norm(*, layers: Indices = None) -> Edit:
     stage=Stage.OUTPUT,
     example={"layers": 1, "heads": 0},
 )
-def ablate_heads(to: Tensor | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
+def ablate_heads(to: ArrayLike | Tensor | None = None, *, layers: Indices = None, heads: Indices = None) -> Edit:
     """Set the output of heads before the output projection to zero, or to `to`, (head, width) for all heads of the layers."""
     label = "heads ablated" if to is None else "heads replaced"
+    try:
+        given = None if to is None else to.detach() if isinstance(to, Tensor) else torch.from_numpy(np.array(to))
+    except (TypeError, ValueError):  # text; rows of several lengths
+        raise DiffscopeError(
+            f"{label}: `to` is no array of numbers; give one (head, width) as an array or nested lists"
+        ) from None
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         shape = (layer.n_heads, layer.v.shape[-1])
-        if to is not None and tuple(to.shape) != shape:
-            raise DiffscopeError(f"{label}: `to` has shape {tuple(to.shape)}, layer {layer.layer} needs {shape}")
-        value = torch.zeros(shape) if to is None else to.detach()
+        value = torch.zeros(shape) if given is None else given
+        if tuple(value.shape) != shape:
+            raise DiffscopeError(
+                f"{label}: `to` has shape {tuple(value.shape)}, layer {layer.layer} needs {shape}; give other values, or layers"
+            )
         return ReplaceOutput(heads, value[None].to(layer.q.device, layer.dtype))
 
     return Edit(label, change, layers=layers, heads=heads)
@@ -366,8 +378,8 @@ def inject_noise(
     """
     if mode not in ("common", "differential"):
         raise DiffscopeError(f"inject_noise(mode={mode!r}) is unknown; choose 'common' or 'differential'")
-    if not isinstance(sigma, Real) or not 0 <= sigma < math.inf:
-        raise DiffscopeError(f"inject_noise takes a standard deviation from 0, and not {sigma!r}")
+    if not isinstance(sigma, Real) or not 0 <= sigma <= MOST_NOISE:
+        raise DiffscopeError(f"inject_noise takes a standard deviation from 0 to {MOST_NOISE:g} nats, and not {sigma!r}")
     noisy = (
         None if keys is None else from_zero(keys, "inject_noise takes token positions from 0, such as capture.spans['answer']")
     )

@@ -165,7 +165,7 @@ def _positions(positions: Sequence[int] | int | None, tokens: int, name: str) ->
     if positions is None:
         return None
     at = from_zero(positions, f"patch takes token positions from 0 as {name}, such as capture.spans['answer']")
-    if at and max(at) >= tokens:
+    if max(at) >= tokens:
         raise PromptError(f"{name} has token {max(at)}, and the source has {tokens} tokens")
     return at
 

@@ -144,7 +144,7 @@ def indices_among(what: str, choice: Indices, known: Sequence[int], label: str =
 
 
 def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
-    """Return whole numbers from 0, such as positions or seeds, as a tuple.
+    """Return whole numbers from 0, such as positions or seeds, one at least, as a tuple.
 
     Parameters
     ----------
@@ -155,13 +155,13 @@ def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
     Raises
     ------
     DiffscopeError
-        They are not whole numbers from 0.
+        They are not whole numbers from 0, or there is none.
     """
     try:
         numbers = as_indices(choice)
     except DiffscopeError:
         numbers = None
-    if numbers is None or min(numbers, default=0) < 0:
+    if not numbers or min(numbers) < 0:
         raise DiffscopeError(f"{what}, and not {choice!r}")
     return numbers
 

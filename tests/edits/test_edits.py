@@ -510,8 +510,7 @@ def test_nested_edits_are_edits_of_one_call(pair):
 
 def test_an_edit_of_nothing_changes_nothing_and_may_hold_others():
     scope, plain = opened("v1"), logits_of(opened("v1"), IDS)
-    for nothing in ([], [edits.zero_a2(heads=[])], [edits.zero_a2(layers=[])]):
-        assert torch.equal(logits_under(scope, IDS, *nothing), plain)
+    assert torch.equal(logits_under(scope, IDS), plain)
     with scope.edit(), scope.edit(edits.set_lambda(0.3)):
         inside = logits_of(scope, IDS)
     assert torch.equal(inside, logits_under(scope, IDS, edits.set_lambda(0.3)))
@@ -923,7 +922,14 @@ def test_means_are_of_the_model_as_it_is_edited_when_they_are_made():
         (lambda: edits.drop_sink(branch=3), "branch 3"),
         (lambda: edits.knock_out([-1], [3]), "positions from 0"),
         (lambda: edits.knock_out([1], None), "of keys and of queries"),
+        (lambda: edits.knock_out([1], []), "of keys and of queries.*not \\[\\]"),
+        (lambda: edits.inject_noise(1.0, keys=[]), "positions from 0.*not \\[\\]"),
+        (lambda: edits.inject_noise(1e39), "from 0 to 1e\\+30 nats, and not 1e\\+39"),
+        (lambda: edits.zero_a2(layers=[]), "layers names none"),
+        (lambda: edits.zero_a2(heads=()), "heads names none"),
         (lambda: edits.ablate_heads(to=torch.zeros(4, 15)), r"shape \(4, 15\), layer 0 needs \(4, 16\)"),
+        (lambda: edits.ablate_heads(to=[[0.0] * 16] * 3), r"shape \(3, 16\)"),
+        (lambda: edits.ablate_heads(to=[[0.0], [0.0, 1.0]]), "no array of numbers"),
         (lambda: edits.set_lambda(math.nan), "finite"),
         (lambda: "set_lambda(1.0)", "is not an edit"),
     ],
@@ -940,6 +946,13 @@ def test_places_may_be_numpy_numbers_ranges_and_tensors():
     scope, expected = opened("v1"), logits_under(opened("v1"), IDS, edits.zero_a2(layers=1, heads=[1, 2]))
     for heads in (np.array([1, 2]), range(1, 3), torch.tensor([2, 1]), (np.int64(1), 2, 2)):
         assert torch.equal(logits_under(scope, IDS, edits.zero_a2(layers=np.int64(1), heads=heads)), expected)
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.numpy, torch.Tensor.tolist])
+def test_what_heads_are_replaced_by_may_be_an_array_or_lists(form):
+    scope = opened("v1")
+    expected = logits_under(scope, IDS, edits.ablate_heads(to=TO))
+    assert torch.equal(logits_under(scope, IDS, edits.ablate_heads(to=form(TO))), expected)
 
 
 # Properties

@@ -81,7 +81,7 @@ def test_what_changes_an_edited_output_is_refused(edit, wrong):
 
 def test_a_change_in_place_of_what_no_edit_changed_is_refused():
     scope = diffscope.load(tiny.own("v2"))
-    with scope.edit(edits.ablate_heads(heads=[])):
+    with scope.edit(edits.ablate_heads(layers=0)):
         planted_after(scope, WRONG["in place"])
         with pytest.raises(FidelityError, match="layer 1"):
             scope.capture(IDS)
