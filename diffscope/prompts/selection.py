@@ -32,7 +32,7 @@ def checked_query(query: Any, *words: str) -> int | str:
     """
     if is_last(query):
         return -1
-    if query in words or (isinstance(query, (int, np.integer)) and not isinstance(query, bool)):
+    if (isinstance(query, str) and query in words) or (isinstance(query, (int, np.integer)) and not isinstance(query, bool)):
         return query
     others = "".join(f", or {word!r}" for word in words)
     raise DiffscopeError(f"there is no query {query!r}; give a position, 'last'{others}")
@@ -64,7 +64,7 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
         return torch.tensor([n - 1])
     if isinstance(choice, str):
         if choice not in spans:
-            known = ", ".join(spans)
+            known = ", ".join(spans) or "none"
             raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {known}, or say {LAST!r}")
         choice = spans[choice]
     if choice is None or isinstance(choice, slice):
@@ -73,8 +73,10 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
         values = choice.cpu() if isinstance(choice, Tensor) else torch.as_tensor(np.atleast_1d(choice))
     except (ValueError, TypeError):  # rows of several lengths; words
         values = torch.zeros(0, 0)
-    if values.dim() != 1 or (values.numel() and (values.is_floating_point() or values.dtype == torch.bool)):
-        raise DiffscopeError(f"positions are whole numbers in one row, such as [0, 5, -1], not {choice!r}")
+    whole = not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+    if values.dim() != 1 or (values.numel() and not whole):
+        such = "[0, 5, -1] or numpy.flatnonzero(mask)"
+        raise DiffscopeError(f"positions are whole numbers in one row, such as {such}, not {choice!r}")
     positions = values.to(torch.int64)
     positions = torch.where(positions < 0, positions + n, positions)
     if positions.numel() and not 0 <= int(positions.min()) <= int(positions.max()) < n:

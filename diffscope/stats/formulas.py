@@ -13,6 +13,7 @@ Statistics of two branches take the rows of both, on all keys or on some; ranks 
 functions of rows and branches are generated from the declarations of the statistics.
 """
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ import numpy as np
 import torch
 
 from diffscope.errors import DiffscopeError
+from diffscope.prompts.selection import token_positions
 from diffscope.stats import branches, heads, rows, spans
 from diffscope.stats.collect import Columns
 from diffscope.stats.ranks import exact
@@ -34,36 +36,39 @@ def _like(result: torch.Tensor, array: Array) -> Array:
 
 
 def _tensor(x: Any) -> Any:
-    """Return arrays (of xarray too) and numbers as a tensor; anything else as it is."""
-    if hasattr(x, "__array__") and not isinstance(x, torch.Tensor):
-        return torch.as_tensor(np.ascontiguousarray(x))
-    return torch.tensor(x, dtype=torch.float64) if isinstance(x, float) else x
+    """Return arrays (of xarray too), nested lists and numbers as a tensor, in float32 at least if it is not of truth values.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(x, torch.Tensor) and (hasattr(x, "__array__") or isinstance(x, (int, float, list, tuple))):
+        x = torch.as_tensor(np.asarray(x, order="C"))
+    if not isinstance(x, torch.Tensor) or x.dtype == torch.bool:
+        return x
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x.double()
 
 
 def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function take numpy arrays too; then its result is one."""
+    """Let the parameters of a function that are tensors be numpy arrays too; then its result is one."""
+    signature = inspect.signature(function)
+    arrays = {name for name, parameter in signature.parameters.items() if "Tensor" in str(parameter.annotation)}
 
     @wraps(function)
     def on_arrays(*args: Any, **kwargs: Any) -> Any:
-        tensors = [_tensor(x) for x in args]
-        named = {name: _tensor(x) for name, x in kwargs.items()}
-        result = function(*tensors, **named)
-        return result.numpy() if not any(isinstance(x, torch.Tensor) for x in (*args, *kwargs.values())) else result
+        given = signature.bind(*args, **kwargs).arguments
+        result = function(**{name: _tensor(x) if name in arrays else x for name, x in given.items()})
+        return result if any(isinstance(x, torch.Tensor) for x in given.values()) else result.numpy()
 
     return on_arrays
 
 
 def _rows(a: Array, visible: Array | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return weights in float32 or float64 with zeros where a row does not see, what it sees, (..., query, key), and how many."""
-    x = _tensor(np.asarray(a) if isinstance(a, (list, tuple)) else a)
+    x = _tensor(a)
     if not isinstance(x, torch.Tensor) or x.dim() < 1:
         raise DiffscopeError(
             f"a map is an array (..., query, key), not {type(a).__name__}; give a window of cap.map, for example"
         )
-    x = x.detach()
-    if not x.is_floating_point():
-        x = x.double()
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x.detach() if x.is_floating_point() else x.double()
     seen = torch.ones_like(x, dtype=torch.bool) if visible is None else torch.as_tensor(_tensor(visible)).bool().expand(x.shape)
     return x.masked_fill(~seen, 0), seen, seen.sum(-1)
 
@@ -103,7 +108,7 @@ def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
     ----------
     a : array (..., query, key)
     keys : int array (chosen,)
-        Key positions.
+        Key positions, negative ones counted from the end.
     visible : bool array, broadcastable to (..., query, key), optional
         Which keys each row sees; by default all.
 
@@ -113,10 +118,9 @@ def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
         In the order of ``spans.NORMALISATIONS``; NaN in rows that see none of the keys, or only them.
     """
     x, seen, n = _rows(a, visible)
-    chosen = torch.as_tensor(keys)
-    if chosen.dtype == torch.bool or len(chosen.unique()) < len(chosen):
-        raise ValueError("span_mass takes positions of keys, each once; of a mask they are numpy.flatnonzero(mask)")
-    chosen = chosen.long()
+    chosen = token_positions(keys, {}, x.shape[-1]).to(x.device)
+    if len(chosen.unique()) < len(chosen):
+        raise DiffscopeError("span_mass takes positions of keys, each once; of a mask they are numpy.flatnonzero(mask)")
     below = spans.denominators(x.abs().sum(-1), x.clamp_min(0).sum(-1), x.sum(-1))
     mass = spans.mass(x, [Columns(chosen, seen[..., chosen].sum(-1))], below, n)
     return _like(mass[..., 0, :], a)

@@ -22,7 +22,7 @@ from diffscope.attention.memory import free_memory
 from diffscope.attention.precision import without_autocast
 from diffscope.errors import DiffscopeError, InsufficientMemory, MeasurementInterrupted, SpanError
 from diffscope.prompts.encoded import Encoded
-from diffscope.prompts.selection import token_positions
+from diffscope.prompts.selection import query_positions, token_positions
 from diffscope.render import size_in_words
 from diffscope.stats import backends
 from diffscope.stats.backends import Backend
@@ -84,18 +84,8 @@ def requests_of(
 ) -> list[Request]:
     """Return a request of each of several layers of one prompt, or refuse key sets and queries that are outside of it."""
     device, rows, keys = layers[0].q.device, layers[0].n_queries, min(layer.n_keys for layer in layers)
-    key_sets = {name: _positions(positions, f"span {name!r}", device) for name, positions in spans.items()}
-    for name, positions in key_sets.items():
-        if len(positions.unique()) < len(positions):
-            raise SpanError(f"span {name!r} names a position twice; name each once")
-        if len(positions) and (int(positions.min()) < 0 or int(positions.max()) >= keys):
-            raise SpanError(f"span {name!r} reaches outside of the prompt; its positions go from 0 to {keys - 1}")
-    chosen = _positions(range(rows) if queries is None else queries, "queries", device)
-    if not len(chosen):
-        raise DiffscopeError("no query was chosen; give at least one position")
-    outside = chosen[(chosen < 0) | (chosen >= rows)]
-    if len(outside):
-        raise DiffscopeError(f"query {int(outside[0])} is outside of the prompt; choose from 0 to {rows - 1}")
+    key_sets = {name: _key_set(name, positions, keys).to(device) for name, positions in spans.items()}
+    chosen = query_positions(queries, {}, rows).to(device)
     if weights is not None and weights.shape != chosen.shape:
         raise DiffscopeError(
             f"there are {len(chosen)} queries, and weights of shape {tuple(weights.shape)}; give one weight a query"
@@ -103,16 +93,15 @@ def requests_of(
     return [Request(layer, key_sets, chosen, weights) for layer in layers]
 
 
-def _positions(values: Sequence[int] | Tensor, what: str, device: torch.device) -> Tensor:
-    """Return token positions, int64 (position,); refuse masks and what is no whole number."""
+def _key_set(name: str, positions: Sequence[int] | Tensor, keys: int) -> Tensor:
+    """Return the positions of a span among the keys of a prompt, int64 (position,); SpanError if they are none."""
     try:
-        positions = torch.as_tensor(values, device=device)
-    except (TypeError, ValueError):
-        positions = torch.zeros(1, 1)
-    fraction = positions.is_floating_point() and len(positions) > 0
-    if positions.dim() != 1 or positions.dtype == torch.bool or fraction:
-        raise DiffscopeError(f"{what}: give whole positions in one row; of a mask they are numpy.flatnonzero(mask)")
-    return positions.long()
+        found = token_positions(positions, {}, keys, "keys")
+    except DiffscopeError as error:
+        raise SpanError(f"span {name!r}: {error}") from None
+    if len(found.unique()) < len(found):
+        raise SpanError(f"span {name!r} names a position twice; name each once")
+    return found
 
 
 @torch.no_grad()

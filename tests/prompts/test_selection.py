@@ -1,10 +1,11 @@
 """Queries, keys and heads as users choose them: names of spans, "last", slices, positions and numbers."""
 
+import numpy as np
 import pytest
 import torch
 
 from diffscope import DiffscopeError
-from diffscope.prompts.selection import indices_among, token_positions
+from diffscope.prompts.selection import checked_query, indices_among, token_positions
 
 SPANS = {"answer": [3, 4], "sink": [0]}
 
@@ -36,6 +37,7 @@ def test_choices_are_positions(choice, positions):
         (slice(0, 4, 0), "is no slice of tokens: slice step cannot be zero"),
         (slice(0.5, None), "is no slice of tokens"),
         ([0.5], "whole numbers in one row"),
+        ([1j], "whole numbers in one row"),
         ([True, False], "whole numbers in one row"),
         ([[0], [1]], "whole numbers in one row"),
         ([0, 6], "outside the prompt's tokens 0 to 5"),
@@ -46,6 +48,12 @@ def test_other_choices_are_one_line(choice, words):
     with pytest.raises(DiffscopeError, match=words) as raised:
         token_positions(choice, SPANS, 6, "keys")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("query", [np.array([1, 2]), "middle", 1.5, True])
+def test_other_queries_are_one_line(query):
+    with pytest.raises(DiffscopeError, match="there is no query .*; give a position, 'last', or 'mean'"):
+        checked_query(query, "mean")
 
 
 @pytest.mark.parametrize(

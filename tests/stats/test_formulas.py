@@ -104,13 +104,27 @@ def test_the_example():
     assert doctest.testmod(formulas).failed == 0
 
 
-@pytest.mark.parametrize("keys", [[True, True, False], [1, 1]])
-def test_a_mask_of_keys_is_not_taken_for_positions(keys):
-    with pytest.raises(ValueError, match=r"numpy\.flatnonzero"):
+@pytest.mark.parametrize("keys", [[True, True, False], [1, 1], [2, -1], [1.7], [9]])
+def test_what_is_no_position_of_a_key_is_refused(keys):
+    with pytest.raises(DiffscopeError, match=r"numpy\.flatnonzero|outside"):
         formulas.span_mass(np.full((3, 3), 1 / 3), np.array(keys))
 
 
 def test_arrays_by_name_reversed_ones_and_numbers():
     a = np.array([[0.7, 0.2, 0.1]])
     assert isinstance(formulas.rho(a1=a, a2=a), np.ndarray) and formulas.entropy(a[:, ::-1]) == pytest.approx(formulas.entropy(a))
-    assert formulas.cmrr(0.8) == pytest.approx(20 * math.log10(0.9 / 0.2))
+    for lam in (0.8, np.float64(0.8), np.array(0.8)):
+        assert np.shape(formulas.cmrr(lam)) == () and formulas.cmrr(lam) == pytest.approx(20 * math.log10(0.9 / 0.2))
+    assert formulas.cmrr(0) == formulas.cmrr(np.array([0, 1]))[0] == pytest.approx(20 * math.log10(0.5))
+    assert formulas.cosine(a.tolist(), [[0, 1, 1]]) == formulas.cosine(a, np.array([[0.0, 1.0, 1.0]]))
+    sigma = np.array([3.0, 1.0])
+    assert formulas.rank_residual(sigma.tolist(), ranks=(1,)) == formulas.rank_residual(sigma)[:1]
+
+
+def test_half_precision_is_computed_in_float32():
+    a1, a2 = np.random.default_rng(0).dirichlet(np.full(2000, 0.1), size=(2, 8)).astype(np.float16)
+    for name in ("cosine", "kl", "js", "overlap", "lambda_star", "noise_gain"):
+        of_half, of_float = (getattr(formulas, name)(a1.astype(kind), a2.astype(kind)) for kind in (np.float16, np.float32))
+        assert of_half.dtype == np.float32 and np.array_equal(of_half, of_float), name
+    halves = formulas.cosine(torch.from_numpy(a1), torch.from_numpy(a2))
+    assert np.array_equal(halves, formulas.cosine(a1, a2))

@@ -278,8 +278,9 @@ def test_by_default_the_row_statistics(layer):
     [
         (dict(statistics=["ginni"]), "did you mean gini"),
         (dict(statistics=["zzz"]), "choose from entropy, "),
-        (dict(queries=[24]), "query 24 is outside of the prompt; choose from 0 to 23"),
-        (dict(queries=[-1]), "query -1 is outside"),
+        (dict(queries=[24]), "outside the prompt's tokens 0 to 23"),
+        (dict(queries=1.5), "whole numbers in one row"),
+        (dict(queries={}), "whole numbers in one row"),
         (dict(queries=[]), "no query"),
     ],
 )
@@ -293,9 +294,9 @@ def test_an_unknown_name_is_a_value_error_too(layer):
         measure_layer(layer, ["ginni"])
 
 
-@pytest.mark.parametrize("keys", [[24], [-1]])
+@pytest.mark.parametrize("keys", [[24], [-25]])
 def test_a_span_outside_of_the_prompt_is_refused(layer, keys):
-    with pytest.raises(SpanError, match="'answer' reaches outside"):
+    with pytest.raises(SpanError, match="'answer': positions .* outside the prompt's tokens 0 to 23"):
         measure_layer(layer, ["span_mass"], spans={"answer": keys})
 
 
@@ -507,17 +508,24 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
 @pytest.mark.parametrize(
     "choice, words",
     [
-        ({"spans": {"a": torch.arange(24) < 3}}, "of a mask they are"),
+        ({"spans": {"a": torch.arange(24) < 3}}, r"numpy\.flatnonzero"),
         ({"spans": {"a": [1, 1]}}, "names a position twice"),
-        ({"spans": {"a": [1.5]}}, "whole positions in one row"),
-        ({"queries": torch.arange(24) > 20}, "of a mask they are"),
-        ({"queries": "last"}, "whole positions in one row"),
+        ({"spans": {"a": [-1, 23]}}, "names a position twice"),
+        ({"spans": {"a": [1.5]}}, "whole numbers in one row"),
+        ({"queries": torch.arange(24) > 20}, r"numpy\.flatnonzero"),
+        ({"queries": "answer"}, "no span 'answer'"),
         ({"queries": [1, 2, 3], "weights": torch.ones(1)}, "one weight a query"),
     ],
 )
 def test_positions_that_would_be_read_as_others_are_refused(layer, choice, words):
     with pytest.raises(DiffscopeError, match=words):
         measure_layer(layer, ["entropy", "span_mass"], **choice)
+
+
+def test_positions_count_from_the_end_as_well(layer):
+    ends = measure_layer(layer, ["entropy", "span_mass"], spans={"a": [-1], "all": None}, queries=[-1, 0])
+    named = measure_layer(layer, ["entropy", "span_mass"], spans={"a": [23], "all": range(24)}, queries=[23, 0])
+    assert ends.identical(named)
 
 
 @pytest.mark.parametrize("names", [5, [5], [["entropy"]]])
