@@ -107,6 +107,13 @@ def mass(context: RowContext, a: Tensor) -> Tensor | float:
     return 1.0 if context.layer.sink_logit is None else a.sum(-1, keepdim=True)
 
 
+def permuted(a: Tensor, visible: Tensor, draws: Tensor) -> Tensor:
+    """Permute the weights of each row (..., query, key) among the keys that it sees, in the order of draws between 0 and 1."""
+    source = draws.masked_fill(~visible, 2).argsort(-1)  # visible keys first, in random order
+    place = (~visible).byte().argsort(dim=-1, stable=True)  # visible keys first, as they stand
+    return torch.zeros_like(a).scatter(-1, place.expand_as(a), a.gather(-1, source.expand_as(a)))
+
+
 def chosen(heads: tuple[int, ...], context: RowContext) -> Tensor:
     """Return which heads of a context a change acts on, bool (head, 1, 1)."""
     return torch.isin(context.heads, torch.tensor(heads, device=context.heads.device))[:, None, None]
@@ -283,13 +290,12 @@ class ScatterNegatives(Change):
     seed: int
 
     def difference(self, context: RowContext, d: Tensor) -> Tensor:
-        keys, device = context.layer.n_keys, d.device
-        of_keys, of_queries = (key_noise(self.seed + more, context.layer.layer, keys).abs().to(device) for more in (0, 1))
+        layer = context.layer
+        sides = (self.seed, layer.n_keys), (self.seed + 1, max(layer.n_keys, layer.n_queries))
+        of_keys, of_queries = (key_noise(seed, layer.layer, size).abs().to(d.device) for seed, size in sides)
         draws = (of_keys * (1 + of_queries[context.positions, None]) * SCATTERED).frac()  # (query, key), as good as independent
-        source = draws.masked_fill(~context.visible, 2.0).argsort(-1)  # visible keys in random order
-        place = (~context.visible).to(torch.int8).argsort(dim=-1, stable=True)  # visible keys as they stand
-        lacking = (-d).clamp_min(0).gather(-1, source.expand_as(d))  # (head, query, key)
-        return torch.where(chosen(self.heads, context), d + torch.zeros_like(d).scatter(-1, place.expand_as(d), lacking), d)
+        lacking = permuted((-d).clamp_min(0), context.visible, draws)
+        return torch.where(chosen(self.heads, context), d + lacking, d)
 
 
 @dataclass(frozen=True)

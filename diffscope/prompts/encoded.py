@@ -332,4 +332,5 @@ def _reading(prompt: Encoded, start: int, stop: int) -> str:
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
     assert prompt.text is not None
     around = prompt.text[max(0, start - 20) : stop + 10].replace("\n", " ")
-    return f"tokens {touched[0]}:{touched[-1] + 1} in '…{around}…'"
+    tokens = f"tokens {touched[0]}:{touched[-1] + 1}" if touched else "no token"
+    return f"{tokens} in '…{around}…'"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from diffscope.errors import SpanError
+from diffscope.fields import shown
 
 GRAMMAR = "names of spans, before(…), after(…), ~ (all others), | (or), & (and), - (without) and brackets"
 SETS: dict[type, Callable[[frozenset, frozenset], frozenset]] = {
@@ -40,8 +41,8 @@ class SpanExpr:
         try:
             object.__setattr__(self, "_tree", ast.parse(self.text.strip(), mode="eval").body)
             _names(self._tree)
-        except (SyntaxError, ValueError, RecursionError, AttributeError, TypeError):
-            raise SpanError(f"{self.text!r} is no span made of others; it takes {GRAMMAR}") from None
+        except (SyntaxError, ValueError, RecursionError, MemoryError, AttributeError, TypeError):
+            raise SpanError(f"{shown(self.text)} is no span made of others; it takes {GRAMMAR}") from None
 
     @property
     def names(self) -> set[str]:

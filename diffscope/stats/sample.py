@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from diffscope.errors import DiffscopeError
+from diffscope.prompts.selection import whole_number
 
 WEIGHT = "query_weight"
 STRATUM = "query_stratum"
@@ -44,8 +46,9 @@ class QuerySample:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.rows, int) and isinstance(self.seed, int) and self.seed >= 0):
-            raise DiffscopeError(f"{self!r}: rows and seed are whole numbers, and the seed is not negative")
+        for name in ("rows", "seed"):
+            number = whole_number(getattr(self, name), 0, math.inf, "a sample has whole numbers from 0 as rows and seed")
+            object.__setattr__(self, name, number)
         if self.rows < PER_STRATUM:
             raise DiffscopeError(f"a sample of {self.rows} queries has no standard error; take at least {PER_STRATUM}")
 

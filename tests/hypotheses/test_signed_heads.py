@@ -23,7 +23,7 @@ from diffscope.hypotheses.tests import TESTS
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 from studies.laptop.calibration.synthetic import Planted, planted_models
-from tests import tiny
+from tests import encoder_decoders, tiny
 
 IDS = ["signed-weights", "a2-content", "a2-signal"]
 
@@ -50,6 +50,16 @@ def test_negatives_are_made_up_for_at_other_visible_keys(scope, prompts):
     with scope.edit(scattered_negatives(seed=3)):
         rows = scope.capture(ids).layers[0].prompt(0).rows([30, 59]).d
     np.testing.assert_allclose(rows[0], edited.map("D", 0, 0).values[[30, 59]], atol=1e-6)  # whatever other rows there are
+
+
+def test_cross_attention_may_have_fewer_keys_than_queries():
+    scope, prompt = diffscope.load(encoder_decoders.model("t5")), encoder_decoders.prompt("t5")
+    prompt["input_ids"] = prompt["input_ids"][:, :3]  # five queries look at them
+    plain = scope.capture(prompt)
+    with scope.edit(scattered_negatives()):
+        edited = scope.capture(prompt)
+    for own, moved in zip(plain.layers, edited.layers):  # softmax has no negative weight
+        np.testing.assert_array_equal(own.rows().d, moved.rows().d)
 
 
 def test_rises_are_those_of_the_edits(scope, prompts):

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
-from diffscope.prompts.encoded import Chars, encode
+from diffscope.prompts.encoded import Chars, Encoded, encode, find_span
 from diffscope.prompts.spans import SpanExpr
 from tests import tiny
 
@@ -49,6 +49,13 @@ def test_the_answer_is_never_irrelevant(tokenizer):
 def test_a_text_that_occurs_twice_is_refused_with_both_readings(tokenizer):
     with pytest.raises(SpanError, match=r"stands 2 times.*tokens \d+:\d+ in '…The magic.*; tokens \d+:\d+ in .*slice of tokens"):
         encode(tokenizer, TEXT, {"query": "magic number"})
+
+
+def test_a_reading_that_no_token_covers_says_so():
+    """Some tokenizers give no token to white space."""
+    prompt = Encoded("x  y x", (1, 2), ("x", "y"), ((0, 0), (3, 4)), {})
+    with pytest.raises(SpanError, match="'x' stands 2 times in the prompt: no token in '…x  y x…'"):
+        find_span(prompt, "answer", "x")
 
 
 def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
@@ -118,7 +125,21 @@ def test_spans_that_others_do_not_make_are_refused(tokenizer, spans, words):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "a b", "before()", "before(a, b)", "beside(a)", "not a", "a + b", "1", "a.b", "before(a", "a" * 9 + "("]
+    "text",
+    [
+        "",
+        "a b",
+        "before()",
+        "before(a, b)",
+        "beside(a)",
+        "not a",
+        "a + b",
+        "1",
+        "a.b",
+        "before(a",
+        "a" * 9 + "(",
+        "~" * 10**5 + "a",
+    ],
 )
 def test_what_makes_no_span_is_refused(text):
     with pytest.raises(SpanError, match="it takes names of spans, before"):

@@ -76,6 +76,10 @@ def test_what_has_no_queries_of_its_own_says_that_it_was_sampled_too(scope):
     assert set(averaged) == {"gini", "gini_se"}
 
 
+def test_a_sample_of_numpy_numbers_is_that_of_python_s():
+    assert repr(QuerySample(np.int64(12), np.int64(3))) == repr(QuerySample(12, 3))
+
+
 @pytest.mark.parametrize("wrong", [{"rows": 12.5}, {"rows": "12"}, {"seed": -1}, {"seed": 0.5}])
 def test_a_sample_is_made_of_whole_numbers(wrong):
     with pytest.raises(DiffscopeError, match="whole numbers"):

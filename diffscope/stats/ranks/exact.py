@@ -19,6 +19,7 @@ import scipy.linalg
 import torch
 from torch import Tensor
 
+from diffscope.attention.changes import permuted
 from diffscope.errors import DiffscopeError
 
 DEFINITIONS = ("erank", "erank_energy", "participation", "stable_rank", "r90")
@@ -267,7 +268,4 @@ def permute_visible(a: Tensor, visible: Tensor, generator: torch.Generator) -> T
     -------
     Tensor (query, key)
     """
-    draw = torch.rand(a.shape, generator=generator).to(a.device)
-    shuffled = draw.masked_fill(~visible, 2).argsort(-1)  # (query, key): visible keys first, in random order
-    in_order = (~visible).byte().argsort(dim=-1, stable=True)  # (query, key): visible keys first, ascending
-    return torch.zeros_like(a).scatter(-1, in_order, a.gather(-1, shuffled))
+    return permuted(a, visible, torch.rand(a.shape, generator=generator).to(a.device))
