@@ -178,14 +178,12 @@ def gather(
     heads: Heads = None,
     all_heads: bool = False,
     temporaries: int = 8,
-    elements: int | None = None,
-    workers: Workers | None = None,
 ) -> Tensor:
     """Compute on the rows of every block as :func:`stream` does, and put the results together.
 
     Parameters
     ----------
-    layer, queries, heads, all_heads, temporaries, elements, workers
+    layer, queries, heads, all_heads, temporaries
         As of :func:`stream`.
     compute : callable
         (block, rows) → Tensor (head, query, ...).
@@ -197,9 +195,8 @@ def gather(
     """
     queries = layer.query_positions(queries)
     count = layer.n_heads if heads is None else len(heads)
-    sizes = {"heads": heads, "all_heads": all_heads, "temporaries": temporaries, "elements": elements}
     out: Tensor | None = None
-    for block, values in stream(layer, queries, compute, workers=workers, **sizes):  # type: ignore[arg-type]
+    for block, values in stream(layer, queries, compute, heads=heads, all_heads=all_heads, temporaries=temporaries):
         if out is None:
             out = values.new_empty(count, len(queries), *values.shape[2:])
         out[block.heads.start : block.heads.stop, block.at] = values

@@ -173,11 +173,6 @@ class LayerAttention:
             raise IndexError(f"prompt {index} is outside the batch of {len(self.lengths)}")
         return self._cut(index, self.lengths[index])
 
-    def prefix(self, n: int) -> LayerAttention:
-        """Return the first n queries of one prompt and the keys up to them: under a causal mask or a window the same rows."""
-        self._one_prompt()
-        return self._cut(0, n)
-
     def _cut(self, index: int, n: int, start: int = 0) -> LayerAttention:
         """Cut one prompt to its first n queries, without the keys before `start`; the layer itself if that is all of it."""
         last = n + self.offset if self.key_lengths is None else self.key_lengths[index]  # with a cache keys come before query 0
@@ -328,11 +323,10 @@ class LayerAttention:
         n = self.mask.counts(context.queries, self.n_keys, self.offset)
         return Rows(a1, a2, d, lam, gain, n, context.queries, bool(self.changes), buffer, workspace=workspace)
 
-    def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE, width: int = 1) -> Rows:
+    def visible_rows(self, queries: Tensor, heads: Heads = None, workspace: Workspace = NO_REUSE) -> Rows:
         """Compute :meth:`rows` without the keys before the first and after the last that any of the queries sees.
 
-        Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows. The first
-        key that is left is a multiple of `width`.
+        Over a whole causal map those are half of all keys. Only where the mask is a rule and nothing changes the rows.
         """
         if self.mask.kind not in ("causal", "window") or self.changes or not len(queries):
             return self.rows(queries, heads, workspace)
@@ -340,7 +334,7 @@ class LayerAttention:
         offset = self.offset
         start = 0
         if self.mask.window is not None:
-            start = max(0, int(queries.min()) + offset - self.mask.window + 1) // width * width
+            start = max(0, int(queries.min()) + offset - self.mask.window + 1)
         rows = self._cut(0, int(queries.max()) + 1, start).rows(queries, heads, workspace)
         return replace(rows, start=start) if start else rows
 

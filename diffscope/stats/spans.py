@@ -199,8 +199,8 @@ def sink_rate(mass: Tensor, request: Request) -> Tensor:
     return rate(mass.movedim(2, -1), weights)
 
 
-def rate(mass: Tensor, weights: Tensor | None = None, threshold: float = RATE_THRESHOLD) -> Tensor:
-    """Compute the share of heads whose mean mass over queries is above the threshold (Gu et al. 2024 use 0.3).
+def rate(mass: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Compute the share of heads whose mean mass over queries is above the 0.3 of Gu et al. (2024).
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def rate(mass: Tensor, weights: Tensor | None = None, threshold: float = RATE_TH
     """
     weights = torch.where(mass.isnan(), 0, torch.ones_like(mass) if weights is None else weights.to(mass.dtype))
     mean = (mass.nan_to_num() * weights).sum(-1) / weights.sum(-1)  # 0/0 if all are NaN
-    return torch.where(mean.isnan(), math.nan, (mean > threshold).to(mass.dtype)).nanmean(0)
+    return torch.where(mean.isnan(), math.nan, (mean > RATE_THRESHOLD).to(mass.dtype)).nanmean(0)
 
 
 @span(

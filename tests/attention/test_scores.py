@@ -82,7 +82,6 @@ def test_every_path_gives_the_same_rows(mask, differential):
     cached = replace(layer, q=layer.q[:, :, 20:], lengths=(10,))
     if mask != "given":
         same(cached.rows(), slice(20, None))
-        same(layer.prefix(17).rows(), slice(17), slice(17))
     part = window(layer, ["D"], [1], torch.tensor([29, 4]), torch.tensor([3, 0, 2]))["D"][0]
     assert np.abs(part.numpy() - expected[-1][1][[29, 4]][:, [3, 0, 2]]).max() < 1e-12
     if mask == "given":
@@ -119,7 +118,7 @@ def test_sink_logits_may_differ_from_prompt_to_prompt_and_query_to_query():
     batch = replace(layer, q=layer.q.repeat(2, 1, 1, 1), sink_logit=sinks, lengths=(N, 19))
     for index, n in enumerate(batch.lengths):
         rows = batch.prompt(index).rows()
-        scores = layer.prefix(n).logits()
+        scores = layer.logits()[:, :n, :n]
         whole = torch.cat([scores, sinks[index, :, :n, None]], -1).softmax(-1)[..., :-1]
         torch.testing.assert_close(rows.a1, whole[0::2])
 

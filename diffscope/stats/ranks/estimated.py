@@ -29,7 +29,8 @@ from diffscope.stats.ranks.implicit_map import ImplicitMaps
 from diffscope.stats.ranks.lanczos import Lanczos, Spectrum
 
 SWEEPS = 30  # at most; each computes the maps once, and costs two forwards
-WIDTH = 64  # random vectors
+WIDTH = 64  # random vectors, two or more
+SEED = 0  # of the random vectors
 CHECKED_AFTER = (6, 10, 15, 22)  # sweeps, after which it is seen whether they were enough
 HELD_UP_TO = 256  # queries or keys of a map that is held in memory
 CONVERGED = 1e-3  # residual of a Ritz value over the value
@@ -38,28 +39,17 @@ TOLERANCE = 0.05  # largest half-width of a reported value, as a share of it
 
 
 @torch.no_grad()
-def estimate(
-    maps: ImplicitMaps,
-    names: Iterable[str],
-    tolerance: float = TOLERANCE,
-    sweeps: int = SWEEPS,
-    width: int = WIDTH,
-    seed: int = 0,
-) -> dict[str, Estimate]:
+def estimate(maps: ImplicitMaps, names: Iterable[str]) -> dict[str, Estimate]:
     """Estimate effective ranks and rank residuals of some maps of a head, all from the same sweeps.
+
+    Sweeps end when all half-widths are within ``TOLERANCE``, or nothing new is to be seen; ``SWEEPS``·``WIDTH``·(query + key)
+    values of each map are in memory.
 
     Parameters
     ----------
     maps : ImplicitMaps
     names : iterable of str
         Names of the maps.
-    tolerance : float
-        The largest half-width, as a share of the value. Sweeps end when all are within it, or nothing new is to be seen.
-    sweeps, width : int
-        Largest number of sweeps, and number of vectors (two or more) for each map; `sweeps`·`width`·(query + key) values of
-        each are in memory.
-    seed : int
-        Of the random vectors.
 
     Returns
     -------
@@ -71,9 +61,9 @@ def estimate(
     regular = [name for name in names if 0 < energy[name] < math.inf]
     if min(maps.shape) <= HELD_UP_TO:
         return estimates | _of_held(maps, regular)
-    width = min(width, *maps.shape)
-    sweeps = max(1, min(sweeps, maps.shape[1] // width))
-    generator = torch.Generator().manual_seed(seed)
+    width = min(WIDTH, *maps.shape)
+    sweeps = max(1, min(SWEEPS, maps.shape[1] // width))
+    generator = torch.Generator().manual_seed(SEED)
     runs = {name: Lanczos(maps, width, sweeps, generator) for name in regular}
     closest = {name: torch.tensor([[math.nan, math.inf]], dtype=torch.float64).repeat(len(LABELS), 1) for name in regular}
     for sweep in range(1, sweeps + 1):
@@ -84,7 +74,7 @@ def estimate(
         for name, run in list(runs.items()):
             if sweep in CHECKED_AFTER or sweep == sweeps or run.exhausted:
                 closest[name] = _closer(closest[name], _values(run, energy[name]))
-                estimates[name] = _within(closest[name], tolerance, run.sweeps)
+                estimates[name] = _within(closest[name], TOLERANCE, run.sweeps)
                 if run.exhausted or not estimates[name].why:
                     del runs[name]
     return estimates
@@ -95,13 +85,13 @@ def _closer(before: Tensor, now: Tensor) -> Tensor:
     return torch.where((now[:, 1] <= before[:, 1])[:, None], now, before)
 
 
-def bytes_of_one(layer: LayerAttention, sweeps: int = SWEEPS, width: int = WIDTH) -> int:
+def bytes_of_one(layer: LayerAttention) -> int:
     """Return the memory that :func:`estimate` needs at most for each map of a head, in bytes: that of a run, or of the map."""
     queries = layer.n_queries
     keys = layer.n_keys
     if min(queries, keys) <= HELD_UP_TO:
         return queries * keys * (layer.dtype.itemsize + torch.float64.itemsize)
-    columns = min(sweeps * width, keys)
+    columns = min(SWEEPS * WIDTH, keys)
     return columns * (queries + keys) * layer.dtype.itemsize + columns**2 * torch.float64.itemsize
 
 

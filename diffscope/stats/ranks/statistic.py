@@ -19,7 +19,7 @@ from diffscope.stats.ranks.exact import Estimate
 from diffscope.stats.ranks.implicit_map import PERMUTED, ImplicitMaps
 from diffscope.stats.statistic import declare
 
-MAX_JOINT_BYTES = 2**32  # of the maps of a head that are estimated in the same sweeps
+MAX_BYTES_OF_RUNS = 2**32  # of the maps of a head that are estimated in the same sweeps
 SHOWN_REASONS = 3  # of all reasons why ranks are NaN
 ERANK = "The Effective Rank: A Measure of Effective Dimensionality (Roy & Vetterli, 2007)"
 ECKART = "The Approximation of One Matrix by Another of Lower Rank (Eckart & Young, 1936)"
@@ -120,24 +120,24 @@ class LayerRanks:
     sweeps: int
 
 
-def layer_ranks(layer: LayerAttention, tolerance: float = estimated.TOLERANCE) -> LayerRanks:
+def layer_ranks(layer: LayerAttention) -> LayerRanks:
     """Compute effective ranks and rank residuals of every head: exactly up to ``exact.LARGEST`` tokens, else estimated.
+
+    An estimate that is not known within ``estimated.TOLERANCE`` of its value is NaN. The half-width of a ratio to a control may
+    be twice as large.
 
     Parameters
     ----------
     layer : LayerAttention
         Of one prompt.
-    tolerance : float
-        The largest half-width of an estimate, as a share of the value; a value that is not known within it is NaN. The
-        half-width of a ratio to a control may be twice as large.
     """
     if _is_exact(layer):
         visible = layer.visible()
         uniform = exact.estimate(exact.uniform_map(visible).to(layer.dtype))
         heads = [_exact_head(layer, head, visible) for head in range(layer.n_heads)]
     else:
-        uniform = _estimated_uniform(layer, tolerance)
-        heads = [_estimated_head(layer, head, tolerance) for head in range(layer.n_heads)]
+        uniform = _estimated_uniform(layer)
+        heads = [_estimated_head(layer, head) for head in range(layer.n_heads)]
     names = _map_names(layer)
     ranks, ranks_error, residuals, residuals_error = (
         torch.stack(parts) for parts in zip(*(_tables(estimates, names, uniform) for estimates in heads))
@@ -197,7 +197,7 @@ def _exact_head(layer: LayerAttention, head: int, visible: Tensor) -> HeadEstima
     return estimates
 
 
-def _estimated_head(layer: LayerAttention, head: int, tolerance: float) -> HeadEstimates:
+def _estimated_head(layer: LayerAttention, head: int) -> HeadEstimates:
     """Estimate the ranks of the maps of a head, and of their permutations, from products with them."""
     every = _every_map(layer)
     estimates: HeadEstimates = {name: [] for name in every}
@@ -206,17 +206,17 @@ def _estimated_head(layer: LayerAttention, head: int, tolerance: float) -> HeadE
         maps = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
         names = [name for name in every if draw == 0 or name.startswith(PERMUTED)]
         for first in range(0, len(names), size):
-            for name, estimate in estimated.estimate(maps, names[first : first + size], tolerance).items():
+            for name, estimate in estimated.estimate(maps, names[first : first + size]).items():
                 estimates[name].append(estimate)
     return estimates
 
 
 def _joint_maps(layer: LayerAttention) -> int:
     """Return how many maps of a head are estimated in the same sweeps."""
-    return max(1, MAX_JOINT_BYTES // estimated.bytes_of_one(layer))
+    return max(1, MAX_BYTES_OF_RUNS // estimated.bytes_of_one(layer))
 
 
-def _estimated_uniform(layer: LayerAttention, tolerance: float) -> Estimate:
+def _estimated_uniform(layer: LayerAttention) -> Estimate:
     """Return the ranks of the uniform map over visible keys; from a formula for causal and full masks."""
     if layer.mask.kind == "causal" and layer.n_queries == layer.n_keys:
         return exact.from_singular_values(exact.causal_uniform_singular_values(layer.n_keys))
@@ -224,7 +224,7 @@ def _estimated_uniform(layer: LayerAttention, tolerance: float) -> Estimate:
         sigma = torch.zeros(min(layer.n_queries, layer.n_keys), dtype=torch.float64)
         sigma[0] = math.sqrt(layer.n_queries / layer.n_keys)
         return exact.from_singular_values(sigma)
-    return estimated.estimate(ImplicitMaps(layer, 0), ["uniform"], tolerance)["uniform"]
+    return estimated.estimate(ImplicitMaps(layer, 0), ["uniform"])["uniform"]
 
 
 def _tables(estimates: HeadEstimates, names: dict[str, str | None], uniform: Estimate) -> tuple[Tensor, Tensor, Tensor, Tensor]:

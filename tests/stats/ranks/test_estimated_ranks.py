@@ -49,6 +49,14 @@ def _truth(layer, names, seed=0):
     return {name: torch.cat([rank.ranks(s), rank.rank_residual(s)]) for name, s in sigma.items()}
 
 
+def _estimated(layer, names, **constants):
+    """Return estimates of the first head, made with other constants of the module."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in constants.items():
+            patch.setattr(estimated, name, value)
+        return estimated.estimate(ImplicitMaps(layer, 0), names)
+
+
 def _values(estimate):
     return torch.cat([estimate.ranks, estimate.residuals]), torch.cat([estimate.ranks_error, estimate.residuals_error])
 
@@ -60,7 +68,7 @@ def test_the_truth_is_within_the_half_width(make_layer, kind):
     truth, excess, close = _truth(layer, NAMES), [], []
     for seed in range(2):
         for tolerance in (0.3, 0.04):  # after few sweeps, and after many
-            measured = estimated.estimate(ImplicitMaps(layer, 0), NAMES, tolerance=tolerance, width=16, seed=seed)
+            measured = _estimated(layer, NAMES, TOLERANCE=tolerance, WIDTH=16, SEED=seed)
             for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-9 * truth[name]))
@@ -96,7 +104,7 @@ def test_the_truth_of_equal_singular_values_is_within_the_half_width(make_layer,
     truth, excess = _truth(layer, names), []
     for seed in range(2):
         for tolerance in (0.3, 0.04):
-            measured = estimated.estimate(ImplicitMaps(layer, 0), names, tolerance=tolerance, width=32, seed=seed)
+            measured = _estimated(layer, names, TOLERANCE=tolerance, WIDTH=32, SEED=seed)
             for name, estimate in measured.items():
                 value, error = _values(estimate)
                 excess.append((value - truth[name]).abs() / (error + 1e-6 * truth[name]))
@@ -125,7 +133,7 @@ def test_the_two_quadratures_lie_on_the_two_sides_of_the_truth(make_layer):
 def test_a_spectrum_seen_whole_is_exact(make_layer):
     layer = make_layer(tokens=288, heads=1)
     truth = _truth(layer, ["A1"])["A1"]
-    value, error = _values(estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=1e-6, width=48)["A1"])
+    value, error = _values(_estimated(layer, ["A1"], TOLERANCE=1e-6, WIDTH=48)["A1"])
     torch.testing.assert_close(value, truth, rtol=1e-6, atol=0)
     assert (error <= 1e-6 * value).all()
 
@@ -138,7 +146,7 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
     if sink:
         q[..., 0], k[:, :, 0, 0] = 1, 1000
     layer = type(layer)(**{**vars(layer), "q": q, "k": k})
-    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1", "D"])
+    measured = _estimated(layer, ["A1", "D"])
     assert measured["A1"].ranks == pytest.approx(torch.ones(5, dtype=torch.float64), rel=0.01)
     assert measured["A1"].residuals.eq(0).all() and not measured["A1"].why  # 0 as far as rounding tells
     assert measured["A1"].sweeps < 6  # ends where only rounding is left
@@ -148,7 +156,7 @@ def test_maps_of_rank_one_and_zero(make_layer, sink):
 
 def test_what_is_not_close_enough_is_nan_and_says_why(make_layer):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
-    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=3, width=16)["A1"]
+    measured = _estimated(layer, ["A1"], TOLERANCE=0.01, SWEEPS=3, WIDTH=16)["A1"]
     erank = LABELS.index("erank")
     assert measured.sweeps == 3
     assert math.isnan(measured.ranks[erank]) and not math.isnan(measured.ranks[LABELS.index("stable_rank")])
@@ -167,7 +175,7 @@ def test_a_later_look_does_not_replace_a_closer_one(make_layer, monkeypatch):
     monkeypatch.setattr(
         estimated, "_within", lambda values, *_, within=estimated._within: seen.append(values[0].tolist()) or within(values, *_)
     )
-    measured = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], tolerance=0.01, sweeps=4, width=16)["A1"]
+    measured = _estimated(layer, ["A1"], TOLERANCE=0.01, SWEEPS=4, WIDTH=16)["A1"]
     assert seen == [[5, 1], [5, 1], [5, 1], [6, 0.5]]
     assert measured.ranks_error.eq(0.5).all() and measured.why["erank"] == "within 8% after 4 sweeps, 1% asked"
 
@@ -176,7 +184,7 @@ def test_what_no_map_can_have_is_refused(make_layer, monkeypatch):
     layer = make_layer(tokens=288, heads=1, dtype=torch.float32)
     for impossible in ((0.5, 0.01), (400.0, 1.0), (50.0, math.inf)):
         monkeypatch.setattr(estimated, "_by_quadrature", lambda *_, found=impossible: found)
-        found = estimated.estimate(ImplicitMaps(layer, 0), ["A1"], sweeps=3)["A1"]
+        found = _estimated(layer, ["A1"], SWEEPS=3)["A1"]
         assert found.ranks[:3].isnan().all() and found.ranks[3].isfinite()
         assert found.why["erank"] == "no possible value and bound after 3 sweeps"
 
@@ -216,7 +224,7 @@ def test_few_queries_on_a_long_cache_have_exact_ranks(make_layer, queries, monke
 def test_the_uniform_map_of_a_full_mask_is_known(make_layer, queries):
     layer = make_layer(tokens=600, heads=1, mask=Mask("full"))
     layer = type(layer)(**{**vars(layer), "q": layer.q[:, :, :queries], "lengths": (queries,)})
-    known = statistic._estimated_uniform(layer, 0.05)
+    known = statistic._estimated_uniform(layer)
     sigma = rank.singular_values(rank.uniform_map(layer.visible()))
     torch.testing.assert_close(known.ranks, rank.ranks(sigma))
     assert known.residuals.eq(0).all() and known.ranks_error.eq(0).all()
@@ -231,7 +239,7 @@ def test_the_forecast_bounds_what_the_runs_hold_and_groups_of_maps_change_nothin
     together, item = statistic.layer_ranks(layer), estimated.bytes_of_one(layer)
     assert held < item
     assert statistic.bytes_of_estimates(layer) == 6 * item  # A1, A2 (lambda_A2 is that, scaled) and D, and all three permuted
-    monkeypatch.setattr(statistic, "MAX_JOINT_BYTES", 2 * item)
+    monkeypatch.setattr(statistic, "MAX_BYTES_OF_RUNS", 2 * item)
     assert statistic.bytes_of_estimates(layer) == 2 * item
     apart = statistic.layer_ranks(layer)
     assert ((apart.ranks - together.ranks).abs() <= apart.ranks_error + together.ranks_error)[~apart.ranks.isnan()].all()
@@ -283,7 +291,8 @@ def test_a_layer_above_the_limit_has_the_same_statistics_within_their_errors(mak
         assert value.shape == expected.shape == error.shape
         assert torch.equal(value.isnan(), expected.isnan())
         assert ((value - expected).abs() <= 1.3 * error + 1e-5 * expected.abs())[~value.isnan()].all()
-    assert statistic.layer_ranks(layer, tolerance=1e-9).why[0].startswith("head 0, A1: ")
+    monkeypatch.setattr(estimated, "TOLERANCE", 1e-9)
+    assert statistic.layer_ranks(layer).why[0].startswith("head 0, A1: ")
 
 
 def test_a_map_of_zeros_says_that_it_is_zero_whether_exact_or_estimated(make_layer, monkeypatch):
