@@ -117,11 +117,7 @@ class Edit:
         return with_change(layer, made) if isinstance(made, Change) else made
 
     def _check_full_map(self, layer: LayerAttention) -> None:
-        if layer.kind == "cross":
-            raise DiffscopeError(
-                f"{self.label}: needs square maps, and layer {layer.layer} is cross-attention; leave it out by naming others in "
-                "layers="
-            )
+        check_square(self.label, layer)
         if layer.n_queries != layer.n_keys:
             raise DiffscopeError(
                 f"{self.label}: needs whole maps, which a cached step does not have; generate with use_cache=False"
@@ -130,8 +126,7 @@ class Edit:
             raise DiffscopeError(
                 f"{self.label}: needs to know what is padding; use scope.capture, scope.loss, or prompts of one length"
             )
-        if layer.n_keys > FULL_MAP_TOKENS:
-            raise InsufficientMemory(f"{self.label}: needs whole maps, and {layer.n_keys} tokens are more than {FULL_MAP_TOKENS}")
+        check_tokens(self.label, layer.n_keys)
 
     def _check_positions(self, layer: LayerAttention) -> None:
         if layer.mask.kind == "given":
@@ -154,6 +149,22 @@ def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
 def with_change(layer: LayerAttention, change: Change) -> LayerAttention:
     """Add a change of its rows to a layer."""
     return replace(layer, changes=(*layer.changes, change))
+
+
+def check_square(label: str, layer: LayerAttention) -> None:
+    """Raise DiffscopeError for cross-attention, whose maps are not square."""
+    if layer.kind == "cross":
+        raise DiffscopeError(
+            f"{label}: needs square maps, and layer {layer.layer} is cross-attention; leave it out by naming others in layers="
+        )
+
+
+def check_tokens(label: str, tokens: int) -> None:
+    """Raise InsufficientMemory if whole maps of so many tokens are not kept."""
+    if tokens > FULL_MAP_TOKENS:
+        raise InsufficientMemory(
+            f"{label}: needs whole maps, and {tokens:,} tokens are more than {FULL_MAP_TOKENS:,}; take a shorter prompt"
+        )
 
 
 def check_a2(label: str, layer: LayerAttention) -> None:

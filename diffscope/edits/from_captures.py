@@ -13,9 +13,9 @@ from diffscope.attention.changes import Change, FixA2, PositionalA2
 from diffscope.attention.components import Norm
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
-from diffscope.edits.base import FULL_MAP_TOKENS, Edit, Stage, check_a2
+from diffscope.edits.base import Edit, Stage, check_a2, check_square, check_tokens
 from diffscope.edits.declared import declare
-from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.prompts.selection import Indices, as_indices
 
 Sums = dict[int, tuple[Tensor, Tensor]]  # by layer: sums over prompts, and of how many values
@@ -159,16 +159,14 @@ def _single_prompts(
             raise DiffscopeError(f"{label} takes captures, such as scope.capture(prompts), and not a {type(capture).__name__}")
         for layer in of_capture:
             for index, n in enumerate(layer.lengths):
-                if full_map and n > FULL_MAP_TOKENS:
-                    raise InsufficientMemory(f"{label} keeps whole maps, and {n} tokens are more than {FULL_MAP_TOKENS}")
+                if full_map:
+                    check_tokens(label, n)
                 if same_length and n != (length or n):
                     raise PromptError(f"{label} needs prompts of one length, but has {length} and {n} tokens")
                 length = n
                 if chosen is None or layer.layer in chosen:
-                    if full_map and layer.kind == "cross":
-                        raise DiffscopeError(
-                            f"{label} needs square maps; leave layer {layer.layer}, cross-attention, out by layers="
-                        )
+                    if full_map:
+                        check_square(label, layer)
                     yield layer.prompt(index)
     if not length:
         raise PromptError(f"{label} needs a capture of a prompt at least, such as scope.capture(prompts)")

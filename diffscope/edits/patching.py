@@ -14,10 +14,10 @@ from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of
 from diffscope.attention.precision import without_autocast
-from diffscope.edits.base import FULL_MAP_TOKENS, Edit, Stage, check_a2
+from diffscope.edits.base import Edit, Stage, check_a2, check_tokens
 from diffscope.edits.declared import declare
 from diffscope.edits.from_captures import HasLayers
-from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from diffscope.fields import one_of
 from diffscope.prompts.selection import Indices, as_indices, from_zero
 
@@ -156,8 +156,7 @@ def _single(source: HasLayers) -> dict[int, LayerAttention]:
         raise DiffscopeError(f"patch takes a capture, such as scope.capture(prompt), and not a {type(source).__name__}")
     if len(layers[0].lengths) > 1:
         raise PromptError(f"a patch is from one prompt, and the capture has {len(layers[0].lengths)}; choose one, such as cap[0]")
-    if layers[0].n_keys > FULL_MAP_TOKENS:
-        raise InsufficientMemory(f"a patch keeps whole maps, and {layers[0].n_keys} tokens are more than {FULL_MAP_TOKENS}")
+    check_tokens("patch", layers[0].n_keys)
     return {layer.layer: layer.prompt(0) for layer in layers}
 
 

@@ -12,6 +12,7 @@ from xarray.indexes import PandasIndex
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.stats.collect import Request
+from diffscope.stats.ragged import stacked
 from diffscope.stats.registry import LABELS
 from diffscope.stats.statistic import Statistic
 
@@ -54,7 +55,7 @@ def dataset(measured: Sequence[Measured], statistics: Sequence[Statistic], layer
     for name, dims in ((statistic.name, statistic.dims) for statistic in statistics):
         attrs = agreed([of_layer.attrs[name] for of_layer in measured], [f"layer {layer}" for layer in layers or ()])
         values = [of_layer.values[name] for of_layer in measured]
-        variables[name] = (dims, values[0], attrs) if layers is None else (("layer", *dims), _stacked(values), attrs)
+        variables[name] = (dims, values[0], attrs) if layers is None else (("layer", *dims), stacked(values), attrs)
     indexes = {} if layers is None else {"layer": _index("layer", layers)}
     indexes |= {dim: index for dim, index in FIXED.items() if any(dim in statistic.dims for statistic in statistics)}
     indexes |= {dim: _index(dim, values) for dim, values in labels.items()}
@@ -147,16 +148,6 @@ def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
         else:
             merged[key] = "; ".join(f"{', '.join(of_value)}: {value}" for value, of_value in holders.items())
     return merged
-
-
-def _stacked(values: Sequence[np.ndarray]) -> np.ndarray:
-    """Stack arrays, each filled up with NaN to the size of the largest."""
-    if len({array.shape for array in values}) == 1:
-        return np.stack(values)
-    out = np.full((len(values), *np.max([array.shape for array in values], axis=0)), np.nan, dtype=values[0].dtype)
-    for part, array in zip(out, values):
-        part[tuple(map(slice, array.shape))] = array
-    return out
 
 
 def attributes(statistic: Statistic, layer: LayerAttention) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Layers that differ in their number of heads as one array."""
+"""Stack arrays that differ in their sizes, such as those of layers that differ in their number of heads."""
 
 from __future__ import annotations
 
@@ -21,10 +21,22 @@ def stack_layers(layers: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
     -------
     ndarray (…, layer, head, …)
         Float64; NaN if a layer has no such head.
+
+    Raises
+    ------
+    ValueError
+        They differ in more than that.
     """
-    heads = max(layer.shape[axis] for layer in layers)
-    padded = []
-    for layer in layers:
-        lacking = [(0, heads - layer.shape[axis] if number == axis else 0) for number in range(layer.ndim)]
-        padded.append(np.pad(np.asarray(layer, dtype=float), lacking, constant_values=np.nan))
-    return np.stack(padded, axis)
+    if len({(*layer.shape[:axis], *layer.shape[axis + 1 :]) for layer in layers}) > 1:
+        raise ValueError("layers may differ in their heads alone")
+    return np.ascontiguousarray(np.moveaxis(stacked([np.asarray(layer, dtype=float) for layer in layers]), 0, axis))
+
+
+def stacked(values: Sequence[np.ndarray]) -> np.ndarray:
+    """Stack arrays along a new first axis, each filled up with NaN to the size of the largest."""
+    if len({array.shape for array in values}) == 1:
+        return np.stack(values)
+    out = np.full((len(values), *np.max([array.shape for array in values], axis=0)), np.nan, dtype=values[0].dtype)
+    for part, array in zip(out, values):
+        part[tuple(map(slice, array.shape))] = array
+    return out

@@ -213,7 +213,7 @@ def test_edits_are_the_same_change_of_the_module(edit, mistake):
 def test_means_of_other_prompts_are_of_square_maps():
     scope = diffscope.load(stable_audio.transformer())
     capture = scope.capture(stable_audio.inputs())
-    with pytest.raises(DiffscopeError, match="mean_a2 needs square maps; leave layer 1, cross-attention, out by layers="):
+    with pytest.raises(DiffscopeError, match="mean_a2: needs square maps, and layer 1 is cross-attention; leave it out"):
         edits.mean_a2(capture)
     with scope.edit(edits.mean_a2(capture, layers=[0, 2])):
         scope.capture(stable_audio.inputs())
