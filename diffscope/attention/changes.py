@@ -1,6 +1,6 @@
 """Changes of a layer's rows: what an edit does that no field of the contract can say.
 
-Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with (batch or 1, head).
+Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with (batch or 1), and those of heads with them next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Change:
     """A change of a layer's rows that no field of the contract can say.
 
     A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be saved; its tensors lead with
-    (batch or 1, head). It overrides the methods of the stages at which it acts; the others give back what they get.
+    (batch or 1), and all heads come next where a head has its own. It overrides the methods of the stages at which it acts; the
+    others give back what they get.
     """
 
     kinds: ClassVar[dict[str, type[Change]]] = {}

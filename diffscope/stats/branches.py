@@ -138,7 +138,7 @@ def residual_noise(a1: Tensor, d: Tensor, gain: Tensor | float = 1.0) -> Tensor:
     """
     _, peak = _unit_peak(a1)
     peak = peak.unsqueeze(-1)
-    return _norm(d / peak) / (gain * _norm(a1 / peak))
+    return _norm(d / peak) / (gain * _norm(a1 / peak)).abs()
 
 
 @branch(

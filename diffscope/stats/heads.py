@@ -103,17 +103,19 @@ def _by_query(request: Request, values: Tensor) -> Tensor:  # (head, query)
     dims=("outlier",),
     units="1",
     description="largest and median magnitude of the attention logits",
-    formula="of |scale q.k|, capped where the model caps it, over all maps of the layer and the keys each query sees, exact; "
-    "keys beyond a sliding window are not seen, and a sink logit is no key; of edited scores over both maps of each head",
+    formula="of |scale q.k|, capped where the model caps it, with the bias of positions where it adds one, over all maps of the "
+    "layer and the keys each query sees, exact; keys beyond a sliding window are not seen, and a sink logit is no key; of edited "
+    "scores over both maps of each head",
     range=("0", "inf"),
     undefined="the k-th largest of fewer than k",
     source=DIFF,
 )
 def logit_outliers(request: Request) -> Tensor:
-    """Compute the largest and the median |scale q.k| over all maps of the layer and the keys each query sees: (outlier,).
+    """Compute the largest and the median score in size, over all maps of the layer and the keys each query sees: (outlier,).
 
-    Keys beyond a sliding window are not seen, and a sink logit is no key. Under an edit the scores are the edited ones, over both
-    maps of each head, so that a map that heads share counts once a head.
+    A score is scale q.k, capped where the model caps it, with the bias of positions where it adds one. Keys beyond a sliding
+    window are not seen, and a sink logit is no key. Under an edit the scores are the edited ones, over both maps of each head, so
+    that a map that heads share counts once a head.
     """
     layer = request.layer
     size = max(1, LOGITS // (layer.q.shape[1] * layer.n_keys))

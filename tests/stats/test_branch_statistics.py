@@ -127,7 +127,9 @@ def test_two_branches_are_not_compared_where_one_has_a_negative_weight(signed):
 def test_gain_is_part_of_what_went_in():
     a1, a2 = torch.tensor([0.3, 0.1]), torch.tensor([0.2, 0.2])
     d = 1.5 * a1 - 0.6 * a2
-    assert float(b.residual_noise(a1, d, 1.5)) == pytest.approx(float(b.residual_noise(a1, a1 - 0.4 * a2)), rel=1e-6)
+    for sign in (1, -1):  # the size of the gain counts
+        measured = b.residual_noise(a1, sign * d, torch.tensor(sign * 1.5))
+        assert float(measured) == pytest.approx(float(b.residual_noise(a1, a1 - 0.4 * a2)), rel=1e-6)
 
 
 def test_common_mode_rejection_in_decibels():
