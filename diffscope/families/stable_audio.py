@@ -40,11 +40,12 @@ class StableAudio(Family):
     def convention_of(self, module: ForeignModule) -> Convention | None:
         return self.convention if module.use_differential else None
 
-    def read(self, attention_pass: AttentionPass) -> LayerAttention:
+    def readings(self, attention_pass: AttentionPass) -> Iterator[LayerAttention]:
         differential = bool(attention_pass.module.use_differential)
         if attention_pass.key_lengths is None:
-            return self._layer(attention_pass, {"qkv": OF_SELF[differential]}, differential)
-        return self._layer(attention_pass, {"q": OF_QUERIES[differential], "kv": OF_KEYS[differential]}, differential)
+            yield self._layer(attention_pass, {"qkv": OF_SELF[differential]}, differential)
+            return
+        yield self._layer(attention_pass, {"q": OF_QUERIES[differential], "kv": OF_KEYS[differential]}, differential)
 
     def _layer(self, attention_pass: AttentionPass, packed: Mapping[str, tuple[str, ...]], differential: bool) -> LayerAttention:
         """Return the layer, if each watched projection holds the parts that `packed` names, in that order."""
