@@ -54,7 +54,7 @@ def test_negatives_are_made_up_for_at_other_visible_keys(scope, prompts):
 
 def test_cross_attention_may_have_fewer_keys_than_queries():
     scope, prompt = diffscope.load(encoder_decoders.model("t5")), encoder_decoders.prompt("t5")
-    prompt |= {name: prompt[name][:, :3] for name in ("input_ids", "attention_mask") if name in prompt}  # five queries look at them
+    prompt |= {name: prompt[name][:, :3] for name in ("input_ids", "attention_mask")}  # at which five queries look
     plain = scope.capture(prompt)
     with scope.edit(scattered_negatives()):
         edited = scope.capture(prompt)
