@@ -99,10 +99,11 @@ def command(
     if report:
         show_report(wanted, figure, as_json)
         return
-    cohorts = with_following(wanted, name, learning_rate, text, any_text)
-    if status:
+    cohorts = with_following(wanted, name, text, any_text)
+    if status:  # which reads files alone
         show_status(cohorts, processes or 1, as_json)
         return
+    _check_following(cohorts[1:], learning_rate)
     failed = train_all(cohorts, quiet=as_json, processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
     if figure is not None or as_json:
         show_report(wanted, figure, as_json)
@@ -139,26 +140,31 @@ def _chosen(name, learning_rate, text, any_text):
     return chosen if learning_rate is None else chosen.with_rate(learning_rate)
 
 
-def with_following(wanted, name, learning_rate=None, text=None, any_text=False):
+def with_following(wanted, name, text=None, any_text=False):
     """Return a cohort whose recipe has this name, and the one that is trained after it, unless some of its runs are chosen.
 
     The file of the other recipe is found from where this one's lies.
     """
     from diffscope.lab.training.cohort import Cohort
-    from diffscope.lab.training.initialisation import corpus_of, with_text
+    from diffscope.lab.training.initialisation import with_text
     from diffscope.lab.training.recipe import Recipe
 
     then = wanted.recipe.then
     if then is None or wanted.arms or wanted.seeds:
         return [wanted]
-    if learning_rate is not None:
-        raise DiffscopeError(
-            f"--learning-rate does not reach {then}, which is trained after {wanted.recipe.name}; name arms with --arm"
-        )
     following = Recipe.load(str(Path(name).parent / then) if then.endswith(".toml") else then)
     following = with_text(following, None if following.corpus is None else text, any_text)
-    corpus_of(following)  # one that is not given is known before the first cohort is trained
     return [wanted, Cohort(following, wanted.out / following.name, device=wanted.device)]
+
+
+def _check_following(cohorts, learning_rate):
+    """Refuse cohorts that are trained after the first if a chosen rate does not reach them, or their corpus is not given."""
+    from diffscope.lab.training.initialisation import corpus_of
+
+    for each in cohorts:
+        if learning_rate is not None:
+            raise DiffscopeError(f"--learning-rate does not reach {each.recipe.name}, which is trained too; name arms with --arm")
+        corpus_of(each.recipe)
 
 
 def train_all(cohorts, *, processes=None, ray=None, threads=1, tensorboard=False, quiet=False):

@@ -35,8 +35,9 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
     if values.isnull().all():
         raise DiffscopeError(f"{values.attrs['long_name']} is undefined at every step of this training")
     own = values.sel(control=OWN, drop=True) if "control" in values.dims else values
-    if layer is None:  # the first in which it is defined
-        layer = int(values["layer"][own.notnull().any(("step", "head")).values.argmax()])
+    if layer is None:  # the first in which the head has a value
+        of_head = own.sel(head=head) if head in values["head"] else own.isel(head=0)
+        layer = int(values["layer"][of_head.notnull().any("step").values.argmax()])
     if layer not in values["layer"] or head not in values["head"]:
         raise DiffscopeError(f"there is no head {head} of layer {layer} in these estimates")
     if own.sel(layer=layer, head=head).isnull().all():

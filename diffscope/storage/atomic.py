@@ -107,7 +107,7 @@ def replacing(path: str | os.PathLike, *, alone: bool = False) -> Iterator[Path]
     path = checked_path(path)
     check_target(path)
     workspace = _workspace(path, alone)
-    earlier = workspace / "replaced"  # a folder, which no other can be moved over
+    earlier = workspace / f"{path.name}.replaced"  # a folder, which no other can be moved over
     try:
         yield workspace / path.name
         _share(workspace / path.name)

@@ -815,6 +815,8 @@ def test_a_head_without_a_value_is_not_set_apart(hybrid):
     estimates = along_training({0: hybrid, 5: hybrid}).estimates
     estimates["gini"].loc[{"layer": 1}] = np.nan  # as where the first layer is standard attention
     assert figures.training(estimates, statistic="gini").data.attrs["apart"] == ["L3H0"]
+    estimates["gini"].loc[{"layer": 1, "head": 1}] = 0.5  # another head of it has a value
+    assert figures.training(estimates, statistic="gini").data.attrs["apart"] == ["L3H0"]
     with pytest.raises(DiffscopeError, match="undefined in L1H0; choose another head"):
         figures.training(estimates, statistic="gini", layer=1)
 

@@ -288,7 +288,7 @@ def test_what_the_next_cohort_lacks_is_known_before_the_first_is_trained(followe
     monkeypatch.setattr(train_command, "_train_cohort", refuse)
     command = ["train", followed, "--out", str(tmp_path / "out")]
     assert main([*command, "--learning-rate", "1e-3"]) == 2
-    assert "--learning-rate does not reach next.toml, which is trained after small" in capsys.readouterr().err
+    assert "--learning-rate does not reach after, which is trained too" in capsys.readouterr().err
     following = tmp_path / "recipes" / "next.toml"
     following.write_text('corpus = "abc"\n' + following.read_text())
     assert main(command) == 2 and "'after' trains on the corpus abc; give its folder" in capsys.readouterr().err
