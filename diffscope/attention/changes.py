@@ -1,6 +1,6 @@
 """Changes of a layer's rows: what an edit does that no field of the contract can say.
 
-Each is a frozen dataclass whose `heads` are those it acts on; tensors lead with (batch or 1), and those of heads with them next.
+Each is a frozen dataclass whose `heads` are those it acts on; tensors are (batch or 1, …), or (batch or 1, head, …).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class RowContext:
 class Change:
     """A change of a layer's rows that no field of the contract can say.
 
-    A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be saved; its tensors lead with
-    (batch or 1), and all heads come next where a head has its own. It overrides the methods of the stages at which it acts; the
+    A subclass is a frozen dataclass of plain values and tensors, so that a changed capture can be saved; its tensors are
+    (batch or 1, …), or (batch or 1, head, …) if heads differ. It overrides the methods of the stages at which it acts; the
     others give back what they get.
     """
 

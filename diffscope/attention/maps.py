@@ -62,7 +62,7 @@ def title_of(name: str, layers: Sequence[LayerAttention]) -> str:
     titles = list(dict.fromkeys(_title(name, layer) for layer in layers))
     if len(titles) == 1:
         return titles[0]
-    *first, last = sorted(titles, key="A".__eq__)  # A comes last
+    *first, last = sorted(titles, key=lambda title: title == "A")  # A comes last
     return f"{', '.join(first)}, or {'A of standard attention' if last == 'A' else last}"
 
 

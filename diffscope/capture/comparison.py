@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import xarray as xr
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Names = Sequence[str] | str | None
+Number = TypeVar("Number", bound=int | None)
 Queries = str | slice | Sequence[int] | QuerySample | None
 
 
@@ -199,8 +200,9 @@ class Comparison:
             prompt.
         """
         self.check_tokens()
-        layers, heads = _of_both("layer", layer), _of_both("head", head)
-        return self._along_model([_maps(*place, prompt) for place in zip(self.captures, layers, heads)])
+        layers, heads = one_each(self.names, "layer", layer), one_each(self.names, "head", head)
+        captures = dict(zip(self.names, self.captures))
+        return self._along_model([_maps(captures[name], layers[name], heads[name], prompt) for name in self.names])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
         dimension = xr.DataArray(list(self.names[: len(datasets)]), dims="model", name="model")
@@ -217,12 +219,18 @@ class Comparison:
         return together.assign_attrs(edits="; ".join(edits)) if edits else together  # which need not be on in both
 
 
-def _of_both(what: str, chosen: int | Sequence[int]) -> Sequence[int]:
-    """Return what is chosen of the first model and of the second, which one number is for both."""
-    both = chosen if isinstance(chosen, (tuple, list)) else (chosen, chosen)
-    if len(both) != 2:
-        raise DiffscopeError(f"{what} is one of both models, or two, and not {len(both)}; give one for each model")
-    return both
+def one_each(names: Collection[str], what: str, number: Number | Sequence[Number]) -> dict[str, Number]:
+    """Return a layer or a head by the name of each model; one number is for all of them.
+
+    Raises
+    ------
+    DiffscopeError
+        There are more or fewer than models.
+    """
+    numbers = number if isinstance(number, Sequence) else [number] * len(names)
+    if len(numbers) != len(names):
+        raise DiffscopeError(f"{what} is one for all, or one for each of {len(names)}, and not {number}")
+    return dict(zip(names, numbers))
 
 
 def _maps(capture: Capture, layer: int, head: int, prompt: int) -> xr.Dataset:

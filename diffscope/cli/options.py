@@ -171,7 +171,7 @@ def check_out(out):
 def check_out_folder(out):
     """Refuse a file where --out is a folder that is made."""
     if out is not None and out.exists() and not out.is_dir():
-        raise DiffscopeError(f"{out} is a file; give --out a folder, one that there is or a new one")
+        raise DiffscopeError(f"{out} is a file; give --out a folder that exists, or a new one")
 
 
 def typed(ctx, names):

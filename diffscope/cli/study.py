@@ -63,7 +63,9 @@ def command(
         raise DiffscopeError(f"study {action!r} is unknown; choose show or run")
     other = next(each for each in OPTIONS if each != action)
     if given := typed(ctx, OPTIONS[other]):
-        raise DiffscopeError(f"study {action} takes no {', '.join(given)}; leave that out, or use study {other}")
+        raise DiffscopeError(
+            f"study {action} takes no {', '.join(given)}; leave {'it' if len(given) == 1 else 'them'} out, or use study {other}"
+        )
     if action == "run":
         _run(preset, cohort, out, device, processes, as_json, prompts, length)
     elif claims:

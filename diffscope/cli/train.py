@@ -136,25 +136,32 @@ def _chosen(name, learning_rate, text, any_text):
 
     if any_text and text is None:
         raise DiffscopeError("--any-text allows another corpus and names none; give its folder with --text FOLDER")
-    chosen = with_text(Recipe.load(name), text, any_text)
+    chosen = Recipe.load(name)
+    following = _following(chosen, name)
+    of_next = chosen.corpus is None and following is not None and following.corpus is not None  # whose text it is
+    chosen = with_text(chosen, None if of_next else text, any_text)
     return chosen if learning_rate is None else chosen.with_rate(learning_rate)
 
 
 def with_following(wanted, name, text=None, any_text=False):
-    """Return a cohort whose recipe has this name, and the one that is trained after it, unless some of its runs are chosen.
-
-    The file of the other recipe is found from where this one's lies.
-    """
+    """Return a cohort whose recipe has this name, and the one that is trained after it, unless some of its runs are chosen."""
     from diffscope.lab.training.cohort import Cohort
     from diffscope.lab.training.initialisation import with_text
-    from diffscope.lab.training.recipe import Recipe
 
-    then = wanted.recipe.then
-    if then is None or wanted.arms or wanted.seeds:
+    following = _following(wanted.recipe, name)
+    if following is None or wanted.arms or wanted.seeds:
         return [wanted]
-    following = Recipe.load(str(Path(name).parent / then) if then.endswith(".toml") else then)
     following = with_text(following, None if following.corpus is None else text, any_text)
     return [wanted, Cohort(following, wanted.out / following.name, device=wanted.device)]
+
+
+def _following(recipe, name):
+    """Return the recipe that is trained after one of this name, None if there is none; its file is found from where that lies."""
+    from diffscope.lab.training.recipe import Recipe
+
+    if recipe.then is None:
+        return None
+    return Recipe.load(str(Path(name).parent / recipe.then) if recipe.then.endswith(".toml") else recipe.then)
 
 
 def _check_following(cohorts, learning_rate):

@@ -123,7 +123,9 @@ def show_status(cohorts, processes, as_json):
     if as_json:
         rows = [_status_of(row, name, processes) for name, of_cohort in arms for row in of_cohort]
         left, hours = (sum(row[key] for row in rows) for key in ("left", "hours_left"))
-        show_json({"recipe": cohorts[0].recipe.name, "processes": processes, "left": left, "hours_left": hours, "arms": rows})
+        show_json(
+            {"recipes": [name for name, _ in arms], "processes": processes, "left": left, "hours_left": hours, "arms": rows}
+        )
         return
     for name, rows in arms:
         _show_status(rows, processes)

@@ -56,7 +56,7 @@ def refuse_other_mixing(model: nn.Module, numbers: dict[nn.Module, int], name: s
     holders = (model.get_submodule(names[module].rpartition(".")[0]) for module in numbers)
     convolves = any(isinstance(part, nn.Conv1d) and part.kernel_size != (1,) for each in holders for part in each.modules())
     if convolves or unread_layers(model, numbers):
-        other = "convolutions" if convolves else "layers without attention"
+        other = "convolutions" if convolves else "layers without attention that is read"
         raise UnsupportedModel(f"{name} has {other}, which may mix the sequences of a pack; give its sequences as a batch")
 
 

@@ -138,13 +138,13 @@ class Projected(Family):
             weight = outputs["q"].new_full((1,), float(weight))
         if not isinstance(weight, Tensor):
             raise UnsupportedModel(
-                f"λ or a factor of {type(module).__name__} is no number and no tensor; correct the family's {name}"
+                f"the {name} of {type(module).__name__} is no number and no tensor; correct the family's {name}"
             )
         shape, fits = tuple(weight.shape), (len(outputs["q"]), heads, outputs["q"].shape[1])
         sizes = (*shape, 1) if len(shape) == 1 else shape  # (batch, head, query), or the last of these
         if len(sizes) > 3 or any(size not in (1, most) for size, most in zip(reversed(sizes), reversed(fits))):
             raise UnsupportedModel(
-                f"λ or a factor of {type(module).__name__} has the shape {shape}, which is neither ({heads},) nor broadcasts to "
+                f"the {name} of {type(module).__name__} has the shape {shape}, which is neither ({heads},) nor broadcasts to "
                 f"{fits}, (batch, head, query); correct the family's {name}"
             )
         return weight.detach().clone()  # which training may change

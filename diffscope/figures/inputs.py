@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -227,15 +227,6 @@ def with_readable_tokens(data: xr.Dataset, cap: Capture, layer: LayerAttention) 
     sides = {dim: side for dim, (side,) in zip(("query", "key"), cap.sides(layer)) if dim in data.dims}
     texts = {dim: np.array(readable(side), dtype=object) for dim, side in sides.items()}
     return data.assign_coords({f"{dim}_token": (dim, of_dim[data[dim].values].astype(str)) for dim, of_dim in texts.items()})
-
-
-def one_each(names: Collection[str], what: str, number: int | tuple[int, ...] | None) -> dict[str, int | None]:
-    """Return a layer or a head by the name of a model, where one is given for all or one for each."""
-    if not isinstance(number, (tuple, list)):
-        return dict.fromkeys(names, number)
-    if len(number) != len(names):
-        raise DiffscopeError(f"{what} is one for all, or one for each of {len(names)}, and not {number}")
-    return dict(zip(names, number))
 
 
 def the_one(estimates: Mapping[str, xr.Dataset]) -> tuple[str, xr.Dataset]:

@@ -8,12 +8,12 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import DEFAULT_MAPS, present, title_of
-from diffscope.capture.comparison import Comparison
+from diffscope.capture.comparison import Comparison, one_each
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import described, layer_at, one_each, one_prompt, visible_cells, window, with_readable_tokens
+from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
 from diffscope.numbers import head_name
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight

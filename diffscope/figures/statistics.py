@@ -9,10 +9,11 @@ import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
+from diffscope.capture.comparison import one_each
 from diffscope.errors import DiffscopeError
 from diffscope.figures import by_layer as _by_layer
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_labels, one_each, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, check_labels, undefined_said
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
 from diffscope.prompts.selection import checked_query

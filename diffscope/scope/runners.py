@@ -107,7 +107,7 @@ class TokenModel:
     def padding(self) -> int:
         """A token id to pad with, to which nothing attends."""
         pad, known = getattr(getattr(self.model, "config", None), "pad_token_id", None), self.vocabulary
-        return pad if isinstance(pad, int) and 0 <= pad < (pad + 1 if known is None else known) else 0
+        return pad if isinstance(pad, int) and pad >= 0 and (known is None or pad < known) else 0
 
     def implementation(self, family: Family) -> str:
         """Return the name of the model's attention implementation."""

@@ -317,7 +317,8 @@ def _text_prompt(where: str, row) -> TextPrompt:
     name, answer = (_field(where, row, field) if field in row else None for field in ("name", "answer"))
     if answer and not answer.strip():
         raise PromptError(f"{where}: the answer is blank; give it a token of text, or leave it out")
-    spans, others = (empty if row.get(field) is None else row[field] for field, empty in (("spans", {}), ("distractors", [])))
+    spans = {} if row.get("spans") is None else row["spans"]
+    others = [] if row.get("distractors") is None else row["distractors"]
     if not isinstance(spans, dict):
         raise PromptError(f"{where}: field 'spans' holds {_kind(spans)}, expected an object of names and texts or ranges")
     ranges = {key: _ranges(f"{where}: span {key!r}", text, key, span) for key, span in spans.items() if span is not None}

@@ -93,7 +93,7 @@ const visible = (text) => text.replace(/[ \n\t\r\u00a0]/g, (letter) => VISIBLE[l
 
 // A token as an axis names it: short, its whitespace visible.
 function named(text) {
-  const shown = visible(text ?? "");
+  const shown = text === undefined ? "" : visible(text);
   const letters = [...shown];
   return letters.length > LETTERS_OF_NAME ? `${letters.slice(0, LETTERS_OF_NAME - 1).join("")}…` : shown;
 }

@@ -112,7 +112,7 @@ def alike(folder: Path, losses: xr.DataArray) -> bool:
 
 
 def lowered(scores: xr.Dataset) -> xr.DataArray:
-    """Return the losses that trainings lower, by step: those on answers, or of trainings that have none there, those on text."""
+    """Return the losses of trainings by step: of all that a step lowers, or else of answers, or else of text."""
     return next(scores[name] for name in LOSSES if name in scores and bool(scores[name].notnull().any()))
 
 
@@ -150,10 +150,10 @@ def table(part: str, found: Found) -> str:
 
 
 def course(found: Found) -> str:
-    """List λ of each layer along the training by arm, the least and the largest over seeds."""
+    """List λ of each layer along the training by arm, the least and the largest over seeds, at steps that all have."""
     rows = []
     for arm, models in found.items():
-        for step in models[0]["along"]:
+        for step in [step for step in models[0]["along"] if all(step in model["along"] for model in models)]:
             by_layer = np.transpose([model["along"][step] for model in models])  # (layer, seed)
             rows.append((arm, step, *(numbers.between(lams, numbers.two_figures) for lams in by_layer)))
     layers = range(len(next(iter(found.values()))[0]["lambda"]))

@@ -56,7 +56,7 @@ def test_maps_stand_side_by_side(comparison):
         ({"layer": 9, "head": 0}, "there is no layer 9; choose from 0 to 2"),
         ({"layer": (0, -1), "head": 0}, "there is no layer -1; choose from"),
         ({"layer": 0, "head": 0, "prompt": 2}, "there is no prompt 2; choose from 0, 1"),
-        ({"layer": (0, 1, 2), "head": 0}, "layer is one of both models, or two, and not 3"),
+        ({"layer": (0, 1, 2), "head": 0}, "layer is one for all, or one for each of 2"),
     ],
 )
 def test_maps_that_are_not_there_are_refused_in_a_line(comparison, asked, words):

@@ -135,7 +135,7 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
         (["study", "run", "--family", str(folder)], "--family is called --cohort now"),
         (["study", "show", str(out), "--board", "mine"], "no board 'mine'"),
         (["study", "show", str(tmp_path)], "there is no study"),
-        (["study", "show", str(out), "--cohort", str(folder), "--length", "64"], "takes no --cohort, --length; leave that out"),
+        (["study", "show", str(out), "--cohort", str(folder), "--length", "64"], "takes no --cohort, --length; leave them out"),
         (["study", "run", str(out), "--claims"], "study run takes no FOLDER, --claims"),
         (["study", "show", str(out), "--claims", "--board", "all seeds"], "leave --board or --claims out"),
         (["study", "run", "--cohort", str(folder), "--out", str(tmp_path / "b.md")], "b.md is a file; give --out a folder"),

@@ -292,6 +292,9 @@ def test_what_the_next_cohort_lacks_is_known_before_the_first_is_trained(followe
     following = tmp_path / "recipes" / "next.toml"
     following.write_text('corpus = "abc"\n' + following.read_text())
     assert main(command) == 2 and "'after' trains on the corpus abc; give its folder" in capsys.readouterr().err
+    assert main([*command, "--text", str(tmp_path)]) == 2  # which is meant for it, and has no corpus
+    assert "leave out --text" not in capsys.readouterr().err
+    assert main([*command, "--status", "--learning-rate", "1e-3"]) == 0  # by files alone
     following.unlink()
     assert main(command) == 2 and f"no recipe '{following}'" in capsys.readouterr().err
 

@@ -66,6 +66,7 @@ def test_lambda_is_read_of_the_checkpoints_along_the_training(tmp_path, monkeypa
 
 def test_a_row_of_the_course_has_the_range_over_models_of_each_layer():
     models = [{"along": {"5": [0.1, 0.3], "40": [-0.2, lam]}, "lambda": [-0.2, lam]} for lam in (0.4, 0.8)]
+    models[0]["along"]["30"] = [0.0, 0.0]  # at which one of them ended
     rows = gates.course({"plus": models}).splitlines()
     assert rows[2:] == ["| plus | 5 | 0.10 | 0.30 |", "| plus | 40 | −0.20 | 0.40 to 0.80 |"]
 
