@@ -14,7 +14,7 @@ import xarray as xr
 
 from diffscope.figures import theme
 from diffscope.figures.escaping import lacking, short_name, visible
-from diffscope.numbers import counted
+from diffscope.numbers import counted, minus
 from diffscope.render import as_latex
 from diffscope.storage.atomic import to_json
 
@@ -58,7 +58,7 @@ def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
         facts += [FACTS[name].format(value) for name, value in stated.items()]
     lam = attrs.get("lam")
     if lam is not None:
-        facts.append(f"λ {lam}" if isinstance(lam, str) else f"λ = {float(lam):.3f}")
+        facts.append(f"λ {lam}" if isinstance(lam, str) else minus(f"λ = {float(lam):.3f}"))
     seen = attrs.get("caption") or about or attrs.get("long_name") or attrs.get("value") or attrs.get("y") or ""
     sentences = [str(seen).rstrip("."), "; ".join(facts)]
     if attrs.get("signs"):  # of weights that are summed by size

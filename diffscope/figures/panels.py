@@ -11,7 +11,7 @@ import xarray as xr
 from diffscope.attention.maps import short_title
 from diffscope.figures import theme
 from diffscope.figures.escaping import short_name, visible
-from diffscope.numbers import head_name
+from diffscope.numbers import head_name, minus
 
 ROBUST = 0.999  # of the weights that are drawn: those above it do not decide the scale
 FAINT = (
@@ -127,7 +127,7 @@ def heading(data: xr.Dataset) -> str:
     if isinstance(lam, str):
         parts.append(f"λ {lam}")
     elif lam is not None:
-        parts.append(f"λ = {float(lam):.3f}")
+        parts.append(minus(f"λ = {float(lam):.3f}"))
     if attrs.get("bin", 1) > 1:
         parts.append(f"largest |value| of each {attrs['bin']} × {attrs['bin']}")
     return " · ".join(parts)

@@ -832,6 +832,7 @@ def test_a_negative_lambda_stacks_what_it_adds_on_a1():
     with scope_of_one.edit(edits.set_lambda(-0.5)):
         cap = scope_of_one.capture(tiny.ids(12))
     drawn = figures.row(cap)
+    assert "λ = −0.500" in drawn.caption
     first, second = drawn.matplotlib().axes[0].containers
     np.testing.assert_allclose([bar.get_y() for bar in second], [bar.get_height() for bar in first], atol=1e-7)
     np.testing.assert_allclose([bar.get_height() for bar in second], -drawn.data["lambda_A2"].values, atol=1e-7)
