@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import xarray as xr
@@ -87,15 +87,17 @@ def of_heads(cap: Capture, layer: int, heads: Sequence[int], query: int | str = 
     for head in heads:
         check_index("head", head, range(attention.n_heads), f"layer {layer}")
     place = place_of(at, cap.n_tokens)
+    of_heads = _estimates(of_layer, attention, heads, at)
     read = []
-    for estimates in _estimates(of_layer, attention, heads, at):
+    for number in range(len(heads)):
+        estimates = of_heads.isel(head=number)
         parts = sentence(estimates, attention, cap.spans, cap.tokens, place)
         read.append(Reading(plain(parts), estimates, parts))
     return read
 
 
-def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query: int) -> Iterator[xr.Dataset]:
-    """Compute all estimates of each head from a capture of its layer alone."""
+def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query: int) -> xr.Dataset:
+    """Compute all estimates of some heads, along ``head``, from a capture of their layer alone."""
     sets = cap.spans | {ITSELF: [query]}
     if query:
         sets[BEFORE] = [query - 1]
@@ -117,20 +119,17 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
     }
     if "answer" in sets:
         of_rows["signal_gain"] = rows["signal_gain"].sel(span="answer")
-    of_keys = _keys(layer, query, placed.key_sets)
-    for head in heads:
-        variables = {name: values.isel(head=head) for name, values in of_rows.items()} | of_keys
-        first, d = _weights(layer, head, query)
-        weights = described(d, "what D is on each token", "D")
-        top, second = (variables["top_key"].sel(map=name, drop=True) for name in ("D", "A2"))
-        variables["top_weight"] = weights.sel(token=int(top), drop=True) if top.notnull() else top
-        at_second = first.sel(token=int(second), drop=True) / first.sum() if second.notnull() else second
-        variables["first_at_second"] = described(at_second, "what A1 has on the token with the largest A2", "A1 there / sum A1")
-        if "answer" in sets:
-            variables["weight"] = weights.sel(token=list(sets["answer"]))
-        where = {"layer": layer.layer, "head": head, "query": query}
-        alone = {name: values.reset_coords(drop=True) for name, values in variables.items()}
-        yield xr.Dataset(alone, attrs=rows.attrs).assign_coords(where)
+    variables = {name: values.isel(head=list(heads)) for name, values in of_rows.items()}
+    first, weights = _weights(layer, heads, query)
+    d = described(weights, "what D is on each token", "D")
+    top, second = (variables["top_key"].sel(map=name) for name in ("D", "A2"))
+    variables["top_weight"] = _on_key(d, top)
+    at_second = _on_key(first, second) / first.sum("token")
+    variables["first_at_second"] = described(at_second, "what A1 has on the token with the largest A2", "A1 there / sum A1")
+    if "answer" in sets:
+        variables["weight"] = d.isel(token=list(sets["answer"]))
+    alone = {name: values.reset_coords(drop=True) for name, values in (variables | _keys(layer, query, placed.key_sets)).items()}
+    return xr.Dataset(alone, attrs=rows.attrs).assign_coords(layer=layer.layer, query=query)
 
 
 def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
@@ -171,12 +170,17 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 
 @torch.no_grad()
 @without_autocast()
-def _weights(layer: LayerAttention, head: int, query: int) -> tuple[xr.DataArray, xr.DataArray]:
-    """Return A1 and D on every token at one query, (token,) each."""
+def _weights(layer: LayerAttention, heads: Sequence[int], query: int) -> tuple[xr.DataArray, xr.DataArray]:
+    """Return A1 and D on every token at one query, (head, token) each."""
     rows = layer.rows([query])
-    values = (row[head, 0].double().cpu().numpy() for row in (rows.a1, rows.d))
-    first, d = (xr.DataArray(value, {"token": range(len(value))}, ("token",)) for value in values)
+    values = (row[list(heads), 0].double().cpu().numpy() for row in (rows.a1, rows.d))
+    first, d = (xr.DataArray(value, {"head": list(heads), "token": range(value.shape[1])}, ("head", "token")) for value in values)
     return first, d
+
+
+def _on_key(rows: xr.DataArray, keys: xr.DataArray) -> xr.DataArray:
+    """Return what each row (head, token) is on its key of (head,), NaN where it has none."""
+    return rows.isel(token=keys.fillna(0).astype(int)).where(keys.notnull())
 
 
 def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.DataArray]:
