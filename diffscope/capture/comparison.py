@@ -58,7 +58,7 @@ def compare(
     ------
     DiffscopeError
         The models' tokenizers differ, so that the same prompts would be other tokens, or the captures are of other tokens. Or
-        prompts are missing, or given beside captures.
+        prompts are missing, or given beside captures, or one of the two is neither a scope nor a capture.
     PromptError, SpanError, FidelityError, InsufficientMemory
         As of :meth:`diffscope.Scope.capture`.
     """
@@ -68,6 +68,9 @@ def compare(
         return _of_same_tokens(_numbered(first.facts["model"], second.facts["model"]), first, second)
     if isinstance(first, Capture) or isinstance(second, Capture):
         raise DiffscopeError("a capture is compared with a capture, and a scope with a scope; give two of one kind")
+    for one in (first, second):
+        if not hasattr(one, "capture"):
+            raise DiffscopeError(f"{one!r} is neither a scope nor a capture; open a model with diffscope.load")
     if prompts is None:
         raise DiffscopeError("two scopes are compared on prompts; give them, such as compare(first, second, text)")
     vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]

@@ -190,7 +190,16 @@ class HookedModel:
         -------
         Tensor (prompt, token, vocabulary)
             Prompts are padded on the right. A pack is one row; a model of images has one token, with its classes.
+
+        Raises
+        ------
+        PromptError
+            A column is no position of the longest prompt.
         """
+        longest = sum(inputs.lengths) if inputs.packed else max(inputs.lengths)
+        for column in columns or ():
+            if not 0 <= column < longest:
+                raise PromptError(f"the longest prompt has {longest} tokens, and logits at {column} were asked for; count from 0")
         with self.exclusively(inputs.lengths, inputs.packed, inputs.key_lengths), torch.no_grad():
             return self.runner.logits(**self.runner.inputs(inputs), columns=columns)
 

@@ -24,6 +24,10 @@ def test_prepared_prompts_run_as_the_model_runs_them(scope):
         alone = scope.logits(torch.tensor([ids]))[0]
         torch.testing.assert_close(row[: len(ids)], alone)
         torch.testing.assert_close(scope.logits(torch.tensor([ids]), 2)[0], alone[-2:])
+    assert torch.equal(scope.run(inputs, [3, 19]), logits[:, [3, 19]])
+    for column in (20, -1):
+        with pytest.raises(PromptError, match=f"has 20 tokens, and logits at {column} were asked for"):
+            scope.run(inputs, [column])
 
 
 def test_logits_are_under_edits_and_take_gradients_if_asked(scope):
