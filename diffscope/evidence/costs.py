@@ -11,10 +11,10 @@ from diffscope import edits
 from diffscope.edits import Edit
 from diffscope.evidence.ablations import answers
 from diffscope.scope import Scope
+from diffscope.scope.heads import heads_by_layer
 from diffscope.stats.ragged import stack_layers
 from diffscope.tasks.prompt import Prompt
 
-ENOUGH = 8  # tokens, to see what heads there are
 MEASURES = ["loss", "log_odds"]
 
 
@@ -28,7 +28,7 @@ def lost_without_heads(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
         where there is no head, and log-odds of a prompt without distractors.
     """
     before = _answered(scope, prompts)
-    heads = heads_of(scope, prompts[0].ids)
+    heads = heads_by_layer(scope, prompts[0].ids)
     lost = [
         np.stack([_lost(scope, prompts, before, edits.ablate_heads(layers=layer, heads=head)) for head in range(count)], 1)
         for layer, count in heads.items()
@@ -51,10 +51,10 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         there is no head or no second map.
     """
     before = _answered(scope, prompts)
-    heads = heads_of(scope, prompts[0].ids, differential=True)
-    parts = [_lost_in_layer(scope, prompts, before, layer, count) for layer, count in heads.items()]
+    heads = heads_by_layer(scope, prompts[0].ids, with_a2=True)
+    parts = [_lost_in_layer(scope, prompts, before, layer, heads.get(layer, 0)) for layer in scope.layer_numbers]
     alone, after = (stack_layers([part[number] for part in parts], axis=1) for number in range(2))
-    together = _lost(scope, prompts, before, *(edits.zero_a2(layers=layer) for layer, count in heads.items() if count))
+    together = _lost(scope, prompts, before, *(edits.zero_a2(layers=layer) for layer in heads))
     by_head = ("measure", "layer", "head", "prompt")
     return xr.Dataset(
         {
@@ -66,12 +66,6 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         },
         {"measure": MEASURES},
     )
-
-
-def heads_of(scope: Scope, ids: Sequence[int], differential: bool = False) -> dict[int, int]:
-    """Return how many heads each layer has, by the layer's number; with `differential` 0 of a layer without a second map."""
-    layers = scope.capture(list(ids)[:ENOUGH]).layers
-    return {layer.layer: layer.n_heads if layer.differential or not differential else 0 for layer in layers}
 
 
 def _lost_in_layer(

@@ -14,10 +14,10 @@ from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_al
 from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.readings.reading import CLEARLY, Reading, with_error
 from diffscope.scope import Scope
+from diffscope.scope.heads import heads_by_layer
 
 WHAT = ("head", "A2")
 WORDS = {"head": "the output of a head", "A2": "the second map of a head (λ = 0)"}
-ENOUGH = 8  # tokens, to see what heads there are
 
 
 def ablations(
@@ -79,7 +79,7 @@ def ablations(
     check_unedited(scope)
     asked = questions(scope, prompts)
     against_distractors(asked)
-    heads = heads_by_layer(scope, asked[0].ids, what)
+    heads = heads_by_layer(scope, asked[0].ids, with_a2=what == "A2")
     chosen = list(heads) if layers is None else list(layers)
     for layer in chosen:
         check_index("layer", layer, scope.layer_numbers)
@@ -114,12 +114,6 @@ def ablations(
         averaged_over=counted(len(asked), "prompt"),
     )
     return Reading(_sentence(estimates), estimates)
-
-
-def heads_by_layer(scope: Scope, ids: list[int], what: str) -> dict[int, int]:
-    """Return how many heads each layer has that can lose it, by the layer's number."""
-    layers = scope.capture(ids[:ENOUGH]).layers
-    return {layer.layer: layer.n_heads for layer in layers if what == "head" or layer.differential}
 
 
 def _of_layers(chosen: list[int], all_layers: list[int]) -> str:

@@ -13,10 +13,10 @@ from diffscope.edits import Edit, knock_out, set_lambda
 from diffscope.errors import UnsupportedModel
 from diffscope.numbers import NAMED, between, head_name, numbered, percent
 from diffscope.readings.edit_costs import check_unedited, questions
-from diffscope.readings.head_costs import heads_by_layer
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
 from diffscope.scope.answers import score_answers
+from diffscope.scope.heads import heads_by_layer
 from diffscope.tasks import Prompt, TextPrompt
 
 GIVEN = 0.1  # the answer's probability from which the model gives it
@@ -72,7 +72,7 @@ def where_a2_works(scope: Scope, prompt: TextPrompt | Prompt, *, progress: Calla
     """
     check_unedited(scope)
     (asked,) = questions(scope, [prompt])
-    heads = heads_by_layer(scope, asked.ids, "A2")
+    heads = heads_by_layer(scope, asked.ids, with_a2=True)
     if not heads:
         raise UnsupportedModel(f"{scope.name} has no second map in any layer, so none can be needed; choose a differential model")
     tell, total, done = progress or (lambda done, total: None), runs(heads, len(asked.ids)), 0
