@@ -32,8 +32,8 @@ ROUNDING = {"entropy": 1e-5, "effective_tokens": 1e-4}
 @settings(deadline=None, max_examples=5, derandomize=True, database=None)
 def test_statistics_from_kernels_are_those_of_blocks(interpreted, seed, mask, share, dtype, lam):
     lam = lam if lam is None else torch.tensor(lam)
-    layer = _random(seed, dtype=dtype, mask=mask, share=share, lam=lam)
-    queries = [0, 40, 3, 69, 68, 12]
+    layer = _random(seed, dtype=dtype, mask=mask, share=share, lam=lam, tokens=40)
+    queries = [0, 33, 3, 39, 38, 12]
     measured = interpreted(measure_layer, layer, ["row", "span_mass"], queries=queries, backend="triton")
     plain = measure_layer(layer, ["row", "span_mass"], queries=queries)
     assert set(measured) == set(plain) and "backend" not in measured["span_mass"].attrs
@@ -117,7 +117,7 @@ def test_a_layer_that_is_not_finite_is_left_for_blocks(interpreted, name):
 def test_right_kernels_pass_the_comparison_on_every_layout(interpreted, fields):
     fields = dict(fields)
     made = {name: fields.pop(name) for name in ("dtype", "lam") if name in fields}
-    layer = _random(3, tokens=50, share=0 if "pairing" in fields else 1, **made)
+    layer = _random(3, tokens=34, share=0 if "pairing" in fields else 1, **made)
     layer = replace(layer, **{name: value for name, value in fields.items() if value is not None})
     assert interpreted(measure_layer, layer, "gini", backend="triton")["gini"].attrs["backend"] == "triton"
 
