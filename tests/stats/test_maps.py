@@ -85,7 +85,7 @@ def blocks_of(nbytes):
             yield workers
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 40),
     before=st.integers(0, 9),
@@ -105,7 +105,7 @@ def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, 
     seen = layer.visible().numpy()
     for name in NAMES:
         expected, visible = in_bins(whole(layer, name)[[2, 0]], seen, width)
-        assert np.abs(found.maps[name].numpy()) == pytest.approx(np.abs(expected), abs=1e-12)
+        np.testing.assert_allclose(np.abs(found.maps[name].numpy()), np.abs(expected), rtol=0, atol=1e-12)
         clear = np.abs(expected) > 1e-9
         assert (np.sign(found.maps[name].numpy()) == np.sign(expected))[clear].mean() > 0.99 if clear.any() else True
         assert np.array_equal(found.visible.numpy(), visible)
@@ -114,7 +114,7 @@ def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, 
 @settings(max_examples=30, deadline=None)
 @given(
     mask=st.sampled_from(MASKS),
-    n=st.integers(2, 300),
+    n=st.integers(2, 80),
     per_token=st.booleans(),
     nbytes=st.sampled_from([1, 2**26]),
     seed=st.integers(0, 99),
@@ -127,7 +127,7 @@ def test_windows_are_pieces_of_whole_maps(mask, n, per_token, nbytes, seed):
         found = window(layer, NAMES, [1, 2], queries, keys, workers)
     for name in NAMES:
         expected = whole(layer, name)[[1, 2]][:, queries][:, :, keys]
-        assert found[name].numpy() == pytest.approx(expected, abs=1e-12)
+        np.testing.assert_allclose(found[name].numpy(), expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", ["v1", "v2", "standard"])
@@ -160,11 +160,12 @@ def test_shares_are_of_the_rows_own_sums(n, mask, size, per_token, sinks, nbytes
     for name in NAMES:
         values = whole(layer, name)
         mass = np.abs(values).sum(-1)
-        assert found.mass[name].numpy() == pytest.approx(mass, rel=1e-9)
+        np.testing.assert_allclose(found.mass[name].numpy(), mass, rtol=1e-9)
         expected, _ = in_bins(values / mass[..., None], layer.visible().numpy(), found.width)
         shares = found.shares[name].numpy()
-        assert np.abs(shares) == pytest.approx(np.abs(expected), abs=1e-9)
-        assert found.width > 1 or shares == pytest.approx(expected, abs=1e-9)
+        np.testing.assert_allclose(np.abs(shares), np.abs(expected), rtol=0, atol=1e-9)
+        if found.width == 1:
+            np.testing.assert_allclose(shares, expected, rtol=0, atol=1e-9)
 
 
 def test_the_strongest_keys_are_those_of_the_rows():
