@@ -17,12 +17,12 @@ from transformers.models.t5gemma.configuration_t5gemma import T5GemmaConfig, T5G
 CHANNELS, WIDTH, PLACES, WORDS, MEMORY = 6, 12, 10, 5, 3
 
 
-def transformer(differential=True, memory=MEMORY):
+def transformer(differential=True, memory=MEMORY, depth=2):
     torch.manual_seed(0)
     made = StableAudio3DiTModel(
         io_channels=CHANNELS,
         embed_dim=32,
-        depth=2,
+        depth=depth,
         num_heads=4,
         cond_token_dim=WIDTH,
         global_cond_dim=WIDTH,
