@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -145,9 +146,15 @@ def family(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def bridge(family):
+@cache
+def _booted(family):
     return lens.boot(make(family))
+
+
+@pytest.fixture
+def bridge(family):
+    """Return the bridge of a family, which is made once, in whatever order the tests run: none changes it."""
+    return _booted(family)
 
 
 @pytest.fixture(scope="module")
