@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
+import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
@@ -17,6 +19,7 @@ from diffscope.storage.statistics import open_statistics
 EVIDENCE = "evidence.nc"
 #: Raised by one if what is taken of a run would come out otherwise, or be named otherwise, than in the files that there are.
 EVIDENCE_FORMAT = 3
+Array = TypeVar("Array", xr.DataArray, xr.Variable)
 SEEDED = re.compile(r"seed-\d+")  # the folder of a run of a cohort
 
 
@@ -84,23 +87,24 @@ def at_step(evidence: xr.Dataset, step: int = -1, place: int = 0) -> xr.Dataset:
     for prefix, name in ((UNTRAINED_MEAN, "null"), (UNTRAINED_LAYERS, "null_by_layer")):
         null = defined(_by_name(at[name], "quantity")) if name in at else {}
         variables |= {f"{prefix}{quantity}": _moved(quantity, array, place) for quantity, array in null.items()}
-    prompts = {name: array.expand_dims("prompt") for name, array in variables.items()}
-    dataset = xr.Dataset(prompts | {name: at[name] for name in ("weight", "lam", "lam_init", "lambda_star")})
+    one_prompt = {name: (("prompt", *array.dims), array.values[None]) for name, array in variables.items()}
+    dataset = xr.Dataset(one_prompt | {name: at[name].variable for name in ("weight", "lam", "lam_init", "lambda_star")})
     settings = json.loads(evidence.attrs["settings"])
     attrs = {"differential": int(evidence.attrs["differential"]), "extras": str(evidence.attrs["extras"])}
     attrs |= {"prompts": evidence.attrs["settings"], "seed": settings["seed"], "prompts_of_costs": settings["few"]}
-    return dataset.drop_vars([*dataset.coords]).assign_attrs(attrs)
+    return dataset.assign_attrs(attrs)
 
 
-def _by_name(table: xr.DataArray, dim: str) -> dict[str, xr.DataArray]:
-    return {str(name): table.isel({dim: number}, drop=True) for number, name in enumerate(table[dim].values)}
+def _by_name(table: xr.DataArray, dim: str) -> dict[str, xr.Variable]:
+    """Return the parts of a table by their names along `dim`, without coordinates, which take most of the time."""
+    return {str(name): table.variable.isel({dim: number}) for number, name in enumerate(table[dim].values)}
 
 
-def defined(variables: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:
+def defined(variables: Mapping[str, Array]) -> dict[str, Array]:
     """Return those variables that have a value somewhere."""
-    return {name: array for name, array in variables.items() if array.notnull().any()}
+    return {name: array for name, array in variables.items() if not np.isnan(array.values).all()}
 
 
-def _moved(name: str, null: xr.DataArray, place: int) -> xr.DataArray:
+def _moved(name: str, null: xr.Variable, place: int) -> xr.Variable:
     """Return the untrained models of a quantity from number `place` on, if it is one of the last query."""
     return null.roll(untrained=-place) if name.partition(".")[0] in PARTS[LAST_QUERY].labels else null
