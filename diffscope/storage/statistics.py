@@ -178,6 +178,15 @@ def _check_unpacked(nbytes: int, packed: int) -> None:
         raise ValueError(f"{packed / 2**20:.3g} MiB say that they hold {nbytes / 2**30:,.1f} GiB")
 
 
+def without_attrs(dataset: xr.Dataset) -> xr.Dataset:
+    """Return a Dataset without its attributes and those of its variables, at once: ``drop_attrs`` aligns all for each of them."""
+    bare = dataset.copy()
+    bare.attrs = {}
+    for variable in bare.variables.values():
+        variable.attrs = {}
+    return bare
+
+
 def statistics_format(path: str | os.PathLike) -> str:
     """Return the suffix of a path.
 

@@ -34,7 +34,7 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import WEIGHTS
 from diffscope.lab.training.runs import run_folder
 from diffscope.scope import Scope, load
-from diffscope.storage.statistics import open_statistics, save_statistics
+from diffscope.storage.statistics import open_statistics, save_statistics, without_attrs
 from diffscope.tasks import Backcopy, PlantedLookups
 from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.prompt import Prompt
@@ -267,7 +267,7 @@ def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
     """
     place = folder / FILE
     if place.is_file() and (taken := open_statistics(place)).attrs.get("evidence_format") == FORMAT:
-        return taken.drop_attrs()
+        return without_attrs(taken)
     if not (folder / WEIGHTS).is_file():
         raise DiffscopeError(
             f"other code took the evidence in {folder}, and its model is not there; remove the folder and train the run again"
@@ -275,7 +275,7 @@ def _of_run(part: str, cohort: Cohort, folder: Path, seed: int) -> xr.Dataset:
     scope = load(folder)
     taken = take(part, scope, seed, held_out_text(cohort.recipe, scope))
     save_statistics(taken.assign_attrs(evidence_format=FORMAT), place, dated=False)
-    return open_statistics(place).drop_attrs()
+    return without_attrs(open_statistics(place))
 
 
 def held_out_text(recipe: Recipe, scope: Scope) -> TextStream | None:

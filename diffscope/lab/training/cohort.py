@@ -20,7 +20,7 @@ from diffscope.lab.training.run import METRICS, read_metrics, revision
 from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, source_arm, tuning_runs, tuning_table
 from diffscope.numbers import counted
 from diffscope.storage.provenance import other_versions
-from diffscope.storage.statistics import open_statistics
+from diffscope.storage.statistics import open_statistics, without_attrs
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
@@ -158,10 +158,10 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
     """Put the results of runs side by side over (arm, seed), NaN where there is none."""
     seeds = sorted({*_all_seeds(recipe), *(seed for _, seed in results)})
     fullest = max(results.values(), key=lambda result: len(result.data_vars))
-    missing = xr.full_like(fullest.drop_attrs().astype(float), np.nan)
+    missing = xr.full_like(without_attrs(fullest).astype(float), np.nan)
     rows = []
     for arm in recipe.arms:
-        of_arm = [results.get((arm, seed), missing).drop_attrs().astype(float) for seed in seeds]
+        of_arm = [without_attrs(results.get((arm, seed), missing)).astype(float) for seed in seeds]
         rows.append(xr.concat([_filled(result, missing) for result in of_arm], "seed", join="outer"))
     dataset = xr.concat(rows, "arm", join="outer").assign_coords(arm=list(recipe.arms), seed=seeds)
     dataset["finished"] = (("arm", "seed"), [[int((arm, seed) in results) for seed in seeds] for arm in recipe.arms])
