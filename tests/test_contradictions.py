@@ -148,6 +148,7 @@ def of_models():
     """Sentences of readings of the bundled models."""
     prompts = tasks.examples()[:2]
     example = prompts[0]
+    by_depth = []
     for name in ("mini-diff", "mini-standard"):
         scope = diffscope.load(name)
         cap = scope.capture(example.text, spans=example.spans)
@@ -160,7 +161,8 @@ def of_models():
             after, edited = readings.predict(scope, cap, asked), scope.capture(example.text, spans=example.spans)
         yield from (readings.answer_heads(cap), readings.amplifier(cap), readings.allocation(cap), ranks(cap))
         yield from (readings.ablations(scope, prompts), readings.interventions(scope, prompts, tried))
-        yield from (rejection(cap, sigmas=[0.5], draws=3), readings.depths(scope, [128], prompts=2))
+        by_depth.append(readings.depths(scope, [128], prompts=2))
+        yield from (rejection(cap, sigmas=[0.5], draws=3), by_depth[-1])
         yield from (readings.answers(readings.predict(scope, cap, asked), after), readings.effects(cap, edited, [ablated]))
         plain = [replace(prompt, distractors=()) for prompt in prompts]
         yield readings.interventions(scope, plain, tried)
@@ -172,9 +174,8 @@ def of_models():
     yield from (readings.along_training(steps, level=level) for level in (0.5, 0.99))
     two = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
     yield readings.differences(diffscope.compare(*two, example.text, example.spans))
-    measured = [readings.depths(scope, [128], prompts=2).estimates for scope in two]
     for order in (1, -1):
-        yield readings.contrast(*measured[::order], ("one", "other")[::order])
+        yield readings.contrast(*(reading.estimates for reading in by_depth[::order]), ("one", "other")[::order])
 
 
 def test_no_sentence_about_a_bundled_model_contradicts_its_numbers():

@@ -59,8 +59,7 @@ def test_it_is_what_the_models_do(cohort, small):
         [one.measure("residual_floor", queries=range(64, 192))["residual_floor"].sel(span="irrelevant") for one in cap]
     )
     assert ours["left of A1 by the best coefficient of its own A2"] == pytest.approx(floor, rel=1e-4)
-    own = [np.mean([one.map("D", layer=0, head=0).values[at, at - 1] for at in range(64, 192)]) for one in cap]
-    other = [np.mean([one.map("D", layer=0, head=1).values[at, at - 1] for at in range(64, 192)]) for one in cap]
+    own, other = ([one.map("D", layer=0, head=head).values.diagonal(-1)[63:].mean() for one in cap] for head in (0, 1))
     before = "given to the token before by D, "
     assert ours[before + "layer 0"] == pytest.approx((np.mean(own) + np.mean(other)) / 2, abs=1e-7)
     assert ours[before + "head that gives most"] == pytest.approx(max(np.mean(own), np.mean(other)), abs=1e-7)
