@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -247,8 +248,12 @@ def test_work_that_makes_nothing_has_failed(tmp_path):
 # Killed
 
 
-def workers_of(pid):
-    return [int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+def parent_of(pid):
+    return int(re.search(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
+
+
+def children_of(pid):
+    return {int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def alive(pid):
@@ -261,27 +266,23 @@ def alive(pid):
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
-    script = (
-        "from functools import partial\nfrom diffscope.lab.queue import run\nfrom tests.lab import test_queue as t\n"
-        f"if __name__ == '__main__': run(t.ITEMS, partial(t.write_slowly, log={str(tmp_path / 'log')!r}), {str(tmp_path)!r}, "
-        "processes=2)"
-    )
-    (tmp_path / "script.py").write_text(script)
+    work = partial(write_slowly, log=str(tmp_path / "log"))
     draw = random.Random(0)
     seen = {}
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, tmp_path / "script.py"], env=environment(), start_new_session=True)
-        while len(workers_of(process.pid)) < 2 and process.poll() is None:
+        process = begun(run, ITEMS, work, tmp_path, processes=2)
+        server = parent_of(process.pid)  # of which the workers are forks too
+        while len(children_of(server)) < 3 and process.is_alive():
             time.sleep(0.01)
         before = len(seen)
-        while process.poll() is None and len(seen) == before:  # some item is done
+        while process.is_alive() and len(seen) == before:  # some item is done
             seen |= {path.name: path.stat() for path in tmp_path.glob("results/[!.]*.txt")}
             time.sleep(0.01)
-        workers = workers_of(process.pid) if process.poll() is None else []
+        workers = children_of(server) - {process.pid}
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
-        process.wait()
-        ends = time.monotonic() + 60  # a worker that is still importing ends afterwards
+        ended(process)
+        ends = time.monotonic() + 60
         while any(map(alive, workers)) and time.monotonic() < ends:
             time.sleep(0.01)
         assert not any(map(alive, workers))
