@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import os
 import re
 import sys
@@ -29,6 +30,12 @@ def examples(page: Path) -> list[tuple[str, str | None]]:
     return [(code, text if kind == "text" else None) for (name, code), (kind, text) in zip(found, after) if name == "python"]
 
 
+def run(code: str, name: str, names: dict[str, object]) -> None:
+    """Run code that is in no file, where its lines are found by that name: nnsight reads those of whoever calls backward()."""
+    linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
+    exec(compile(code, name, "exec"), names)
+
+
 def faults(page: Path) -> list[str]:
     """Run the Python of a page in the current folder, one block after the other, and say where it prints something else."""
     names: dict[str, object] = {}
@@ -36,7 +43,7 @@ def faults(page: Path) -> list[str]:
     for code, expected in examples(page):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(page), "exec"), names)
+            run(code, page.name, names)
         if expected is not None and printed.getvalue().split() != expected.split():
             found.append(f"the page says\n{expected}\nand its code prints\n{printed.getvalue()}")
     return found
