@@ -23,6 +23,7 @@ from diffscope.storage.atomic import disk_is_full, unfinished_folder
 from tests.forked import begun, ended, environment
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]
+ON_LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
 ALL_DONE = Outcome(tuple(ITEMS), {}, ())
 
 
@@ -264,7 +265,28 @@ def alive(pid):
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
+def end(workers):
+    """Return whether processes end within 20 seconds."""
+    ends = time.monotonic() + 20
+    while any(map(alive, workers)) and time.monotonic() < ends:
+        time.sleep(0.01)
+    return not any(map(alive, workers))
+
+
+@ON_LINUX
+def test_workers_end_in_the_middle_of_an_item_if_what_started_them_is_killed(tmp_path):
+    at_work = tmp_path / "at work"
+    at_work.mkdir()
+    wait = partial(write_who, begun=str(at_work), processes=3)  # of which there are two
+    process = begun(run, ITEMS, wait, tmp_path, processes=2)
+    while len(workers := [int(path.name) for path in at_work.iterdir()]) < 2 and process.is_alive():
+        time.sleep(0.01)
+    process.kill()
+    ended(process)
+    assert len(workers) == 2 and end(workers)
+
+
+@ON_LINUX
 def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
     work = partial(write_slowly, log=str(tmp_path / "log"))
     draw = random.Random(0)
@@ -282,10 +304,7 @@ def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
         ended(process)
-        ends = time.monotonic() + 60
-        while any(map(alive, workers)) and time.monotonic() < ends:
-            time.sleep(0.01)
-        assert not any(map(alive, workers))
+        assert end(workers)
     assert run(ITEMS, write, tmp_path) == ALL_DONE
     run(ITEMS, write, tmp_path / "undisturbed")
     assert contents(tmp_path) == contents(tmp_path / "undisturbed")
