@@ -56,7 +56,8 @@ class Row:
 
     def at(self, name: str, **labels: str) -> float:
         """Return one estimate."""
-        return float(self.estimates[name].sel(labels))
+        values = self.estimates.variables[name]
+        return float(values.values[tuple(self.estimates.get_index(dim).get_loc(labels[str(dim)]) for dim in values.dims)])
 
     @property
     def signed(self) -> bool:
@@ -90,7 +91,7 @@ def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens:
     if visible < 2:
         sees = "no token" if visible == 0 else "one token alone"
         return joined([f"{start}sees {sees}: there is nothing to divide its attention among."])
-    if estimates["top_share"].sel(map="D").isnull():
+    if math.isnan(row.at("top_share", map="D")):
         return joined([f"{start}gives nothing: its D is zero on every token."])
     pieces = [start, *_looks(row), ".", *_sink_logit(row)]
     if layer.differential:
@@ -252,8 +253,8 @@ def _shared(row: Row) -> Pieces:
     where = irrelevant_in_words(row.spans) + _with_found(row)
     if not row.at("keys", place="irrelevant"):
         return ["It sees no irrelevant token, so its maps are not compared"]
-    own = row.estimates.sel(control=OWN)
-    if own["overlap"].isnull() or own["taken"].isnull():
+    overlap, taken, gain = (row.at(name, control=OWN) for name in ("overlap", "taken", "noise_gain"))
+    if math.isnan(overlap) or math.isnan(taken):
         return [f"On {where} A1 has no mass that could be taken away"]
     held = row.at("mass", map="A1", place="irrelevant", normalisation="share")
     if held < LITTLE:
@@ -261,13 +262,12 @@ def _shared(row: Row) -> Pieces:
             f"under {percent(LITTLE)}", "ΣA1 on these tokens / ΣA1 of the row. |D| there, beside it, would be a ratio to nothing."
         )
         return [f"A1 has next to no weight on {where} (", size, "): there is next to nothing to cancel", *_added(row)]
-    overlap = Part(decimal(float(own["overlap"])), _about_overlap(row))
-    start: Pieces = [*_cancelled(row, where, held), ". On these tokens its maps overlap by ", overlap]
+    size = Part(decimal(overlap), _about_overlap(row))
+    start: Pieces = [*_cancelled(row, where, held), ". On these tokens its maps overlap by ", size]
     if not int(row.estimates[COUNT]):
         return [*start, ", for which there is no control: its layer has no other A2"]
     compared = _compared(row)
-    cancelled = 1 - float(own["noise_gain"]) / _amplified(row)
-    nothing = compared != MORE and max(float(own["overlap"]), cancelled) <= DISJOINT
+    nothing = compared != MORE and max(overlap, 1 - gain / _amplified(row)) <= DISJOINT
     return [*start, f", {compared} ", *_controls(row), ": there is next to nothing to cancel" if nothing else ""]
 
 
@@ -281,7 +281,7 @@ def _with_found(row: Row) -> str:
 
 def _added(row: Row) -> Pieces:
     """Say how much of D is on irrelevant tokens if A1 is not what brings it there."""
-    added = float(row.estimates["noise_gain"].sel(control=OWN)) > _amplified(row) + MARGIN
+    added = row.at("noise_gain", control=OWN) > _amplified(row) + MARGIN
     if not added or row.at("mass", map="D", place="irrelevant", normalisation="share") < LITTLE:
         return []
     return [", but A2 adds weight there: ", *_amount(row, "irrelevant", "these tokens")]
@@ -315,22 +315,21 @@ def _controls(row: Row) -> Pieces:
 
 def _cancelled(row: Row, where: str, held: float) -> Pieces:
     """Say how much of A1 irrelevant tokens hold, whether A2 cancels more than it adds there, and how large |D| is."""
-    own = row.estimates.sel(control=OWN)
-    gain, negative, factor = float(own["noise_gain"]), float(own["negative_noise"]), _amplified(row)
+    gain, negative, taken_of_a1 = (row.at(name, control=OWN) for name in ("noise_gain", "negative_noise", "taken"))
+    factor = _amplified(row)
     amplified = "" if factor == 1 else f", where D = {two_figures(factor)} × A1 − λ·A2"
     about = (
         f"Noise gain = Σ|D| / ΣA1 on these tokens{amplified}. Above {two_figures(factor)} more weight is added than cancelled."
     )
-    taken = f"Token by token λ·A2 takes away {percent(float(own['taken']))} of A1"
+    taken = f"Token by token λ·A2 takes away {percent(taken_of_a1)} of A1"
     beside: list[Pieces] = []
     if factor != 1:
         beside.append([Part(two_figures(factor), "The factor of A1 in D: what |D| / A1 would be with λ = 0."), " × without A2"])
     if count := int(row.estimates[COUNT]):
-        middle = row.estimates.sel(control=MIDDLE)
-        taken += f" (with other heads' A2 {percent(float(middle['taken']))})"
+        taken += f" (with other heads' A2 {percent(row.at('taken', control=MIDDLE))})"
         words = "Control: the same with A2 of other heads of the layer, their median."
         name = "another head's" if count == 1 else "other heads'"
-        beside.append([f"{name} A2 in its place: ", Part(two_figures(float(middle["noise_gain"])), words)])
+        beside.append([f"{name} A2 in its place: ", Part(two_figures(row.at("noise_gain", control=MIDDLE)), words)])
     sign = "" if math.isnan(negative) else f" Of |D| there {signs.of_it(1, negative).replace(' of it', ' is')}."  # NaN: D is 0
     size = Part(two_figures(gain), f"{about} {taken}.{sign}")
     compared = [piece for place, each in enumerate(beside) for piece in ("; " if place else " (", *each)]
