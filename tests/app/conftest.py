@@ -8,6 +8,9 @@ from small_models import APP, example, save_model, save_run
 
 from tools.browser import dashboard
 
+#: functions of the app's cache whose results files and prompts alone decide
+READ = {f"cache.{name}" for name in ("all_heads", "capture", "measured", "opened", "thumbnails", "unmarked")}
+
 
 @pytest.fixture(scope="session", autouse=True)
 def packages_looked_through_once():
@@ -34,6 +37,22 @@ def settings_of_the_command():
         config.set_option(name, value)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def scripts_waited_for():
+    """AppTest looks a thousand times a second whether a script has ended, which takes from the script what it looks for."""
+    from streamlit.testing.v1 import local_script_runner
+
+    look = local_script_runner.require_widgets_deltas
+
+    def wait(runner, timeout=3):
+        runner._script_thread.join(timeout)
+        look(runner, 0.1)  # which says that it took too long
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_script_runner, "require_widgets_deltas", wait)
+        yield
+
+
 @pytest.fixture(scope="session")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("models")
@@ -56,10 +75,23 @@ def home():
         yield address
 
 
-@pytest.fixture
-def app(folders, monkeypatch):
-    """The app as a function of a page and a query string's values; its models and examples are the small ones."""
+def forget(also=()):
+    """Forget what the app keeps for all sessions, except what it read of models; of that, what is named in `also`."""
     import streamlit as st
+    from streamlit.runtime.caching.cache_resource_api import _resource_caches
+
+    of_all = _resource_caches._function_caches.get(None, {})
+    kept = {key: of_all.pop(key) for key, cache in [*of_all.items()] if cache.display_name in READ - {*also}}
+    st.cache_resource.clear()
+    _resource_caches._function_caches[None] = kept
+
+
+@pytest.fixture
+def app(folders, request):
+    """The app as a function of a page and a query string's values; its models and examples are the small ones.
+
+    What it read of a model is kept for the next test, unless a test changes what reads it.
+    """
     from streamlit.testing.v1 import AppTest
 
     import diffscope.models
@@ -69,11 +101,13 @@ def app(folders, monkeypatch):
     cards = [
         {"name": str(folders[name]), "path": str(folders[name]), "attention": kinds[name], "checkpoints": []} for name in kinds
     ]
-    monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     known = {"retrieval": [example("Two cities"), example("Again")], "text": []}
+    also = READ if "monkeypatch" in request.fixturenames else ()
+    monkeypatch = request.getfixturevalue("monkeypatch")  # which is in those names from now on
+    monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])
     monkeypatch.syspath_prepend(str(APP))
-    st.cache_resource.clear()
+    forget(also)
 
     def start(page="explore", /, **query):
         test = AppTest.from_file(str(APP / "main.py"), default_timeout=120)
@@ -87,6 +121,6 @@ def app(folders, monkeypatch):
     yield start
     if "background" in sys.modules:
         sys.modules["background"].stop_all()  # jobs end before the modules that they run are taken away
-    st.cache_resource.clear()
+    forget(also)
     for name in [name for name, module in sys.modules.items() if str(APP) in str(getattr(module, "__file__", ""))]:
         sys.modules.pop(name, None)
