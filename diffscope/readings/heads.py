@@ -87,10 +87,10 @@ def of_heads(cap: Capture, layer: int, heads: Sequence[int], query: int | str = 
     for head in heads:
         check_index("head", head, range(attention.n_heads), f"layer {layer}")
     place = place_of(at, cap.n_tokens)
-    of_heads = _estimates(of_layer, attention, heads, at)
+    of_all = _estimates(of_layer, attention, heads, at)
     read = []
     for number in range(len(heads)):
-        estimates = of_heads.isel(head=number)
+        estimates = of_all.isel(head=number)
         parts = sentence(estimates, attention, cap.spans, cap.tokens, place)
         read.append(Reading(plain(parts), estimates, parts))
     return read
