@@ -89,7 +89,7 @@ def test_version(run):
     assert run("--version") == (0, f"diffscope {diffscope.__version__}\n", "")
 
 
-# One command after the other: the first of them that has loaded any of this by its end is named.
+# Commands run one after the other in one process; it fails at the first by whose end any of `heavy` is loaded.
 LOADS = """
 import sys
 from diffscope.cli import main

@@ -153,7 +153,7 @@ def _booted(family):
 
 @pytest.fixture
 def bridge(family):
-    """Return the bridge of a family, which is made once, in whatever order the tests run: none changes it."""
+    """Return the bridge of a family, which is made once, in whatever order the tests run: each puts back what it changes."""
     return _booted(family)
 
 

@@ -45,6 +45,7 @@ def test_the_first_commands_of_the_readme_start_the_app_and_run_the_tests_as_ci_
 
 
 def test_the_code_of_the_readme_prints_what_the_readme_says(tmp_path, monkeypatch, capsys):
+    """In this process; a release runs it in one of its own (tools/release.py)."""
     assert [text is not None for _, text in readme.examples(README)] == [True, False, True]
     monkeypatch.setattr(sys, "argv", ["readme.py", str(README)])
     monkeypatch.chdir(tmp_path)  # to come back from where it goes

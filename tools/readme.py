@@ -40,10 +40,10 @@ def faults(page: Path) -> list[str]:
     """Run the Python of a page in the current folder, one block after the other, and say where it prints something else."""
     names: dict[str, object] = {}
     found = []
-    for code, expected in examples(page):
+    for number, (code, expected) in enumerate(examples(page), 1):
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            run(code, page.name, names)
+            run(code, f"{page.name}, block {number}", names)
         if expected is not None and printed.getvalue().split() != expected.split():
             found.append(f"the page says\n{expected}\nand its code prints\n{printed.getvalue()}")
     return found

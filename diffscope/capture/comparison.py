@@ -70,7 +70,8 @@ def compare(
         raise DiffscopeError("a capture is compared with a capture, and a scope with a scope; give two of one kind")
     for one in (first, second):
         if not hasattr(one, "capture"):
-            raise DiffscopeError(f"{one!r} is neither a scope nor a capture; open a model with diffscope.load")
+            named = repr(one) if isinstance(one, str) else f"a {type(one).__name__}"
+            raise DiffscopeError(f"{named} is neither a scope nor a capture; open a model with diffscope.load")
     if prompts is None:
         raise DiffscopeError("two scopes are compared on prompts; give them, such as compare(first, second, text)")
     vocabularies = [scope.tokenizer.get_vocab() for scope in (first, second) if scope.tokenizer is not None]

@@ -57,6 +57,8 @@ class Row:
     def at(self, name: str, **labels: str) -> float:
         """Return one estimate."""
         values = self.estimates.variables[name]
+        if labels.keys() != {*values.dims}:
+            raise KeyError(f"{name} is by {values.dims}, and was asked for by {(*labels,)}")
         return float(values.values[tuple(self.estimates.get_index(dim).get_loc(labels[str(dim)]) for dim in values.dims)])
 
     @property

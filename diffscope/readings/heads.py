@@ -120,8 +120,8 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
     if "answer" in sets:
         of_rows["signal_gain"] = rows["signal_gain"].sel(span="answer")
     variables = {name: values.isel(head=list(heads)) for name, values in of_rows.items()}
-    first, weights = _weights(layer, heads, query)
-    d = described(weights, "what D is on each token", "D")
+    first, d = _weights(layer, heads, query)
+    d = described(d, "what D is on each token", "D")
     top, second = (variables["top_key"].sel(map=name) for name in ("D", "A2"))
     variables["top_weight"] = _on_key(d, top)
     at_second = _on_key(first, second) / first.sum("token")
@@ -179,7 +179,7 @@ def _weights(layer: LayerAttention, heads: Sequence[int], query: int) -> tuple[x
 
 
 def _on_key(rows: xr.DataArray, keys: xr.DataArray) -> xr.DataArray:
-    """Return what each row (head, token) is on its key of (head,), NaN where it has none."""
+    """Return the value of each head's row (head, token) at that head's key (head,), NaN where there is no key."""
     return rows.isel(token=keys.fillna(0).astype(int)).where(keys.notnull())
 
 

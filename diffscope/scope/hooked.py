@@ -189,17 +189,18 @@ class HookedModel:
         Returns
         -------
         Tensor (prompt, token, vocabulary)
-            Prompts are padded on the right. A pack is one row; a model of images has one token, with its classes.
+            Prompts are padded on the right. A pack is one row. A model of images has one token, with its classes, whatever the
+            `columns`.
 
         Raises
         ------
         PromptError
-            A column is no position of the longest prompt.
+            A column is no position of the longest prompt, or of the pack.
         """
         longest = sum(inputs.lengths) if inputs.packed else max(inputs.lengths)
         for column in columns or ():
             if not 0 <= column < longest:
-                raise PromptError(f"the longest prompt has {longest} tokens, and logits at {column} were asked for; count from 0")
+                raise PromptError(f"logits at {column} were asked for, and positions are 0 to {longest - 1}; choose from them")
         with self.exclusively(inputs.lengths, inputs.packed, inputs.key_lengths), torch.no_grad():
             return self.runner.logits(**self.runner.inputs(inputs), columns=columns)
 

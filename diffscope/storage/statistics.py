@@ -179,8 +179,8 @@ def _check_unpacked(nbytes: int, packed: int) -> None:
 
 
 def without_attrs(dataset: xr.Dataset) -> xr.Dataset:
-    """Return a Dataset without its attributes and those of its variables, at once: ``drop_attrs`` aligns all for each of them."""
-    bare = dataset.copy()
+    """Return a Dataset without attributes, its own and its variables'."""
+    bare = dataset.copy()  # drop_attrs takes them off one variable after the other, and aligns all variables each time
     bare.attrs = {}
     for variable in bare.variables.values():
         variable.attrs = {}

@@ -1,6 +1,7 @@
 """Two small models, one differential and one standard, and the app on them."""
 
 import functools
+import os
 import sys
 
 import pytest
@@ -8,7 +9,7 @@ from small_models import APP, example, save_model, save_run
 
 from tools.browser import dashboard
 
-#: functions of the app's cache whose results files and prompts alone decide
+#: functions of the app's cache that read models: files and prompts decide what they return, rules of the server whether they do
 READ = {f"cache.{name}" for name in ("all_heads", "capture", "measured", "opened", "thumbnails", "unmarked")}
 
 
@@ -42,11 +43,11 @@ def scripts_waited_for():
     """AppTest looks a thousand times a second whether a script has ended, which takes from the script what it looks for."""
     from streamlit.testing.v1 import local_script_runner
 
-    look = local_script_runner.require_widgets_deltas
-
     def wait(runner, timeout=3):
         runner._script_thread.join(timeout)
-        look(runner, 0.1)  # which says that it took too long
+        if runner._script_thread.is_alive():
+            runner.request_stop()
+            raise RuntimeError(f"the script of a page ran for more than {timeout} seconds")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_script_runner, "require_widgets_deltas", wait)
@@ -102,7 +103,8 @@ def app(folders, request):
         {"name": str(folders[name]), "path": str(folders[name]), "attention": kinds[name], "checkpoints": []} for name in kinds
     ]
     known = {"retrieval": [example("Two cities"), example("Again")], "text": []}
-    also = READ if "monkeypatch" in request.fixturenames else ()
+    changed = "monkeypatch" in request.fixturenames or {"DIFFSCOPE_TOKEN", "DIFFSCOPE_MODELS"} & os.environ.keys()
+    also = READ if changed else ()
     monkeypatch = request.getfixturevalue("monkeypatch")  # which is in those names from now on
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])

@@ -31,7 +31,7 @@ def page(app):
 
 @pytest.fixture
 def modules(app):
-    """The modules of the page, whose cache is empty."""
+    """The modules of the page, which keep no results of other tests."""
     import edit_catalog
     import edit_controls
     import edit_results

@@ -102,6 +102,7 @@ def test_captures_of_other_tokens_and_mixtures_are_refused(scopes):
         (one, scopes[1], PROMPTS[0], "a capture is compared with a capture"),
         (*scopes, None, "compared on prompts; give them"),
         (scopes[0], "mini-diff", PROMPTS[0], "'mini-diff' is neither a scope nor a capture; open"),
+        (scopes[0].model, scopes[1], PROMPTS[0], "a DiffForCausalLM is neither a scope nor a capture; open"),
     ):
         with pytest.raises(diffscope.DiffscopeError, match=words):
             diffscope.compare(first, second, prompts)

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -249,14 +248,6 @@ def test_work_that_makes_nothing_has_failed(tmp_path):
 # Killed
 
 
-def parent_of(pid):
-    return int(re.search(r"PPid:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1])
-
-
-def children_of(pid):
-    return {int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-
-
 def alive(pid):
     """Return whether a process runs; one that ended and was not waited for does not."""
     try:
@@ -265,25 +256,33 @@ def alive(pid):
         return False
 
 
-def end(workers):
+def descendants_of(pid):
+    try:
+        children = {int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
+    except FileNotFoundError:
+        return set()
+    return children.union(*map(descendants_of, children))
+
+
+def all_end(processes):
     """Return whether processes end within 20 seconds."""
     ends = time.monotonic() + 20
-    while any(map(alive, workers)) and time.monotonic() < ends:
+    while any(map(alive, processes)) and time.monotonic() < ends:
         time.sleep(0.01)
-    return not any(map(alive, workers))
+    return not any(map(alive, processes))
 
 
 @ON_LINUX
 def test_workers_end_in_the_middle_of_an_item_if_what_started_them_is_killed(tmp_path):
     at_work = tmp_path / "at work"
     at_work.mkdir()
-    wait = partial(write_who, begun=str(at_work), processes=3)  # of which there are two
+    wait = partial(write_who, begun=str(at_work), processes=3)  # for a third process, which never comes
     process = begun(run, ITEMS, wait, tmp_path, processes=2)
     while len(workers := [int(path.name) for path in at_work.iterdir()]) < 2 and process.is_alive():
         time.sleep(0.01)
     process.kill()
-    ended(process)
-    assert len(workers) == 2 and end(workers)
+    assert ended(process) == -signal.SIGKILL
+    assert len(workers) == 2 and all_end(workers)
 
 
 @ON_LINUX
@@ -293,18 +292,16 @@ def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
     seen = {}
     for _ in range(2):
         process = begun(run, ITEMS, work, tmp_path, processes=2)
-        server = parent_of(process.pid)  # of which the workers are forks too
-        while len(children_of(server)) < 3 and process.is_alive():
+        while len(descendants_of(process.pid)) < 3 and process.is_alive():  # what forks, and two workers
             time.sleep(0.01)
         before = len(seen)
         while process.is_alive() and len(seen) == before:  # some item is done
             seen |= {path.name: path.stat() for path in tmp_path.glob("results/[!.]*.txt")}
             time.sleep(0.01)
-        workers = children_of(server) - {process.pid}
+        begun_by_it = descendants_of(process.pid)
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
-        ended(process)
-        assert end(workers)
+        assert ended(process) == -signal.SIGKILL and all_end(begun_by_it)
     assert run(ITEMS, write, tmp_path) == ALL_DONE
     run(ITEMS, write, tmp_path / "undisturbed")
     assert contents(tmp_path) == contents(tmp_path / "undisturbed")

@@ -138,8 +138,12 @@ def sharper(module, query, *args, **kwargs):
 
 @pytest.mark.parametrize(
     "make, prompt",
-    [(tiny.diffllama, IDS), (lambda: tiny.own("v2"), [tiny.ids(200), IDS]), (lambda: tiny.standard("llama"), IDS)],
-    ids=["diffllama", "v2, a long batch", "standard"],
+    [
+        (tiny.diffllama, IDS),
+        (lambda: tiny.own("v2"), [tiny.ids(200), IDS]),
+        (lambda: tiny.standard("llama"), [tiny.ids(200), IDS]),
+    ],
+    ids=["diffllama", "v2, a long batch", "standard, a long batch"],
 )
 def test_an_attention_function_that_is_registered_anew_is_proved_anew(make, prompt, monkeypatch):
     scope = diffscope.load(make().to(torch.bfloat16))

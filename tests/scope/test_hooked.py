@@ -26,7 +26,7 @@ def test_prepared_prompts_run_as_the_model_runs_them(scope):
         torch.testing.assert_close(scope.logits(torch.tensor([ids]), 2)[0], alone[-2:])
     assert torch.equal(scope.run(inputs, [3, 19]), logits[:, [3, 19]])
     for column in (20, -1):
-        with pytest.raises(PromptError, match=f"has 20 tokens, and logits at {column} were asked for"):
+        with pytest.raises(PromptError, match=f"logits at {column} were asked for, and positions are 0 to 19"):
             scope.run(inputs, [column])
 
 
