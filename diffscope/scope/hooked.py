@@ -198,7 +198,7 @@ class HookedModel:
             A column is no position of the longest prompt, or of the pack.
         """
         longest = sum(inputs.lengths) if inputs.packed else max(inputs.lengths)
-        for column in columns or ():
+        for column in () if columns is None else columns:
             if not 0 <= column < longest:
                 raise PromptError(f"logits at {column} were asked for, and positions are 0 to {longest - 1}; choose from them")
         with self.exclusively(inputs.lengths, inputs.packed, inputs.key_lengths), torch.no_grad():

@@ -24,7 +24,8 @@ def test_prepared_prompts_run_as_the_model_runs_them(scope):
         alone = scope.logits(torch.tensor([ids]))[0]
         torch.testing.assert_close(row[: len(ids)], alone)
         torch.testing.assert_close(scope.logits(torch.tensor([ids]), 2)[0], alone[-2:])
-    assert torch.equal(scope.run(inputs, [3, 19]), logits[:, [3, 19]])
+    for columns in ([3, 19], torch.tensor([3, 19])):
+        assert torch.equal(scope.run(inputs, columns), logits[:, [3, 19]])
     for column in (20, -1):
         with pytest.raises(PromptError, match=f"logits at {column} were asked for, and positions are 0 to 19"):
             scope.run(inputs, [column])
