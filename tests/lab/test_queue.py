@@ -44,6 +44,14 @@ def write_slowly(spec, target, log):
     write(spec, target, log)
 
 
+def write_all_but_the_last(spec, target, log):
+    """Write slowly, and wait in the last item until killed."""
+    if spec == ITEMS[-1].spec:
+        target.write_text("half of it")
+        time.sleep(600)
+    write_slowly(spec, target, log)
+
+
 def write_who(spec, target, begun, processes):
     """Write which process made a result, once all of them have begun."""
     (Path(begun) / str(os.getpid())).touch()
@@ -287,15 +295,14 @@ def test_workers_end_in_the_middle_of_an_item_if_what_started_them_is_killed(tmp
 
 @ON_LINUX
 def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
-    work = partial(write_slowly, log=str(tmp_path / "log"))
+    work = partial(write_all_but_the_last, log=str(tmp_path / "log"))
     draw = random.Random(0)
     seen = {}
-    for _ in range(2):
+    for enough in (1, 3):
         process = begun(run, ITEMS, work, tmp_path, processes=2)
         while len(descendants_of(process.pid)) < 3 and process.is_alive():  # what forks, and two workers
             time.sleep(0.01)
-        before = len(seen)
-        while process.is_alive() and len(seen) == before:  # some item is done
+        while process.is_alive() and len(seen) < enough:
             seen |= {path.name: path.stat() for path in tmp_path.glob("results/[!.]*.txt")}
             time.sleep(0.01)
         begun_by_it = descendants_of(process.pid)
