@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT, WORDS
 from diffscope.hypotheses.rules import MEASURED
-from diffscope.hypotheses.sentence import CORRECTIONS, answers, by_signs, number
+from diffscope.hypotheses.sentence import CORRECTIONS, answers, number
 from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.stats.intervals import LEVEL
@@ -191,7 +191,7 @@ def _missing(verdicts: Sequence[Verdict]) -> str:
 def _too_few(verdict: Verdict) -> bool:
     """Whether one comparison of a primary has too few seeds for any p to come out after the correction."""
     judged = (verdict.estimates[name] for name in verdict.corrected)
-    return any(by_signs(verdict.test, estimate) and estimate.least_p * len(PRIMARIES) > LEVEL for estimate in judged)
+    return any(estimate.least_p * len(PRIMARIES) > LEVEL for estimate in judged)
 
 
 def _corrections(verdicts: Sequence[Verdict]) -> str:

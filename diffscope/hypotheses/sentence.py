@@ -143,10 +143,18 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     if name not in corrected:
         p = f"; p = {number(uncorrected(test, estimate))}, not corrected" if test.judged else ""
         return f"{words}{p})"
-    signs = f" by sign flips, {number(estimate.p_t)} by Student's t" if by_signs(test, estimate) else ""
     after = "" if whole(test) else f"; after {CORRECTIONS[test.kind]} {number(corrected[name])}"
-    p = f"p = {number(uncorrected(test, estimate))}{signs}{after}"
+    p = f"p = {number(uncorrected(test, estimate))}{_by_which_test(test, estimate)}{after}"
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
+
+
+def _by_which_test(test: Declared, estimate: Estimate) -> str:
+    """Say of a primary's p which test gives it, and what Student's t gives."""
+    if by_signs(test, estimate):
+        return f" by sign flips, {number(estimate.p_t)} by Student's t"
+    if uncorrected(test, estimate) > estimate.p:
+        return f", the least of sign flips of {estimate.seeds} seeds, {number(estimate.p)} by Student's t"
+    return ""
 
 
 def second_view(estimate: Estimate) -> str:
@@ -215,5 +223,6 @@ def by_signs(test: Declared, estimate: Estimate) -> bool:
 
 
 def uncorrected(test: Declared, estimate: Estimate) -> float:
-    """Return the p that is corrected."""
-    return estimate.p if math.isnan(estimate.p_t) or by_signs(test, estimate) else estimate.p_t
+    """Return the p that is corrected: of a primary no less than sign flips of its seeds can give."""
+    p = estimate.p if math.isnan(estimate.p_t) or by_signs(test, estimate) else estimate.p_t
+    return max(p, estimate.least_p) if test.kind == "primary" else p

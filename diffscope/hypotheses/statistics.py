@@ -161,8 +161,8 @@ class Estimate:
 
     @property
     def least_p(self) -> float:
-        """The least `p` that as many seeds can give."""
-        return 2.0 ** (1 - self.seeds) if math.isfinite(self.p_t) else 0.0
+        """The least p that sign flips of as many seeds can give; 0 if the seeds are not what is sampled, or not alone."""
+        return 2.0 ** (1 - self.seeds) if self.interval == OVER_SEEDS and not self.untrained else 0.0
 
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:

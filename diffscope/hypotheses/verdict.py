@@ -4,9 +4,10 @@ A primary holds only if all of its comparisons do, so its p is the largest of th
 over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
 tests are exploratory: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
 
-Of primaries the p of the sign-flip test is corrected, whatever the number of seeds: few seeds have few combinations of signs, so
-that with fewer than eight no primary alone can come out at 0.05 after the correction. Of mechanism tests the p of Student's t is
-corrected. The other of the two is shown beside it.
+Of primaries the p of the sign-flip test is corrected; of fewer than five seeds, for which it is not computed, the p of Student's t,
+but no less than the least p of sign flips. Few seeds have few combinations of signs, so that with fewer than eight no primary
+alone can come out at 0.05 after the correction. Of mechanism tests the p of Student's t is corrected. The other of the two is
+shown beside it.
 """
 
 from __future__ import annotations

@@ -236,6 +236,17 @@ def test_the_p_that_is_corrected_is_the_one_that_is_printed():
     assert mechanism.corrected["distractors"] == mechanism.estimates["distractors"].p_t < 2 / 256
 
 
+@pytest.mark.parametrize("seeds", [3, 4])
+def test_fewer_seeds_do_not_make_a_primary_pass(seeds):
+    """Student's t of four seeds that agree gives a p that sign flips cannot."""
+    (verdict,) = run("common-noise", cohort=planted_cohort("NC", seeds, STRONG, TIGHT))
+    estimate = verdict.estimates["diff"]
+    assert estimate.p < 0.05 and estimate.low > 3
+    assert verdict.verdicts["NC"] == "open" and verdict.p == min(1, 4 * 2 / 2**seeds)
+    assert f"p = {2 / 2**seeds:.3g}, the least of sign flips of {seeds} seeds" in verdict.sentence
+    assert "too few for sign flips" in summary([verdict])
+
+
 def test_power_is_of_the_tests_that_a_board_runs():
     """Observed as one and judged cohort by cohort, or each as a cohort of its own."""
     options = {"effects": Sizes(log_odds=1.5, slope=0.75, steps=0.4, rejection=4.0), "failures": 0.125}
