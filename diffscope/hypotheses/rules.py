@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -344,9 +345,9 @@ class Test(Declared):
 
 
 def in_nats(cost: Cost) -> str:
-    """Return a cost with its interval."""
+    """Return a cost with its interval, if there is one."""
     value, low, high = (minus(f"{number:.3g}") for number in (cost.value, cost.low, cost.high))
-    return f"{value} nats (95 % {low} to {high})"
+    return f"{value} nats{'' if math.isnan(cost.low) else f' (95 % {low} to {high})'}"
 
 
 def state(estimate: Estimate, p: float, margin: float, within: float | None = None) -> str:

@@ -167,13 +167,13 @@ class Estimate:
     @classmethod
     def from_json(cls, row: Mapping) -> Estimate:
         """Read a JSON object with its fields, and perhaps others; null is NaN."""
-        values = _of_fields(cls, row)
-        rest = tuple(LeaveOneOut(**_of_fields(LeaveOneOut, one)) for one in row["leave_one_out"])
+        values = of_fields(cls, row)
+        rest = tuple(LeaveOneOut(**of_fields(LeaveOneOut, one)) for one in row["leave_one_out"])
         lists = {name: tuple(math.nan if x is None else x for x in row[name]) for name in ("layers", "by_answer")}
         return cls(**{**values, **lists, "leave_one_out": rest})
 
 
-def _of_fields(cls: type, row: Mapping) -> dict:
+def of_fields(cls: type, row: Mapping) -> dict:
     """Take the fields of a class from a row, null as NaN."""
     return {field.name: math.nan if row[field.name] is None else row[field.name] for field in fields(cls)}
 

@@ -9,10 +9,18 @@ from typing import Literal
 
 import numpy as np
 import xarray as xr
-from scipy import special
 
 from diffscope.errors import DiffscopeError, Missing
-from diffscope.evidence.heads import HEADS, UNTRAINED, Table, mean_over_prompts, names_of, table_of, untrained_table_of
+from diffscope.evidence.heads import (
+    HEADS,
+    UNTRAINED,
+    Table,
+    mean_over_prompts,
+    names_of,
+    table_of,
+    untrained_table_of,
+    weighted,
+)
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.run_file import at_step
 from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, OpenModels, part_of_outcome
@@ -21,7 +29,7 @@ from diffscope.hypotheses.rules import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.statistics import Sample, estimate
 from diffscope.scope import Scope
-from diffscope.stats.intervals import LEVEL
+from diffscope.stats.intervals import t_half_width
 from diffscope.tasks.prompt import Prompt
 
 CHANGEABLE = ("dtype", "torch_dtype", "transformers_version")
@@ -269,8 +277,8 @@ class Models:
         """What the second map costs the answer in the heads that count, as they count.
 
         Of whole heads if the evidence does not hold what A2 alone costs. The interval is over seeds; of one model over its
-        prompts, and if it holds their mean alone, the errors of heads are taken to go together. None without a second map, and if
-        the evidence does not hold what heads cost.
+        prompts, and if it holds their mean alone, the errors of heads are taken to go together. None without a second map, if the
+        evidence does not hold what heads cost, and if no head that has a second map counts.
         """
         if not self.differential:
             return None
@@ -281,14 +289,16 @@ class Models:
         if not all(name in end for end in ends):
             return None
         counting = self.costs or [end["weight"] for end in ends]
-        shares = [_shares(weights, end[name]) for weights, end in zip(counting, ends)]
-        values = np.array([(end[name] * share).sum(HEADS).values for end, share in zip(ends, shares)], dtype=float)
+        values = np.array([weighted(end[name], weights, HEADS).values for end, weights in zip(ends, counting)])
+        if not np.isfinite(values).any():
+            return None
         layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
         if values.size > 1:
             cost = estimate(Sample(values, prompts=self.prompts_are), leave_out=False)  # (seed, prompt)
             return A2Cost(cost.value, cost.low, cost.high, of, tuple(layers))
-        error = float((ends[0][f"error.{name}"] * shares[0]).sum())
-        reach = float(special.stdtrit(ends[0].attrs["prompts_of_costs"] - 1, 1 - LEVEL / 2)) * error
+        held = ends[0].get(f"error.{name}")  # of a single prompt there is no error
+        error = np.nan if held is None else float(weighted(held, counting[0], HEADS).item())
+        reach = t_half_width(error, ends[0].attrs.get("prompts_of_costs", 1) - 1)
         value = float(values.item())
         return A2Cost(value, value - reach, value + reach, of, tuple(layers))
 
@@ -320,12 +330,6 @@ class Models:
     def _add(self, number: int, taken: xr.Dataset) -> None:
         whole = self._evidence[number]
         self._evidence[number] = whole.assign(taken.data_vars).assign_attrs(taken.attrs)
-
-
-def _shares(weights: xr.DataArray, costs: xr.DataArray) -> xr.DataArray:
-    """Return the share of each head in what heads count with, (layer, head), among those that have a cost."""
-    counted = weights.where(mean_over_prompts(costs).notnull())
-    return counted / counted.sum()
 
 
 def _layers_of(of: xr.Dataset, name: str) -> list[float]:

@@ -4,7 +4,7 @@ A primary holds only if all of its comparisons do, so its p is the largest of th
 over the primaries that are declared, and one that could not be run counts as a p of 1: to ask for fewer does not help. Mechanism
 tests are exploratory: Benjamini and Hochberg's correction is over every quantity that their rules use on this board.
 
-Of primaries the p of the sign-flip test is corrected; of fewer than five seeds, for which it is not computed, the p of Student's t,
+Of primaries the p of the sign-flip test is corrected; of fewer than five seeds, of which it is not computed, that of Student's t,
 but no less than the least p of sign flips. Few seeds have few combinations of signs, so that with fewer than eight no primary
 alone can come out at 0.05 after the correction. Of mechanism tests the p of Student's t is corrected. The other of the two is
 shown beside it.
@@ -33,7 +33,7 @@ from diffscope.hypotheses.sentence import (
     weighted_by,
     whole,
 )
-from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.statistics import Estimate, of_fields
 
 DECLARED = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
 NEEDS = "needs "  # first word of what is shown of a test that could not be run
@@ -200,7 +200,7 @@ class Verdict:
         p = {name: row["p_corrected"] for name, row in rows.items() if row["in_rule"]}
         corrected = {name: math.nan if value is None else value for name, value in p.items()}
         states = {name: row["state"] for name, row in rows.items()}
-        cost = None if record["a2_cost"] is None else Cost(**record["a2_cost"])
+        cost = None if record["a2_cost"] is None else Cost(**of_fields(Cost, record["a2_cost"]))
         return cls(test, record["verdicts"], estimates, corrected, states, record["lacks"], cost)
 
 

@@ -1,5 +1,6 @@
 """What heads and second maps cost the answer, and heads weighted by that."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -15,10 +16,14 @@ from diffscope.evidence.ablations import answers
 from diffscope.evidence.costs import lost_without_a2, lost_without_heads
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses import Models, Settings, run
+from diffscope.hypotheses.board import Estimates
+from diffscope.hypotheses.measure import cost_of
+from diffscope.hypotheses.sentence import cost_in_words
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_evidence
 from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
+from diffscope.storage.atomic import to_json
 
 FEW = Settings(prompts=5, length=128, untrained=3)
 
@@ -178,6 +183,29 @@ def test_heads_of_a_layer_without_a2_do_not_count_in_what_a2_costs(weights):
 
     cost = Models([model(4.0, 2.0), model(6.0, 4.0)], ["a", "b"], weights=weights).a2_cost
     assert cost.value == pytest.approx(4.0) and cost.of == "A2"
+
+
+def _of_one_layer_with_a2(prompts, weight):
+    """A model of two layers, of which the first has a second map that costs 2 nats; `weight` of its heads."""
+    places = ("few", "layer", "head")
+    variables = {
+        "a2_out.loss": (places, [[[2.0, 2.0], [np.nan, np.nan]]] * prompts),
+        "weight": (places[1:], [[weight, weight], [0.9, 0.9]]),
+    }
+    return xr.Dataset(variables, attrs={"differential": 1, "extras": "", "prompts": ""})
+
+
+def test_what_a2_costs_in_heads_that_do_not_count_is_not_known():
+    """And not 0, by which A2 would be idle and every account silent."""
+    assert Models([_of_one_layer_with_a2(3, 0.0)], ["a"], weights="answer").a2_cost is None
+
+
+def test_of_a_single_prompt_a2_costs_something_without_an_interval():
+    cost = cost_of(Models([_of_one_layer_with_a2(1, 0.2)], ["a"], weights="answer"))
+    assert cost.value == 2.0 and np.isnan([cost.low, cost.high]).all() and cost_in_words(cost) == "2 nats"
+    nothing = {name: Estimate(*[0.0] * 6, 1, 1, 0, "") for name in TESTS["noise-symmetry"].quantities}
+    (verdict,) = run("noise-symmetry", finished={"noise-symmetry": Estimates(nothing, cost)})
+    assert Verdict.from_dict(json.loads(to_json(verdict.as_dict())), TESTS).sentence == verdict.sentence
 
 
 def test_evidence_that_one_of_several_models_lacks_is_missing():
