@@ -11,6 +11,7 @@ import xarray as xr
 
 from diffscope.errors import Missing
 from diffscope.evidence.heads import ANSWERS, Table
+from diffscope.hypotheses.cohort import formed
 from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import CHECKPOINTS, Cost, Measure, Needs, Place
 from diffscope.hypotheses.statistics import Sample
@@ -243,7 +244,7 @@ def cost_of(subject: Any) -> Cost | None:
     Parameters
     ----------
     subject : Models, Pair, sequence of Models, or Dataset
-        Of several trainings, and of a cohort's runs of DIFF, it is the mean over seeds with Student's t.
+        Of several trainings, and of a cohort's formed runs of DIFF, it is the mean over seeds with Student's t.
     """
     if isinstance(subject, xr.Dataset):
         return _of_runs(subject)
@@ -258,10 +259,10 @@ def cost_of(subject: Any) -> Cost | None:
 
 
 def _of_runs(cohort: xr.Dataset) -> Cost | None:
-    """Return what the second maps of a cohort's runs of DIFF cost, by the evidence of them."""
+    """Return what the second maps of a cohort's formed runs of DIFF cost, by their evidence: the runs that a test is of."""
     if A2_COST not in cohort:
         return None
-    values = cohort[A2_COST].sel(arm="diff").values
+    values = cohort[A2_COST].where(formed(cohort)).sel(arm="diff").values
     known = values[np.isfinite(values)]
     return _mean_cost(known, cohort[A2_COST].attrs["of"]) if len(known) > 1 else None
 
@@ -318,16 +319,17 @@ def _numbers(values: np.ndarray | xr.DataArray) -> str:
 
 
 def heads_in_words(sample: Sample, what: str) -> str:
-    """Say what heads come to each for itself: their unweighted mean and spread, and those that answer apart from the others."""
+    """Say what heads come to, of which it is defined: their unweighted mean and spread, and those that answer and the others."""
     if sample.heads is None or sample.answering is None or not np.isfinite(sample.heads).any():
         return ""
-    values = sample.heads.ravel()
-    answers = (sample.answering > ANSWERS).ravel()
-    parts = [f"unweighted mean {_mean(values):.3g}, heads {np.nanmin(values):.3g} to {np.nanmax(values):.3g}"]
+    known = np.isfinite(sample.heads)
+    values = sample.heads[known]
+    answers = sample.answering[known] > ANSWERS
+    parts = [f"unweighted mean {_mean(values):.3g}, heads {values.min():.3g} to {values.max():.3g}"]
     for words, chosen in (("that answer", answers), ("of the others", ~answers)):
         parts.append(f"{chosen.sum()} heads {words} {_mean(values[chosen]):.3g}")
     return f"{what} by heads: {'; '.join(parts)}"
 
 
 def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
+    return float(values.mean()) if values.size else float("nan")

@@ -13,7 +13,7 @@ from statsmodels.stats.multitest import multipletests
 
 from diffscope.evidence.heads import Table
 from diffscope.hypotheses.intervals import benjamini_hochberg, crossed, holm, sign_flip_test, students_t
-from diffscope.hypotheses.measure import beside_untrained, of_heads
+from diffscope.hypotheses.measure import beside_untrained, heads_in_words, of_heads
 from diffscope.hypotheses.rules import OPEN, Place, Quantity, decisive, state
 from diffscope.hypotheses.sentence import decided
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate, head_changes
@@ -133,6 +133,13 @@ def test_a_head_that_is_left_out_is_named_by_its_layer_in_the_model():
     subject = Hybrid([xr.Dataset(attrs={"prompts": "alike"})], ["hybrid"])
     sample = of_heads(subject, ([Table({"gain": values})], []), Place(evidence="heads.gain"))
     assert [left.what for left in estimate(sample).leave_one_out] == ["L1H0", "L1H1", "L5H0", "L5H1"]
+
+
+def test_heads_that_a_layer_lacks_are_not_counted():
+    """Tables are filled up with NaN where a layer has fewer heads."""
+    heads, answering = np.array([[[0.1, 0.4], [0.3, np.nan]]]), np.array([[[0.5, 0.0], [0.0, np.nan]]])
+    words = heads_in_words(Sample(np.ones((1, 3)), heads=heads, answering=answering), "gain")
+    assert words.endswith("heads 0.1 to 0.4; 1 heads that answer 0.1; 2 heads of the others 0.35")
 
 
 def test_what_one_seed_decides_is_said():

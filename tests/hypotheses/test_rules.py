@@ -168,7 +168,10 @@ def test_a_verdict_carries_what_the_second_map_costs_there():
     assert board.cost_of(Pair(alone, silent)) == alone.a2_cost and board.cost_of([silent, alone]) is None
     several = board.cost_of([Costing(1.0), Costing(2.0), Costing(3.0)])
     assert (several.value, several.of) == (2.0, "A2") and several.low < 1 < 3 < several.high
-    cohort = xr.Dataset({"a2_cost": (("arm", "seed"), [[1.0, 3.0, math.nan]], {"of": "whole heads"})}, {"arm": ["diff"]})
+    by_run = ("arm", "seed")
+    runs = {"formation": (by_run, [[50.0, 75.0, 50.0, math.nan]]), "finished": (by_run, [[1, 1, 1, 1]])}
+    costs = {"a2_cost": (by_run, [[1.0, 3.0, math.nan, -4.0]], {"of": "whole heads"})}  # the last run never formed
+    cohort = xr.Dataset(runs | costs, {"arm": ["diff"]})
     assert (board.cost_of(cohort).value, board.cost_of(cohort).of) == (2.0, "whole heads")
     nothing = {name: of(0.0, -0.001, 0.001) for name in TESTS["noise-symmetry"].quantities}
     for cost, word, words in (
