@@ -101,28 +101,29 @@ def log_odds_lost(
     ----------
     scope : Scope
     prompts : sequence of Prompt
-        Each gets draws of its own.
+        Each gets draws of its own. Distractors that begin with the answer's token are left out.
     sigmas, draws, span
         As of :func:`diffscope.instruments.injection.log_odds_under_noise`.
 
     Returns
     -------
     Dataset (prompt, sigma, mode)
-        ``log_odds`` (prompt,) without noise, ``log_odds_lost`` and its standard error over draws, in nats.
+        ``log_odds`` (prompt,) without noise, ``log_odds_lost`` and its standard error over draws, in nats. NaN of a prompt of
+        which no distractor is left.
 
     Raises
     ------
     PromptError
-        A prompt has no distractors.
+        A prompt has no distractors, or none is left in any.
     """
-    tables = []
+    tables = {}
     for index, prompt in enumerate(prompts):
         if not prompt.distractors:
             raise PromptError("log-odds are of the answer against distractors, and a prompt has none; give two needles or more")
         spans = {name: at for name, at in prompt.spans.items() if name != "sink" and at}
-        others = [number[0] for number in prompt.distractors]
-        tables.append(
-            log_odds_under_noise(
+        others = [number[0] for number in prompt.distractors if number[0] != prompt.answer[0]]
+        if others:
+            tables[index] = log_odds_under_noise(
                 scope,
                 prompt.ids,
                 prompt.answer[0],
@@ -133,8 +134,10 @@ def log_odds_lost(
                 draws=draws,
                 seed=index * draws,
             )
-        )
-    return xr.concat(tables, "prompt", combine_attrs="drop_conflicts").transpose("prompt", "sigma", "mode")
+    if not tables:
+        raise PromptError("all distractors begin with the answer's own token; give prompts with more or other distractors")
+    joined = xr.concat(tables.values(), "prompt", combine_attrs="drop_conflicts").assign_coords(prompt=list(tables))
+    return joined.reindex(prompt=range(len(prompts))).drop_vars("prompt").transpose("prompt", "sigma", "mode")
 
 
 def injected(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> xr.Dataset:

@@ -287,7 +287,7 @@ def log_odds_under_noise(
     answer : int
         Token id.
     distractors : sequence of int
-        Token ids that compete with it.
+        Token ids that compete with it; one that is given twice counts once.
     span : str
         Key set that noise is added to.
     spans : mapping, optional
@@ -315,7 +315,7 @@ def log_odds_under_noise(
         As of :func:`diffscope.edits.inject_noise`.
     """
     _check_sigmas(sigmas)
-    others = list(distractors)
+    others = list(dict.fromkeys(distractors))
     if not others or answer in others:
         raise PromptError("log-odds are of an answer's token against other tokens; give at least one, and not the answer's own")
     encoded = scope.encode(prompt, spans)

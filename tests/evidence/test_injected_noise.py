@@ -1,7 +1,10 @@
 """What tests read of injected noise: of each prompt, beside another head's second map."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import xarray as xr
 
 import diffscope
 from diffscope import PromptError
@@ -44,6 +47,12 @@ def test_lost_log_odds_by_prompt(prompts):
         scope, prompts[1].ids, prompts[1].answer[0], others, spans=spans, sigmas=SIGMAS, draws=2, seed=2
     )
     assert np.allclose(lost["log_odds_lost"].isel(prompt=1).transpose("mode", "sigma"), alone["log_odds_lost"])
+    alike = replace(prompts[0], distractors=[[prompts[0].answer[0], *number] for number in prompts[0].distractors])
+    assert log_odds_lost(scope, [alike, prompts[1]], sigmas=SIGMAS, draws=2)["log_odds_lost"].equals(
+        lost["log_odds_lost"].where(xr.DataArray([False, True], dims="prompt"))
+    )
+    with pytest.raises(PromptError, match="all distractors begin with the answer's own token"):
+        log_odds_lost(scope, [alike])
     without = Retrieval(scope.tokenizer).prompt(64, 1, np.random.default_rng(0))
     with pytest.raises(PromptError, match="a prompt has none"):
         log_odds_lost(scope, [without])

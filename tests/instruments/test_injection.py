@@ -234,7 +234,7 @@ def test_what_cannot_be_asked_is_one_clear_line(asked, words):
 @pytest.mark.parametrize("attention", ["v1", "standard"])
 def test_lost_log_odds_are_those_of_edited_runs_one_by_one(attention):
     scope = diffscope.load(tiny.own(attention).double())
-    lost = diffscope.instruments.log_odds_under_noise(scope, IDS, 7, [8, 9], spans=SPANS, sigmas=[0.5], draws=3, seed=2)
+    lost = diffscope.instruments.log_odds_under_noise(scope, IDS, 7, [8, 9, 9], spans=SPANS, sigmas=[0.5], draws=3, seed=2)
 
     def log_odds(*made):
         with scope.edit(*made), torch.no_grad():
