@@ -19,7 +19,7 @@ NO_TYPE = f"no query sees a key of the type and another; A2 of {NO_SECOND}"
 INDUCTION = "In-context Learning and Induction Heads (Olsson et al., 2022)"
 RETRIEVAL_HEADS = "Retrieval Head Mechanistically Explains Long-Context Factuality (Wu et al., 2024)"
 SHAPLEY = "A Value for n-Person Games (Shapley, 1953)"
-NO_ROWS = f"prompts of one token; A2 and the part other of {NO_SECOND}"
+NO_ROWS = f"prompts of one token; a map of zeros; A2 and the part other of {NO_SECOND}"
 EXPLAINED = (
     "of rows of n >= 2 visible keys, each over its Euclidean norm; uniform: (sum x)² / (n sum x²); the others by least squares "
     "on centred rows with one coefficient a head; distance: w(t - j) of other prompts; key: c(j) of the queries of other parity; "

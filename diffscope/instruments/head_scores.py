@@ -173,7 +173,8 @@ def _of_layer(layer: LayerAttention, masks: dict[str, Tensor]) -> dict[str, Tens
             chosen = keys.any(-1) & (counts > 1)
             if not chosen.any():
                 continue
-            shares, scored = (_top if name == RETRIEVAL else _share)(maps[:, :, chosen], keys[chosen])
+            some = maps[:, :, chosen]
+            shares, scored = _top(some, keys[chosen], visible[chosen]) if name == RETRIEVAL else _share(some, keys[chosen])
             sums[number, 0] += (shares * scored).sum(-1).double().cpu()
             sums[number, 1] += scored.sum(-1).double().cpu()
             expected = keys[chosen].sum(-1) / counts[chosen]
@@ -192,8 +193,11 @@ def _share(maps: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     return (maps * keys).sum(-1) / torch.where(size == 0, 1.0, size), ~(size == 0)
 
 
-def _top(maps: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether the largest weight of each row is on one of its keys, and which rows give anything."""
-    largest = maps.nan_to_num().argmax(-1)  # (head, map, query)
+def _top(maps: Tensor, keys: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether the largest weight of each row is on one of its keys, and which rows give anything.
+
+    Keys that a row does not see have 0, which is more than any weight of a row of D that is negative throughout.
+    """
+    largest = maps.nan_to_num().masked_fill(~visible, -torch.inf).argmax(-1)  # (head, map, query)
     hit = torch.take_along_dim(keys.expand_as(maps), largest[..., None], -1)[..., 0]
     return hit.to(maps.dtype), ~(maps.abs().sum(-1) == 0)

@@ -54,8 +54,8 @@ def anatomy(
     -------
     xarray.Dataset (prompt of a batch, layer, head, map, part)
         ``alone``: what a part explains by itself; ``added``: in the order above, beyond those before it; ``shapley``: the mean
-        over all orders of what it adds. NaN in prompts of one token, and for what standard attention lacks: all of A2, and the
-        other map of A1.
+        over all orders of what it adds. NaN in prompts of one token, for a map that an edit makes zero everywhere, and for what
+        standard attention lacks: all of A2, and the other map of A1.
 
     Raises
     ------
@@ -133,7 +133,8 @@ def _of_layer(layer: LayerAttention, distances: Distances, by_distance: Tensor) 
     gram, uniform = _moments(layer, queries, distances, by_distance, by_key)
     maps = len(MAPS) if layer.differential else 1
     for name, values in parts(gram, uniform).items():
-        table[name][:, :maps] = values.transpose(0, 1).cpu()
+        known = values.where(uniform.isfinite()[..., None], torch.nan)  # a map of zeros, as an edit may leave, has no parts
+        table[name][:, :maps] = known.transpose(0, 1).cpu()
         if not layer.differential:
             table[name][..., PARTS.index("other")] = torch.nan
     return table

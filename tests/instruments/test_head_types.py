@@ -76,6 +76,15 @@ def test_retrieval_counts_copied_tokens_whose_place_gets_the_largest_weight():
     assert head_types(cap)["score"].sel(type="retrieval").isnull().all()
 
 
+def test_the_largest_weight_of_a_negative_row_is_one_that_it_sees():
+    """The row sees keys 0 to 6; with A2 uniform and λ = 50 all of D is below 0 there, and 0 behind."""
+    table = torch.zeros(N, N)
+    table[6, 2] = 1.0
+    cap = of_ids(layer_of(torch.stack([table, torch.zeros(N, N)]), lam=50.0))
+    found = head_types(cap, copied=[[(6, 2)]]).sel(map="D", type="retrieval", layer=0, head=0)
+    assert float(found["score"]) == 1
+
+
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3", "mistral"])
 def test_standard_heads_score_as_transformerlens_detects_them(kind):
     ids = [5, *tiny.ids(12), *tiny.ids(12), 7, 7, 8, 7]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diffscope
-from diffscope import DiffscopeError, PromptError
+from diffscope import DiffscopeError, PromptError, edits
 from diffscope.attention import blocks
 from diffscope.attention.components import Mask
 from tests import tiny
@@ -169,6 +169,15 @@ def test_shorter_prompts_help_and_one_token_says_nothing():
     assert measured.sel(prompt=3).isnull().all() and measured.sel(prompt=[0, 1, 2]).notnull().all()
     without = diffscope.instruments.anatomy(cap[0], scope.capture([tiny.ids(20, seed=1)]))["added"]
     assert not np.allclose(without, measured.sel(prompt=0))
+
+
+def test_a_map_of_zeros_has_no_parts():
+    scope = diffscope.load(tiny.own("v1"))
+    with scope.edit(edits.zero_a2(layers=0, heads=1)):
+        cap = scope.capture([tiny.ids(9), tiny.ids(9, seed=1)])
+    parts = diffscope.instruments.anatomy(cap).sel(layer=0)
+    for values in parts.data_vars.values():
+        assert values.sel(head=1, map="A2").isnull().all() and values.sel(head=0).notnull().all()
 
 
 def test_images_of_one_size_are_other_prompts(timm):
