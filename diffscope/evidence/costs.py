@@ -54,7 +54,8 @@ def lost_without_a2(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     heads = heads_by_layer(scope, prompts[0].ids, with_a2=True)
     parts = [_lost_in_layer(scope, prompts, before, layer, heads.get(layer, 0)) for layer in scope.layer_numbers]
     alone, after = (stack_layers([part[number] for part in parts], axis=1) for number in range(2))
-    together = _lost(scope, prompts, before, *(edits.zero_a2(layers=layer) for layer in heads))
+    everywhere = [edits.zero_a2(layers=layer) for layer in heads]
+    together = _lost(scope, prompts, before, *everywhere) if everywhere else np.full_like(before, np.nan)
     by_head = ("measure", "layer", "head", "prompt")
     return xr.Dataset(
         {

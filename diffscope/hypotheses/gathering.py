@@ -112,9 +112,8 @@ test.__test__ = False  # it is not one of pytest's
 def _several(models: Model | Sequence[Model] | None) -> list[Model]:
     if models is None:
         return []
-    if isinstance(models, str | Path):
-        return [str(models)]
-    return [models] if isinstance(models, Scope) else list(models)
+    several = [models] if isinstance(models, str | Path | Scope) else models
+    return [str(model) if isinstance(model, Path) else model for model in several]
 
 
 class TestProgress:

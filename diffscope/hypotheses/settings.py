@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from diffscope.errors import DiffscopeError
 from diffscope.evidence.ablations import with_answer
 from diffscope.hypotheses.rules import BY, KNOCK_OUT, Weights
+from diffscope.prompts.selection import whole_number
 from diffscope.scope import Scope
 from diffscope.tasks.encoding import encode_prompts, require_answers
 from diffscope.tasks.prompt import Prompt, TextPrompt
@@ -58,6 +60,8 @@ class Settings:
     weights: Weights = KNOCK_OUT
 
     def __post_init__(self):
+        whole_number(self.prompts, 1, math.inf, "prompts are a whole number from 1")
+        whole_number(self.untrained, 0, math.inf, "untrained models are a whole number from 0")
         if self.weights not in BY:
             raise DiffscopeError(f"heads are not weighted by {self.weights!r}; choose {', '.join(BY)}")
 

@@ -106,8 +106,8 @@ class Models:
         """
         settings = settings or Settings()
         names = [scope.name for scope in scopes]
-        if len(set(names)) < len(names):
-            raise DiffscopeError(f"{names[0]} is named twice; several models are seeds of one, each another")
+        if twice := [name for number, name in enumerate(names) if name in names[:number]]:
+            raise DiffscopeError(f"{twice[0]} is named twice; give each model once, since several are seeds of one")
         kind = _kind(scopes[0])
         for scope in scopes[1:]:
             if _kind(scope) != kind:

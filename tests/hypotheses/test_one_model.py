@@ -15,6 +15,7 @@ from diffscope.evidence.heads import Table
 from diffscope.evidence.last_query import lambda_distance
 from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import TESTS, Models, Settings, run, summary
+from diffscope.models.folders import locate
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import draw
 from studies.laptop.calibration.synthetic import Planted, planted_models
@@ -42,9 +43,22 @@ def test_shared_noise_is_found_where_it_was_planted(tokenizer, truth, tests, exp
 def test_models_that_are_no_seeds_of_each_other_are_refused():
     scopes = [diffscope.load(name) for name in ("mini-diff", "mini-diff@0", "mini-standard")]
     assert len(Models.open(scopes[:2], FEW).scopes) == 2
-    for chosen, words in (((0, 0), "named twice"), ((0, 2), "not made like")):
+    for chosen, words in (((0, 1, 1), "mini-diff@0 is named twice"), ((0, 2), "not made like")):
         with pytest.raises(DiffscopeError, match=words):
             Models.open([scopes[index] for index in chosen], FEW)
+
+
+@pytest.mark.parametrize("asked, words", [({"prompts": 0}, "prompts are"), ({"untrained": -1}, "untrained models are")])
+def test_settings_that_mean_nothing_are_refused(asked, words):
+    with pytest.raises(DiffscopeError, match=words):
+        Settings(**asked)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_models_are_named_by_paths_too(several):
+    folder, _ = locate("mini-diff")
+    (verdict,) = diffscope.hypotheses.test([folder] if several else folder, tests="sparsity-pair")
+    assert "--baseline" in verdict.lacks
 
 
 def test_sparsity_is_a_measurement(prompts):
