@@ -33,9 +33,10 @@ def survival(cohort: xr.Dataset) -> list[dict]:
     Returns
     -------
     list of dict
-        By arm of which a run is finished: ``runs``, ``formed``, ``median`` step (Kaplan–Meier; None where fewer than half
-        form), ``restricted_mean`` step up to the most that a run was given to form in, and ``p`` of the log-rank test against
-        DIFF (asymptotic, not corrected; None for DIFF itself); all three None of an arm that continues another's formed model.
+        By arm of which a run is finished: ``runs``, ``formed``, ``median``, the step from which more than half of the runs have
+        formed (Kaplan–Meier; None where half or fewer form), ``restricted_mean`` step up to the most that a run was given to form
+        in, and ``p`` of the log-rank test against DIFF (asymptotic, not corrected; None for DIFF itself); all three None of an
+        arm that continues another's formed model.
     """
     last = float(cohort["formation_limit"] if "formation_limit" in cohort else cohort["step"].max())
     runs = {}
@@ -65,7 +66,10 @@ def _when(arm: str, runs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict[s
 
 
 def _median(steps: np.ndarray, formed: np.ndarray) -> float:
-    """Take the Kaplan–Meier median: an order statistic, since no run is lost before the last step; NaN if half never form."""
+    """Take the step from which more than half of the runs have formed: an order statistic, since none is lost before the last.
+
+    If exactly half are left for a while, textbooks also take its first step or its middle. NaN if half never form.
+    """
     ordered = np.sort(np.where(formed, steps, np.inf))
     middle = float(ordered[len(ordered) // 2])
     return middle if math.isfinite(middle) else math.nan
