@@ -149,10 +149,10 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
 
 
 def _by_which_test(test: Declared, estimate: Estimate) -> str:
-    """Say of a primary's p which test gives it, and what Student's t gives."""
+    """Say of a primary's p which test gives it, and what Student's t gives; nothing of other tests."""
     if by_signs(test, estimate):
         return f" by sign flips, {number(estimate.p_t)} by Student's t"
-    if uncorrected(test, estimate) > estimate.p:
+    if whole(test) and estimate.least_p > estimate.p:
         return f", the least of sign flips of {estimate.seeds} seeds, {number(estimate.p)} by Student's t"
     return ""
 
