@@ -13,7 +13,7 @@ from diffscope.hypotheses.conclusion import of_kind, summary
 from diffscope.hypotheses.rules import Quantity
 from diffscope.hypotheses.sentence import decided, number, second_view, whole
 from diffscope.hypotheses.shipped import power_of
-from diffscope.hypotheses.statistics import Estimate
+from diffscope.hypotheses.statistics import STUDENTS_T, Estimate
 from diffscope.hypotheses.study import Study
 from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
@@ -62,8 +62,7 @@ def rows(verdict: Verdict) -> list[list[str]]:
                 second_view(estimate),
                 estimate.interval or estimate.method,
                 f"{number(estimate.null_low)} to {number(estimate.null_high)}",
-                number(estimate.p),
-                number(estimate.p_t),
+                *map(number, _by_test(estimate)),
                 _corrected(verdict, name),
                 number(quantity.margin),
                 verdict.states[name] + (f" ({estimate.why})" if estimate.why else ""),
@@ -72,6 +71,11 @@ def rows(verdict: Verdict) -> list[list[str]]:
             ]
         )
     return table
+
+
+def _by_test(estimate: Estimate) -> tuple[float, float]:
+    """Return the p of sign flips or of untrained models, and that of Student's t; NaN of the one that was not computed."""
+    return (math.nan, estimate.p) if estimate.method == STUDENTS_T else (estimate.p, estimate.p_t)
 
 
 def _corrected(verdict: Verdict, name: str) -> str:

@@ -30,6 +30,7 @@ from diffscope.stats.intervals import LEVEL
 OVER_SEEDS = "Student's t over seeds, prompts nested in them"
 CROSSED = "seeds and prompts, crossed"
 OVER_PROMPTS = "over prompts: of these models alone"
+STUDENTS_T = "Student's t"
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ def _estimate(sample: Sample) -> Estimate:
         method = over = OVER_PROMPTS
     else:
         interval, null, p = crossed(values) if same_prompts else students_t(means)
-        method, over = "Student's t", CROSSED if same_prompts else OVER_SEEDS
+        method, over = STUDENTS_T, CROSSED if same_prompts else OVER_SEEDS
         if seeds >= FEWEST_SEEDS and not same_prompts:
             p, p_t = sign_flip_test(means), p
             method = f"sign-flip permutation test, which with {seeds} seeds cannot give a p below {2.0 ** (1 - seeds):.2g}"

@@ -243,6 +243,8 @@ def test_fewer_seeds_do_not_make_a_primary_pass(seeds):
     estimate = verdict.estimates["diff"]
     assert estimate.p < 0.05 and estimate.low > 3
     assert verdict.verdicts["NC"] == "open" and verdict.p == min(1, 4 * 2 / 2**seeds)
+    cells = dict(zip(report.COLUMNS, report.rows(verdict)[0]))
+    assert cells["p (sign flips or untrained models)"] == "–" and cells["p (Student's t)"] == f"{estimate.p:.3g}"
     assert f"p = {2 / 2**seeds:.3g}, the least of sign flips of {seeds} seeds" in verdict.sentence
     assert "too few for sign flips" in summary([verdict])
 
