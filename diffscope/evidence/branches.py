@@ -9,6 +9,7 @@ import xarray as xr
 
 from diffscope.attribution import branch_attribution
 from diffscope.edits.base import Edit
+from diffscope.errors import PromptError
 from diffscope.evidence.key_sets import number_spans
 from diffscope.evidence.untrained import Match, matched
 from diffscope.scope import Scope
@@ -35,12 +36,22 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         to the mean of the distractors'; ``margin``, the first minus the second.
         What :func:`rejection` gives of what the branches add through each distractor's own number; of the control, in which the
         n-th distractor is weighed as the n-th of another prompt, with the ending ``_control``.
+
+    Raises
+    ------
+    PromptError
+        No prompt has a distractor that begins with another token than its answer.
     """
     answers = [prompt.answer for prompt in prompts]
     distractors = [
         [(number, at) for number, at in zip(prompt.distractors, number_spans(prompt)) if number[0] != prompt.answer[0]]
         for prompt in prompts
     ]
+    if not any(distractors):
+        raise PromptError(
+            "branches are attributed to an answer and its distractors, and no prompt has a distractor that begins with another "
+            "token than the answer; name distractors"
+        )
     table = branch_attribution(
         scope,
         [prompt.ids for prompt in prompts],

@@ -116,7 +116,7 @@ def signal_to_noise(
         Spans that are no filler. Neither are the signal, ``query``, ``sink``, the queries, special tokens, and the words that
         lead to the answer: those that the end of the prompt repeats, or else those of its sentence.
     queries : str, slice or sequence of int, optional
-        A span's name or token positions; by default the last; None for all.
+        A span's name or token positions; by default the last. All of them, None, leave no filler.
     draws : int
         Answers and fillers, at least 2 of each; of answers fewer where there are no more.
     seed : int

@@ -75,6 +75,14 @@ def test_standard_attention_has_no_second_branch_and_one_prompt_no_control(promp
         attributions(standard, prompts[:1])
 
 
+@pytest.mark.parametrize("distractors", [lambda answer: [], lambda answer: [[answer[0], 5]]])
+def test_prompts_without_a_distractor_to_tell_apart_are_refused(scope, prompts, distractors):
+    """As a person's own prompts may be, which other tests can do without."""
+    bare = [replace(prompt, distractors=distractors(prompt.answer)) for prompt in prompts]
+    with pytest.raises(PromptError, match="no prompt has a distractor"):
+        attributions(scope, bare)
+
+
 # Scores of the two maps over keys, from noise of this prompt and noise of their own.
 TRUTHS = {
     "shared noise, cancelled": lambda noise, own: (noise, noise + 0.5 * own),
