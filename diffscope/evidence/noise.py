@@ -66,7 +66,8 @@ def injection_of(cap: Capture, sigmas: Sequence[float] = SIGMAS, draws: int = DR
     spans = [name for name in SPANS if name in cap.key_sets]
     own = cmrr_by_injection(cap, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
     squares = []
-    for by in range(1, cap.n_heads if cap.differential else 1):
+    heads = max((layer.n_heads for layer in cap.layers if layer.differential), default=1)
+    for by in range(1, heads):
         moved = with_a2_moved(cap, by) if _several_second_maps(cap) else cap
         changed = cmrr_by_injection(moved, spans=spans, sigmas=sigmas, draws=draws, seed=seed, ceiling=False)
         squares.append(changed[list(SQUARES)].where(_another(cap, moved)) ** 2)

@@ -138,10 +138,12 @@ def with_a2_moved(cap: Capture, by: int = 1) -> Capture:
     Raises
     ------
     DiffscopeError
-        No layer has two second maps.
+        No layer has two second maps, or `by` is once round the heads of every layer.
     """
     if not any(layer.differential and len(set(layer.pairing.of_branch(2).tolist())) > 1 for layer in cap.layers):
         raise DiffscopeError("no layer of this capture has two second maps to exchange")
+    if not any(by % layer.n_heads for layer in cap.layers if layer.differential):
+        raise DiffscopeError(f"moved by {by} heads every second map is back at its own head; give fewer than a layer has")
     return replace(cap, layers=[layer_with_a2_moved(layer, by) for layer in cap.layers])
 
 

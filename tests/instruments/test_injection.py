@@ -207,6 +207,9 @@ def test_the_pairing_control_gives_heads_the_second_map_of_another():
         assert np.array_equal(moved.map("A1", 1, head), cap.map("A1", 1, head))
     changed = diffscope.instruments.cmrr_by_injection(moved, draws=2)["cmrr_injected"]
     assert (changed != diffscope.instruments.cmrr_by_injection(cap, draws=2)["cmrr_injected"]).sel(span="irrelevant").all()
+    for by in (0, 4, -8):
+        with pytest.raises(DiffscopeError, match="back at its own head"):
+            with_a2_moved(cap, by)
     with pytest.raises(DiffscopeError, match="no layer of this capture has two second maps"):
         with_a2_moved(diffscope.load(tiny.own("standard")).capture(IDS))
 
