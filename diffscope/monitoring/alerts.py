@@ -42,8 +42,8 @@ class Rule:
     Attributes
     ----------
     statistic : str
-    select : dict of str to str
-        Labels of the other dimensions, such as ``{"map": "D"}``.
+    select : dict of str to str or number
+        Labels of the other dimensions, such as ``{"map": "D"}`` or ``{"k": 1}``.
     above, below : float, optional
         Bounds that the value may not leave.
     times : float, optional
@@ -52,7 +52,7 @@ class Rule:
     """
 
     statistic: str
-    select: dict[str, str] = field(default_factory=dict)
+    select: dict[str, str | float] = field(default_factory=dict)
     above: float | None = None
     below: float | None = None
     times: float | None = None
@@ -68,7 +68,7 @@ class Rule:
             raise DiffscopeError("times= and within= go together: monitor.alert('logit_outliers', times=10, within=500)")
 
     def __str__(self) -> str:
-        name = " ".join([self.statistic, *self.select.values()])
+        name = " ".join([self.statistic, *map(str, self.select.values())])
         bounds = [f"{word} {bound:g}" for word, bound in (("above", self.above), ("below", self.below)) if bound is not None]
         if self.times is not None:
             bounds.append(f"{self.times:g} times as large within {self.within} steps")
@@ -92,7 +92,7 @@ class Rule:
         return [Alert(step, str(self), f"{self._name()} of {_where(values, place)} {found[place]}") for place in new]
 
     def _name(self) -> str:
-        return f"{self.statistic} ({', '.join(self.select.values())})" if self.select else self.statistic
+        return f"{self.statistic} ({', '.join(map(str, self.select.values()))})" if self.select else self.statistic
 
     def _beyond(self, step: int, values: xr.DataArray) -> dict[tuple[int, ...], str]:
         """Return in words what is beyond a bound, by place in the array."""

@@ -200,7 +200,7 @@ class Monitor:
         below: float | None = None,
         times: float | None = None,
         within: int | None = None,
-        **labels: str,
+        **labels: str | float,
     ) -> None:
         """Add a rule: whenever a head, or layer, of a statistic leaves these bounds, this is told on stderr, logged and kept.
 
@@ -212,8 +212,8 @@ class Monitor:
             Bounds of the value, averaged over queries and prompts.
         times, within : float and int, optional
             The value may not become so many times as large within so many steps; with `above`, if it is above that as well.
-        **labels : str
-            Of further dimensions, such as ``map="D"``. Without them each label is held to the rule; of λ it is the one in use.
+        **labels : str or number
+            Of further dimensions, such as ``map="D"`` or ``k=1``. Without them each label is held to the rule; of λ it is the one in use.
 
         Raises
         ------

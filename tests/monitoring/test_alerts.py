@@ -98,6 +98,13 @@ def test_a_rule_of_ones_own(monitor, model):
         monitor.alert("gini", above=1, maps="D")
 
 
+def test_a_rule_may_be_of_a_label_that_is_a_number(model):
+    monitor = Monitor(model, [tiny.ids(20)], ["top_k_mass"], every=1, budget=None, strict=True)
+    monitor.alert("top_k_mass", below=2.0, map="A1", k=1)
+    assert monitor.step(0)["diffscope/alerts"] == 8
+    assert monitor.alerts[0].rule == "top_k_mass A1 1 below 2" and "top_k_mass (A1, 1) of L0H0 is" in monitor.alerts[0].text
+
+
 def test_a_model_that_computes_no_numbers_is_told_once_and_kept(model, tmp_path):
     monitor = Monitor(model, [tiny.ids(20)], ["lambda", "entropy"], every=1, budget=None, path=tmp_path / "kept")
     monitor.step(0, loss=3.0)
