@@ -11,11 +11,12 @@ import numpy as np
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.numbers import counted
+from diffscope.stats.averaging import INFINITE
 
 SATURATING = 10.0  # a logit that may give one key nearly everything: smaller ones may grow
 NOTHING = 1e-3  # of |A1|, what |D| is below if a head has nothing left
 NOT_FINITE = "not finite"  # the rule of numbers that are no numbers
+MAGNITUDES = {"logit_outliers": "attention logits", "layer_output_outliers": "outputs of a layer"}
 
 
 class Alert(NamedTuple):
@@ -140,12 +141,12 @@ def default_rules() -> list[Rule]:
 
 
 def not_finite(step: int, by_head: xr.Dataset) -> list[Alert]:
-    """Return an alert of numbers that are infinite, and of a largest logit that is not a number."""
-    found = []
-    for name, values in by_head.data_vars.items():
-        count = int(np.isinf(values.values).sum())
-        if count:
-            found.append(Alert(step, NOT_FINITE, f"{counted(count, 'value')} of {name} {'is' if count == 1 else 'are'} infinite"))
+    """Return an alert of logits and outputs of layers that are infinite, and of a largest logit that is not a number.
+
+    Averages leave infinite values out and count them. Ratios may be infinite in a model that is well.
+    """
+    infinite = [words for name, words in MAGNITUDES.items() if name in by_head and by_head[name].attrs.get(INFINITE, 0)]
+    found = [Alert(step, NOT_FINITE, f"{words} are infinite") for words in infinite]
     if "logit_outliers" in by_head:
         largest = by_head["logit_outliers"].sel(outlier="top_1").values
         if any(map(math.isnan, largest)):

@@ -15,7 +15,7 @@ from diffscope.instruments.injection import layer_with_a2_moved
 from diffscope.scope.run import Run
 from diffscope.scope.runners import Inputs
 from diffscope.scope.scope import Scope
-from diffscope.stats.averaging import average
+from diffscope.stats.averaging import LEFT_OUT, average
 from diffscope.stats.measure import MeasurementRun
 from diffscope.stats.registry import STATISTICS
 from diffscope.stats.sample import QuerySample
@@ -57,7 +57,13 @@ def measured(scope: Scope, batches: Sequence[Inputs], statistics: Sequence[str],
         ``largest_logit`` is of each branch of each head.
     """
     tables = [average(_batch(scope, inputs, statistics, queries), "query") for inputs in batches]
-    return tables[0] if len(tables) == 1 else xr.concat(tables, "prompt", combine_attrs="drop_conflicts", join="outer")
+    if len(tables) == 1:
+        return tables[0]
+    together = xr.concat(tables, "prompt", combine_attrs="drop_conflicts", join="outer")
+    for name, values in together.items():  # counts of the batches are in conflict
+        of_batches = [table[name].attrs for table in tables if name in table]
+        values.attrs |= {count: sum(attrs.get(count, 0) for attrs in of_batches) for count in LEFT_OUT}
+    return together
 
 
 def compares_maps(statistic: str) -> bool:

@@ -18,6 +18,7 @@ from diffscope.stats.registry import STATISTICS
 from diffscope.stats.sample import STRATUM, WEIGHT
 from diffscope.stats.statistic import Averaged
 
+UNDEFINED, INFINITE = LEFT_OUT = ("undefined_left_out", "infinite_left_out")  # attributes that count what averages leave out
 PLURALS = {"query": "queries", "head": "heads", "layer": "layers", "prompt": "prompts"}
 ORDER = tuple(PLURALS)  # in which averages are taken
 OF_ONE_PROMPT = ORDER[:-1]
@@ -129,10 +130,12 @@ def averaged(values: xr.DataArray, dims: Sequence[str] = OF_ONE_PROMPT, by: Aver
     if present:
         before = [values.attrs["averaged_over"]] if "averaged_over" in values.attrs else []
         result = result.assign_attrs(
+            {
+                UNDEFINED: int(values.isnull().sum()) + values.attrs.get(UNDEFINED, 0),
+                INFINITE: int(np.isinf(values).sum()) + values.attrs.get(INFINITE, 0),
+            },
             averaged=by,
             averaged_over=", then ".join([*before, *(PLURALS[dim] for dim in present)]),
-            undefined_left_out=int(values.isnull().sum()) + values.attrs.get("undefined_left_out", 0),
-            infinite_left_out=int(np.isinf(values).sum()) + values.attrs.get("infinite_left_out", 0),
         )
     return Average(result, error, words)
 

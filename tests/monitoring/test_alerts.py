@@ -122,6 +122,19 @@ def test_a_model_that_computes_no_numbers_is_told_once_and_kept(model, tmp_path)
     assert kept["entropy"].sel(step=1).isnull().all() and kept["entropy"].sel(step=0).notnull().any()
 
 
+def test_outputs_that_overflow_are_told_though_averages_leave_them_out(model, tmp_path):
+    prompts = [tiny.ids(20), tiny.ids(12)]  # which run one after the other
+    kept = {"every": 1, "budget": None, "path": tmp_path / "kept", "strict": True}
+    monitor = Monitor(model, prompts, ["logit_outliers"], **kept)
+    assert monitor.step(0)["diffscope/alerts"] == 0
+    with torch.no_grad():
+        model.model.layers[-1].mlp.down_proj.weight *= 1e38
+        model.model.layers[-1].mlp.up_proj.weight *= 1e3
+    assert monitor.step(1)["diffscope/alerts"] == 1
+    assert monitor.alerts[0].text == "outputs of a layer are infinite"
+    assert Monitor(model, prompts, ["logit_outliers"], **kept).step(2)["diffscope/alerts"] == 0  # that is known
+
+
 def test_a_loss_that_was_infinite_is_no_reason_to_say_nothing_of_the_model(model, tmp_path):
     def go_on(step, loss):
         monitor = Monitor(model, [tiny.ids(20)], ["lambda"], every=1, budget=None, path=tmp_path / "kept")
