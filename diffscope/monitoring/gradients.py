@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import xarray as xr
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError, first_line
@@ -45,9 +45,10 @@ class Vectors(NamedTuple):
 class BranchGradients:
     """The norms of the gradients of each head's first and second query and key projection, at the last step of an optimizer.
 
-    They are read when an optimizer of torch.optim is about to step: accumulated over batches and averaged over processes. Which
-    rows of which weight make the maps of a head is found by running the model once, on one prompt: the lengths of projected
-    vectors have to be those of the queries and keys that it attends with.
+    They are read when an optimizer of torch.optim is about to step: accumulated over batches and averaged over processes. If it
+    is given a closure, as Lightning does, the backward pass is in that, and they are read after the step. Which rows of which
+    weight make the maps of a head is found by running the model once, on one prompt: the lengths of projected vectors have to be
+    those of the queries and keys that it attends with.
 
     Attributes
     ----------
@@ -81,11 +82,11 @@ class BranchGradients:
             why = "; ".join(sorted(set(self.reasons.values())))
             raise DiffscopeError(f"gradients=True compares the gradients of two branches, and no layer has them apart: {why}")
         self._squares: dict[int, Tensor] = {}
-        handle = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
-        weakref.finalize(self, handle.remove)
+        for register, after in ((register_optimizer_step_pre_hook, False), (register_optimizer_step_post_hook, True)):
+            weakref.finalize(self, register(partial(_at_step, weakref.ref(self), after)).remove)
 
     def read(self, optimizer: torch.optim.Optimizer) -> None:
-        """Read the gradients with which an optimizer is about to step, without waiting for the device."""
+        """Read the gradients with which an optimizer steps, without waiting for the device."""
         held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         for number, parts in self._parts.items():
             if all(weight.grad is not None and id(weight) in held for part in parts for weight in part.weights):
@@ -160,6 +161,11 @@ def _keep(outputs: dict[nn.Module, Tensor], module: nn.Module, _: Any, output: T
     outputs[module] = output[0] if isinstance(output, tuple) else output  # Megatron's linear layers give their bias, too
 
 
-def _before_step(gradients: weakref.ref[BranchGradients], optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if (known := gradients()) is not None:
+def _at_step(
+    gradients: weakref.ref[BranchGradients], after: bool, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict
+) -> None:
+    """Read the gradients before a step, or after one in whose closure they are made."""
+    _, *given = args  # the optimizer comes first
+    in_closure = any(map(callable, (*given, *kwargs.values())))
+    if (known := gradients()) is not None and after == in_closure:
         known.read(optimizer)

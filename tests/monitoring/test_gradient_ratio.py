@@ -1,6 +1,7 @@
 """The gradients of the two branches, against those that autograd gives directly."""
 
 import gc
+from functools import partial
 
 import numpy as np
 import pytest
@@ -68,18 +69,43 @@ def test_the_ratio_is_that_of_the_gradients_of_each_heads_rows(make, maps, keys,
     assert np.isnan(kept.sel(step=0)).all()
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_that_are_made_in_a_closure_are_those_of_the_same_step(by_name):
+    model = tiny.own().train()
+    monitor = watched(model, per_head=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    gradients = {}
+
+    def closure(ids):
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+        gradients.update({name: parameter.grad.clone() for name, parameter in model.named_parameters()})
+
+    for step, ids in enumerate(BATCHES):
+        of_batch = partial(closure, torch.tensor([ids]))
+        optimizer.step(closure=of_batch) if by_name else optimizer.step(of_batch)
+        values = monitor.step(step)
+        width = gradients["model.layers.0.self_attn.q_proj.weight"].shape[0] // 8
+        expected = direct(gradients, 0, [0, 2, 4, 6], [1, 3, 5, 7], width)
+        found = [values[f"diffscope/gradient_ratio/layer_0/head_{head}"] for head in range(4)]
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 @pytest.mark.parametrize("make", [unilm.tiny, ports.nanowell, megatron.tiny, lambda: tiny.diffllama(8, 4)])
 def test_the_rows_of_every_head_are_found_in_other_families(make):
     assert not watched(make())._gradients.reasons
 
 
 def test_it_is_forgotten_with_its_monitor():
-    before = len(of_torch._global_optimizer_pre_hooks)
+    def hooks():
+        return [len(of_torch._global_optimizer_pre_hooks), len(of_torch._global_optimizer_post_hooks)]
+
+    before = hooks()
     monitor = watched(tiny.own().train())
-    assert len(of_torch._global_optimizer_pre_hooks) == before + 1
+    assert hooks() == [number + 1 for number in before]
     del monitor
     gc.collect()
-    assert len(of_torch._global_optimizer_pre_hooks) == before
+    assert hooks() == before
 
 
 def test_weights_that_nothing_trains_have_none_and_that_is_said():
