@@ -111,7 +111,7 @@ class BranchGradients:
             ratio = torch.where(second > 0, (first / second).sqrt(), torch.nan)
             values[list(layers).index(number), : len(ratio)] = torch.where(ratio.isfinite(), ratio, torch.nan)
         self._squares = {}
-        about = {"long_name": "gradient of A1 over that of A2", "units": "1", "averaged": "mean"}
+        about = {"long_name": "gradient of A1 over that of A2", "units": "1", "averaged": "median"}
         return xr.DataArray(values.numpy(), {"layer": list(layers)}, ("layer", "head"), name=RATIO, attrs=about)
 
 

@@ -37,7 +37,7 @@ from diffscope.numbers import numbered, short_duration
 from diffscope.prompts.inputs import Spans
 from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
-from diffscope.stats.averaging import average
+from diffscope.stats.averaging import average, averaged
 from diffscope.stats.registry import LABELS, STATISTICS, select
 from diffscope.stats.sample import QuerySample
 
@@ -156,7 +156,8 @@ class Monitor:
         spanned = ["span_mass"] if any("answer" in prompt.spans for prompt in inputs.prompts) else []
         self.statistics = _averageable([*USUAL, *spanned] if statistics is None else statistics)
         self._questions = None if answers is None else Questions(self.scope, inputs, answers, distractors)
-        self._gradients: BranchGradients | None = None
+        self.gradients = gradients
+        self._gradients: BranchGradients | None = None  # in the first process
         if gradients:
             self._watch_gradients()
         self._warned: set[str] = set()  # the reasons of failures that were told
@@ -220,7 +221,7 @@ class Monitor:
         DiffscopeError
             The statistic is not measured, has no such label, or there is no bound.
         """
-        further = {LARGEST: "logit_outliers" in self.statistics, RATIO: self._gradients is not None}
+        further = {LARGEST: "logit_outliers" in self.statistics, RATIO: self.gradients}
         names = [*self.statistics, *(name for name, measured_too in further.items() if measured_too)]
         if statistic not in names:
             raise DiffscopeError(f"{statistic!r} is not measured here, so no alert can be of it; there are {', '.join(names)}")
@@ -319,7 +320,7 @@ class Monitor:
             model = self._shards.whole
         if unwrapped(model) is not self.scope.model:
             self.scope = load(model, self.scope.tokenizer, family=self.scope.family)
-            if self._gradients:
+            if self.gradients:
                 self._watch_gradients()
 
     def _measure(self, step: int, began: float, values: dict[str, float]) -> dict[str, float]:
@@ -334,7 +335,7 @@ class Monitor:
         means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
         if self._gradients:
             ratio = self._gradient_ratio(by_head)
-            means, by_head = means.assign({RATIO: ratio.mean("head")}), by_head.assign({RATIO: ratio})
+            means, by_head = means.assign({RATIO: averaged(ratio, ["head"]).values}), by_head.assign({RATIO: ratio})
         found = self._found(step, by_head)
         logged = {**flat(means, by_head, self.per_head), **{f"{PREFIX}/{name}": value for name, value in answered.items()}}
         logged[f"{PREFIX}/alerts"] = float(len(found))
@@ -520,7 +521,7 @@ class Monitor:
             "queries": repr(self.queries),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
             **({"answers": self._questions.digest} if self._questions else {}),
-            **({"gradients": "of both branches"} if self._gradients else {}),
+            **({"gradients": "of both branches"} if self.gradients else {}),
         }
 
 
