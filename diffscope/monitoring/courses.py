@@ -10,7 +10,7 @@ from diffscope.monitoring.flat import LOGGED, UNSAID
 from diffscope.monitoring.measuring import CONTROL
 
 MAP = "D"
-#: what is shown of each statistic, in words that fit an axis; of others it is their own name
+#: what is shown of each statistic, in words that fit an axis, with the span that is chosen; of others it is their own name
 WORDS = {
     "lambda": "λ",
     "entropy": "entropy of D",
@@ -23,7 +23,7 @@ WORDS = {
     "largest_logit": "largest logit of A1",
     "layer_output_outliers": "largest output of a layer",
     "gradient_ratio": "gradient of A1 over that of A2",
-    "span_mass": "share of |D| on the answer",
+    "span_mass": "share of |D| on {span}",
 }
 
 
@@ -46,7 +46,8 @@ def courses(kept: xr.Dataset) -> xr.Dataset:
             chosen = {dim: _label(kept, str(name), str(dim)) for dim in values.dims if dim not in ("step", "layer", "head")}
             shown = values.sel(chosen, drop=True)
             plain = str(name).removesuffix(CONTROL)
-            found[name] = shown.assign_attrs(long_name=WORDS.get(plain, shown.attrs.get("long_name", plain)))
+            words = WORDS.get(plain, shown.attrs.get("long_name", plain))
+            found[name] = shown.assign_attrs(long_name=words.replace("{span}", f"the {chosen.get('span')}"))
         elif name == "loss":
             found[name] = values
     return xr.Dataset(found, attrs=kept.attrs)

@@ -214,7 +214,8 @@ class Monitor:
         times, within : float and int, optional
             The value may not become so many times as large within so many steps; with `above`, if it is above that as well.
         **labels : str or number
-            Of further dimensions, such as ``map="D"`` or ``k=1``. Without them each label is held to the rule; of λ it is the one in use.
+            Of further dimensions, such as ``map="D"`` or ``k=1``. Without them each label is held to the rule; of λ it is the one
+            in use.
 
         Raises
         ------

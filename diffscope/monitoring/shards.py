@@ -11,6 +11,9 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from diffscope.errors import UnsupportedModel
+from diffscope.families.foreign import COMPILED
+
+WRAPPERS = (COMPILED, "_checkpoint_wrapped_module")  # what torch puts between the names of a model's parts
 
 
 def is_sharded(model: nn.Module) -> bool:
@@ -53,9 +56,14 @@ class Shards:
         targets = {**dict(self.whole.named_parameters()), **dict(self.whole.named_buffers())}
         for name, value in [*self.model.named_parameters(), *self.model.named_buffers()]:
             full = value.full_tensor() if hasattr(value, "full_tensor") else value
-            target = targets[name]
+            target = targets[_unwrapped(name)]
             if target.device.type != "meta":
                 target.data = full.detach().to("cpu", copy=True)
+
+
+def _unwrapped(name: str) -> str:
+    """Return the name of a weight without the wrappers of blocks that are compiled or recompute their activations."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def agreed(stride: int) -> int:

@@ -9,6 +9,7 @@ import torch
 import diffscope
 from diffscope import DiffscopeError, figures
 from diffscope.monitoring import Monitor
+from diffscope.monitoring.courses import courses
 from tests import tiny
 
 
@@ -47,6 +48,14 @@ def test_what_the_first_step_lacks_changes_since_the_one_that_has_it(run, tmp_pa
     ratio = diffscope.open(tmp_path / "kept")["gradient_ratio"].sel(layer=1).median("head").values
     _, out, _ = run("monitor", str(tmp_path / "kept"))
     assert np.isnan(ratio[0]) and f"{ratio[2]:.3f} ({ratio[2] - ratio[1]:+.3f})" in out and "nan" not in out
+
+
+def test_a_mass_is_shown_with_the_span_that_it_is_on(tmp_path):
+    model = tiny.own(hidden_size=32, intermediate_size=32)
+    for name, spans in {"the sink": None, "the answer": {"answer": [3]}}.items():
+        folder = tmp_path / name
+        Monitor(model, [tiny.ids(20)], ["span_mass"], spans=spans and [spans], path=folder, strict=True).step(0)
+        assert courses(diffscope.open(folder))["span_mass"].attrs["long_name"] == f"share of |D| on {name}"
 
 
 def test_json_has_every_step(run, folder):

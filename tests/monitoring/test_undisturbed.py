@@ -9,11 +9,13 @@ import peft
 import pytest
 import torch
 import torch.distributed
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from diffscope.monitoring import Monitor
 from diffscope.monitoring.record import Record
+from diffscope.monitoring.shards import Shards
 from tests import tiny
 from tests.forked import begun, ended
 
@@ -175,6 +177,16 @@ def test_two_processes_train_as_without_it_and_the_first_writes(wrap, two_proces
         with_it, without = (torch.load(folder / f"{wrap.__name__}-{kind}-{rank}.pt") for kind in (True, False))
         assert_equal(with_it, without)
     assert Record(folder / f"kept-{wrap.__name__}").steps == [0, 3, *range(20, steps, 20)]
+
+
+def test_weights_of_blocks_that_are_wrapped_are_gathered_by_their_own_names():
+    model = small()
+    expected = {name: value.clone() for name, value in model.named_parameters()}
+    model.model.layers[0] = checkpoint_wrapper(torch.compile(model.model.layers[0], backend="eager"))
+    shards = Shards(model, first=True)
+    shards.gather()
+    gathered = dict(shards.whole.named_parameters())
+    assert gathered.keys() == expected.keys() and all(torch.equal(gathered[name], expected[name]) for name in expected)
 
 
 @pytest.fixture
