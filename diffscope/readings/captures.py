@@ -113,7 +113,13 @@ def irrelevant_in_words(spans: Mapping[str, Sequence[int]]) -> str:
     """Name the key set ``irrelevant``, which is all unmarked tokens if no answer is marked."""
     if "answer" in spans:
         return "irrelevant tokens"
-    return "all tokens but the first and the question" if "query" in spans else "all tokens but the first"
+    sink = sink_in_words(spans).removesuffix(" token")
+    return f"all tokens but {sink}{' and the question' if 'query' in spans else ''}"
+
+
+def sink_in_words(spans: Mapping[str, Sequence[int]]) -> str:
+    """Name the span ``sink``, which is the first token unless another one is marked."""
+    return "the first token" if list(spans["sink"]) == [0] else "the span marked as sink"
 
 
 def shared_or_each(controls: Mapping[str, xr.DataArray]) -> dict[str, xr.DataArray]:

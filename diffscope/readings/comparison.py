@@ -293,9 +293,9 @@ def _sentence(estimates: xr.Dataset) -> str:
     if not estimates.sizes["entry"]:
         return f"Nothing is defined in both {names}."
     top = estimates.isel(entry=0)
-    if not float(top["difference"]):
+    if not estimates["difference"].any():
         return f"Nothing differs between {names}."
-    if top["standardised"].isnull():
+    if not float(top["standardised"]) or top["standardised"].isnull():  # what has no spread comes last
         return f"What differs between {names} has no spread to compare it with."
     matched = bool(estimates.attrs["matched"])
     where = head_name(int(top["layer"]), int(top["head"])) if matched else f"layer {int(top['layer'])}"

@@ -174,7 +174,8 @@ def _sentence(estimates: xr.Dataset) -> str:
 
 def _named(heads: xr.DataArray, defined: xr.DataArray) -> str:
     """Name heads, bool (layer, head): whole layers first, then single heads; of many only the first."""
-    whole = [int(layer) for layer in heads["layer"] if (heads | ~defined).sel(layer=layer).all()]
+    all_of_it = (heads | ~defined).all("head") & heads.any("head")
+    whole = heads["layer"].values[all_of_it.values].tolist()
     single = [
         f"L{layer}H{head}"
         for layer in heads["layer"].values

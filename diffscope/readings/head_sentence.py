@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.numbers import NAMED, capital, counted, decimal, head_name, minus, percent, two_figures
 from diffscope.readings import signs
-from diffscope.readings.captures import RELEVANT, irrelevant_in_words
+from diffscope.readings.captures import RELEVANT, irrelevant_in_words, sink_in_words
 from diffscope.readings.pairing_control import COUNT, LARGEST, LEAST, MIDDLE, OWN
 from diffscope.readings.reading import Part, joined
 
@@ -192,7 +192,7 @@ def _weight(row: Row, weight: float) -> str:
 def _largest(row: Row) -> Pieces:
     """Say that a row rests on a sink or is nearly uniform, or else where its largest weight is."""
     if _rests_on_sink(row):
-        where = "the first token" if list(row.spans["sink"]) == [0] else "the span marked as sink"
+        where = sink_in_words(row.spans)
         return [f"rests on a sink: {where} has ", *_amount(row, "sink", where), " (", *_uniform(row, "sink", where), ")"]
     entropy = row.at("entropy_normalised", map="D")
     if _is_even(row):

@@ -196,11 +196,12 @@ def noise_cost(
 
 
 def _lost(estimates: xr.Dataset) -> str:
-    """Say what noise costs at the strength at which common noise first costs a tenth, or else at the largest."""
+    """Say what noise costs at the least strength at which common noise costs a tenth, or else at the largest."""
     whole = float(estimates["log_odds"])
     share = estimates["log_odds_lost"].sel(mode="common") / whole
-    strong = estimates["sigma"].values[(share >= 0.1).values] if whole > 0 else []
-    sigma = float(strong[0]) if len(strong) else float(estimates["sigma"][-1])
+    sigmas = estimates["sigma"].values
+    strong = sigmas[(share >= 0.1).values] if whole > 0 else []
+    sigma = float(min(strong)) if len(strong) else float(max(sigmas))
     values = estimates.sel(sigma=sigma)
     common, opposite = (float(values["log_odds_lost"].sel(mode=mode)) for mode in MODES)
     errors = [float(values["log_odds_lost_error"].sel(mode=mode)) for mode in MODES]

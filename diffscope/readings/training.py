@@ -165,7 +165,8 @@ def _maps(estimates: xr.Dataset) -> list[str]:
     overlaps = [_overlap(end) for end in ends]
     if all(overlaps):
         sentences.append(f"On {estimates.attrs['irrelevant']} A1 and A2 overlap by {' and '.join(overlaps)}, mean over heads.")
-        course = estimates["overlap"].sel(control=OWN).mean(("layer", "head")).values.tolist()
+        own, control = (estimates["overlap"].sel(control=name, drop=True) for name in (OWN, MIDDLE))
+        course = own.where(control.notnull()).mean(("layer", "head")).values.tolist()  # of the heads that both ends are of
         if turns := _turns(course):
             steps = estimates["step"].values.tolist()
             sentences.append(f"In between the overlap {_rises_and_falls(course, steps, turns, decimal)}.")

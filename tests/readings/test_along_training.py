@@ -1,10 +1,13 @@
 """Checkpoints of a planted training: the course of the answer's share, and no crossing told more finely than it is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from diffscope import DiffscopeError, readings
+from diffscope.numbers import decimal
 from diffscope.readings.training import lambda_in_words
 from tests.instruments.planted import capture_of, layer_of
 
@@ -84,6 +87,22 @@ def test_checkpoints_that_do_not_belong_together_are_refused():
     ):
         with pytest.raises(DiffscopeError, match=words):
             readings.along_training(opened)
+
+
+def test_the_course_of_the_overlap_is_of_the_heads_that_its_ends_are_of():
+    """Heads of layer 1 share one second map, so they have no control, and their overlap stays 1."""
+
+    def opened(apart):
+        scores = torch.zeros(4, N, N, dtype=torch.float64)
+        scores[2:, :, 7] = apart  # on an irrelevant token, in the second maps of layer 0
+        first, second = layer_of(scores), layer_of(torch.zeros(4, N, N))
+        shared = replace(second, layer=1, pairing=replace(second.pairing, a2=torch.tensor([2, 2])))
+        cap = capture_of(first, spans=SPANS)
+        return replace(cap, layers=[first, shared], _proofs=2 * cap._proofs, layer_output_outliers=np.zeros((2, 1, 6)))
+
+    reading = readings.along_training({step: opened(apart) for step, apart in {0: 0.0, 10: 9.0, 20: 0.0}.items()})
+    low = float(reading.estimates["overlap"].sel(step=10, layer=0, head=0, control="as it is"))
+    assert low < 0.9 and f"In between the overlap falls from 1.00 to {decimal(low)} at step 10 and rises" in reading.sentence
 
 
 def test_what_rises_and_falls_between_the_ends_is_told():

@@ -125,3 +125,6 @@ def test_what_cannot_be_compared_is_one_clear_line():
     with pytest.raises(DiffscopeError, match="choose from raw, share"):
         readings.differences(one, one, normalisation="net")
     assert "has no spread to compare it with" in readings.differences(one, measured("b", gini=[[0.5]])).sentence
+    alike = {"gini": [[0.1, 0.3]]}  # beside a λ that is one number, which is changed
+    reading = readings.differences(measured("a", **alike, hoyer=[[0.2, 0.2]]), measured("b", **alike, hoyer=[[0.5, 0.5]]))
+    assert "has no spread to compare it with" in reading.sentence

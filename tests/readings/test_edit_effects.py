@@ -41,6 +41,13 @@ def d(capture, layer, head):
     return capture.map("D", layer, head).values
 
 
+def test_a_layer_that_gives_nothing_is_not_named_as_changed():
+    model = tiny.own("v1", heads=HEADS, num_hidden_layers=LAYERS).double()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.zero_()
+    assert "1 of 8 heads changed directly (L1H2)" in of(diffscope.load(model), edits.set_lambda(2.0, layers=1, heads=2)).sentence
+
+
 def test_a_head_is_changed_by_its_edit_or_by_its_input(scope):
     made = edits.set_lambda(2.0, layers=1, heads=2)
     reading = of(scope, made)

@@ -202,6 +202,10 @@ def test_rows_of_which_there_is_nothing_to_say():
     assert "sees no irrelevant token" in said(same, spans={"answer": list(range(1, N))}).sentence
     unmarked = said(same, spans={}).sentence
     assert "no answer is marked" in unmarked and "On all tokens but the first, with `0` among them, which hold " in unmarked
+    assert (
+        "On all tokens but the span marked as sink, with `0` among them, which hold "
+        in said(same, spans={"sink": [0, 1]}).sentence
+    )
 
 
 def test_what_a_sink_logit_takes_is_told():

@@ -108,6 +108,7 @@ def test_a_sweep_of_noise_is_one_measurement_and_tells_how_far_it_is(scope, cap)
     )
     np.testing.assert_array_equal(reading.estimates["log_odds_lost"], table["log_odds_lost"])
     assert told == [(1, 2), (2, 2)] and "±" in reading.sentence
+    assert noise_cost(scope, asked, sigmas=(2.0, 0.5), draws=3).sentence == reading.sentence  # in any order
     assert "in one draw" in noise_cost(scope, asked, sigmas=(1.0,), draws=1).sentence
 
 
