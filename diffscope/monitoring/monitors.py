@@ -233,7 +233,7 @@ class Monitor:
             if label not in known.get(dim, ()):
                 choices = ", ".join(f"{name}={next(iter(some))!r}" for name, some in known.items()) or "none"
                 raise DiffscopeError(f"{statistic} has no label {dim}={label!r}; it has labels such as {choices}")
-        chosen = {"lambda_value": "used"} | labels if statistic == "lambda" else labels
+        chosen: dict[str, str | float] = {"lambda_value": "used", **labels} if statistic == "lambda" else labels
         self.rules.append(Rule(statistic, chosen, above, below, times, within))
 
     def step(self, step: int, **values: float) -> dict[str, float]:

@@ -114,7 +114,7 @@ def _checked(edits: Edits) -> dict[Any, tuple[Edit, ...]]:
     """Return the edits of each value as tuples."""
     if not isinstance(edits, Mapping) or not edits:
         raise DiffscopeError("edits are given by value or label, such as {0.5: edits.scale_lambda(0.5)}; give one at least")
-    tried = {value: (chosen,) if isinstance(chosen, Edit) else tuple(chosen) for value, chosen in edits.items()}
+    tried = {value: tuple(chosen) if isinstance(chosen, Sequence) else (chosen,) for value, chosen in edits.items()}
     labels = [isinstance(value, str) for value in tried]
     if any(labels) and not all(labels):
         raise DiffscopeError("edits are given by numbers or by labels, not by both; two readings can be drawn together")

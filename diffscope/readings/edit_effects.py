@@ -24,7 +24,7 @@ CAUSES = ("all", "edit", "input")
 HEADS = ("layer", "head")
 
 
-def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int = ROWS) -> Reading:
+def effects(before: Capture, after: Capture, edits: Edit | Sequence[Edit], *, rows: int = ROWS) -> Reading:
     """Measure how much every head changed under edits, and why.
 
     A head of an edited layer changes because of the edit. Every head of a later layer also changes because its input did. The
@@ -35,7 +35,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
     ----------
     before, after : Capture
         Of one prompt by one model, without and with the edits.
-    edits : sequence of Edit
+    edits : Edit or sequence of Edit
         Those that `after` was captured under.
     rows : int
         How many queries of a layer are looked at, evenly spread with the last among them; all if there are fewer.
@@ -54,6 +54,7 @@ def effects(before: Capture, after: Capture, edits: Sequence[Edit], *, rows: int
     DiffscopeError
         The two are not captures of one prompt by models of the same layers and heads, or an edit names what there is not.
     """
+    edits = (edits,) if isinstance(edits, Edit) else edits
     alike = [_sides_and_heads(cap) for cap in (before, after)]
     if alike[0] != alike[1]:
         raise DiffscopeError("effects are of one prompt and one model, captured without edits and with them")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
 import xarray as xr
 
 from diffscope.edits import Edit, ablate_heads, set_lambda
-from diffscope.errors import DiffscopeError, UnsupportedModel, check_index
+from diffscope.errors import DiffscopeError, UnsupportedModel
 from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
+from diffscope.prompts.selection import Indices, indices_among
 from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
 from diffscope.readings.reading import CLEARLY, Reading, with_error
 from diffscope.scope import Scope
@@ -25,7 +26,7 @@ def ablations(
     prompts: Any,
     *,
     what: Literal["head", "A2"] = "head",
-    layers: Iterable[int] | None = None,
+    layers: Indices = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Reading:
     """Measure what each head is worth: the change of the answer's log-odds if it alone is taken away.
@@ -42,7 +43,7 @@ def ablations(
     what : {"head", "A2"}
         What is taken away: what the head gives to the output projection becomes zero, or its λ does, so that its D is A1 with
         its gain.
-    layers : iterable of int, optional
+    layers : int or sequence of int, optional
         As the model numbers them; by default all.
     progress : callable, optional
         Called with (runs done, runs in all) before the first and after each; what it raises ends the reading.
@@ -80,9 +81,9 @@ def ablations(
     asked = questions(scope, prompts)
     against_distractors(asked)
     heads = heads_by_layer(scope, asked[0].ids, with_a2=what == "A2")
-    chosen = list(heads) if layers is None else list(layers)
-    for layer in chosen:
-        check_index("layer", layer, scope.layer_numbers)
+    chosen = list(heads) if layers is None else list(dict.fromkeys(indices_among("layer", layers, scope.layer_numbers)))
+    if not chosen and layers is not None:
+        raise DiffscopeError("there is no layer to take heads away in; choose one at least, or leave layers= out for all")
     places = [(layer, head) for layer in chosen for head in range(heads.get(layer, 0))]
     if not places:
         raise UnsupportedModel(f"{scope.name} has no second map in these layers; standard attention has heads to take away")

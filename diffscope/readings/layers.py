@@ -84,6 +84,8 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
     """
     _check(statistic)
     named = captures if isinstance(captures, Mapping) else {any_capture(captures).model_name: captures}
+    if not named:
+        raise DiffscopeError("there is no capture; give one at least, such as {'mini-diff': capture}")
     at = checked_query(query, "mean")
     tables = {name: _with_controls(cap, statistic, choices or {}, at) for name, cap in named.items()}
     series = [_Series(name, "", table[""]) for name, table in tables.items()]

@@ -139,7 +139,7 @@ def test_what_all_second_maps_of_a_layer_cost_is_read_by_layer(scope, prompts):
         np.testing.assert_allclose(reading.estimates["layer_change_of_prompt"].sel(layer=layer), change, rtol=1e-3, atol=1e-4)
     changes = reading.estimates["layer_change"]
     assert float(changes[0]) < -3 and abs(changes[1:]).max() < 1 and " Without all of a layer: L0 −" in reading.sentence
-    alone = readings.ablations(scope, prompts[:2], what="A2", layers=[1])  # of one layer that is all there is
+    alone = readings.ablations(scope, prompts[:2], what="A2", layers=[1, 1])  # of one layer that is all there is
     assert "Without all of a layer" not in alone.sentence
 
 
@@ -219,11 +219,13 @@ ZERO = edits.zero_a2()
         (lambda scope, some: readings.interventions(scope, some, {}), DiffscopeError, "give one at least"),
         (lambda scope, some: readings.interventions(scope, some, {1: ZERO, "a": ZERO}), DiffscopeError, "not by both"),
         (lambda scope, some: readings.interventions(scope, some, {"a": "b"}), DiffscopeError, "is not an edit"),
+        (lambda scope, some: readings.interventions(scope, some, {0.5: 0.5}), DiffscopeError, "0.5 is not an edit"),
         (lambda scope, some: readings.interventions(scope, [], {"a": ZERO}), PromptError, "there is no prompt"),
         (lambda scope, some: readings.interventions(scope, ["Oslo"], {"a": ZERO}), PromptError, "prompt 0 is a str"),
         (lambda scope, some: readings.ablations(scope, TextPrompt("", "Oslo is", {}, None)), PromptError, "has no answer"),
         (lambda scope, some: readings.ablations(scope, some, what="mlp"), DiffscopeError, "choose 'head' or 'A2'"),
-        (lambda scope, some: readings.ablations(scope, some, layers=[9]), DiffscopeError, "no layer 9"),
+        (lambda scope, some: readings.ablations(scope, some, layers=9), DiffscopeError, "no layer 9"),
+        (lambda scope, some: readings.ablations(scope, some, layers=[]), DiffscopeError, "choose one at least"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(scope, prompts, ask, error, words):

@@ -17,6 +17,7 @@ from tests import tiny
 
 IDS = tiny.ids(24)
 LAYERS, HEADS = 3, 4
+ZERO = edits.set_lambda(0.0, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,11 @@ def test_a_layer_that_gives_nothing_is_not_named_as_changed():
     with torch.no_grad():
         model.model.layers[0].self_attn.v_proj.weight.zero_()
     assert "1 of 8 heads changed directly (L1H2)" in of(diffscope.load(model), edits.set_lambda(2.0, layers=1, heads=2)).sentence
+
+
+def test_one_edit_may_be_given_by_itself(scope):
+    before, after = scope.capture(IDS), under(scope, ZERO)
+    assert effects(before, after, ZERO).estimates.equals(effects(before, after, [ZERO]).estimates)
 
 
 def test_a_head_is_changed_by_its_edit_or_by_its_input(scope):
