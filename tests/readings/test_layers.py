@@ -70,5 +70,7 @@ def test_what_is_undefined_everywhere_is_said_so_and_what_has_no_mean_is_refused
     for statistic, words in {"argmax": "has no mean over heads", "sink_rate": "is of a layer", "x": "no statistic 'x'"}.items():
         with pytest.raises(DiffscopeError, match=words):
             by_layer(capture(), statistic)
+    with pytest.raises(DiffscopeError, match="there is no capture; give one"):
+        by_layer({})
     with pytest.raises(DiffscopeError, match="there is no query 'answer'; give a position, 'last', or 'mean'"):
         by_layer(capture(), "span_mass", query="answer")
