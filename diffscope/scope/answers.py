@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
@@ -15,8 +15,12 @@ from diffscope.prompts.inputs import broadcast
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
-from diffscope.tasks.encoding import encode_prompt
+from diffscope.tasks.encoding import encode_prompt, split_common_space, split_gap
 from diffscope.tasks.scoring import LOGITS, answers
+from diffscope.tasks.template import encode_continuation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: Values of an answer: name, formula, units.
 DEFINITIONS = {
@@ -36,8 +40,8 @@ DEFINITIONS = {
 def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
     """Encode a prompt with its answer and distractors in the tokens of the model, as :func:`diffscope.tasks.encode_prompts` does.
 
-    If the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. The answer
-    of a chat begins its reply.
+    If the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. After white
+    space or a special token, as a chat ends with, the answer begins without any.
 
     Raises
     ------
@@ -55,18 +59,29 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
         raise PromptError("an answer or distractor is no text; give the text that may come next")
     if not answer.strip() or not all(text.strip() for text in distractors):
         raise PromptError("an answer or distractor is empty; give the text that may come next")
+    spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
+    prompt = TextPrompt("", encoded.text or "", spans, answer, tuple(text.strip() for text in distractors))
     if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:
-        texts = [text.strip() for text in (answer, *distractors)]
-        candidates = [list(scope.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
-        question = Prompt(list(encoded.ids), candidates[0], encoded.span_positions(), distractors=candidates[1:])
+        question = _encode_after_ids(scope.tokenizer, encoded, prompt)
     else:
-        spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
-        rivals = tuple(text.strip() for text in distractors)
-        question = encode_prompt(scope.tokenizer, TextPrompt("", encoded.text, spans, answer, rivals))
+        question = encode_prompt(scope.tokenizer, prompt)
     length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
     if scope.max_length is not None and length > scope.max_length:
         raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} takes {scope.max_length}")
     return question
+
+
+def _encode_after_ids(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, prompt: TextPrompt) -> Prompt:
+    """Encode the answers of a prompt whose tokens are not those of its text, such as token ids without <bos>, or a chat."""
+    texts = [(prompt.answer or "").strip(), *prompt.distractors]
+    ended = prompt.text.rstrip() != prompt.text or encoded.ids[-1] in tokenizer.all_special_ids
+    gap = "" if ended else split_gap(prompt, prompt.text)[0]
+    if gap:
+        candidates = encode_continuation(tokenizer, [gap + text for text in texts])
+    else:
+        candidates = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+    lead, (own, *others) = split_common_space(tokenizer, candidates)
+    return Prompt([*encoded.ids, *lead], own, encoded.span_positions(), distractors=others)
 
 
 def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractors: Any) -> list[Prompt]:

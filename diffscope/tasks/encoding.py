@@ -62,9 +62,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, prompt: TextPrompt) -> Pro
     lead: list[int] = []
     answers: list[list[int]] = [[]]
     if prompt.answer is not None:
-        gap, answer = _gap(prompt, text)
+        gap, answer = split_gap(prompt, text)
         texts = [answer, *(other.strip() for other in prompt.distractors)]
-        lead, answers = _split_common_space(tokenizer, [_continued(tokenizer, text, ids, gap + other) for other in texts])
+        lead, answers = split_common_space(tokenizer, [_continued(tokenizer, text, ids, gap + other) for other in texts])
     query = spans.get("query", [len(ids) - 1]) + list(range(len(ids), len(ids) + len(lead)))
     spans = {"sink": [0], "answer": [], "needles": [], **spans, "query": query}
     if lead and [ids[at] for at in spans["answer"][: len(lead)]] == lead:
@@ -78,11 +78,22 @@ def _within(ranges: Sequence[Chars], length: int) -> list[Chars]:
     return [Chars(start, min(stop, length)) for start, stop in ranges if start < length] or list(ranges)
 
 
-def _gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
+def split_gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
     """Return the white space between a prompt and its answer, and the answer without it.
 
     It is what the prompt ends with or the answer begins with. If neither has any and the span ``answer`` is the same text as the
     answer, it is the white space before that span.
+
+    Parameters
+    ----------
+    prompt : TextPrompt
+    text : str
+        That of the prompt without the white space at its end.
+
+    Raises
+    ------
+    PromptError
+        Prompt and answer would be one word.
     """
     answer = (prompt.answer or "").strip()
     given = prompt.text[len(text) :] or _white(prompt.answer or "")
@@ -118,7 +129,7 @@ def _continued(tokenizer: PreTrainedTokenizerBase, text: str, ids: list[int], mo
     return whole[len(ids) :]
 
 
-def _split_common_space(tokenizer: PreTrainedTokenizerBase, answers: list[list[int]]) -> tuple[list[int], list[list[int]]]:
+def split_common_space(tokenizer: PreTrainedTokenizerBase, answers: list[list[int]]) -> tuple[list[int], list[list[int]]]:
     """Split off the tokens of white space that all answers begin with."""
     lead: list[int] = []
     while len({answer[0] for answer in answers}) == 1 and min(map(len, answers)) > 1:

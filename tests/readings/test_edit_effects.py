@@ -156,8 +156,12 @@ def test_an_answer_is_asked_for_as_it_continues_the_prompt(mini, example):
     chosen, cap, (answer, *distractors) = example
     question = encode_question(mini, cap, chosen.answer, chosen.distractors)
     assert (question.ids, question.answer, question.distractors) == (cap.ids, answer, distractors)
-    by_ids = encode_question(mini, mini.capture(cap.ids[1:]), " 3499")  # which no text is tokenised to
-    assert by_ids.answer == mini.tokenizer.encode("3499", add_special_tokens=False)
+    without_bos = mini.capture(cap.ids[1:], spans={"answer": [at - 1 for at in cap.spans["answer"]]})  # no text has these tokens
+    for asked in (f" {chosen.answer}", chosen.answer):  # the span says which white space is before it
+        question = encode_question(mini, without_bos, asked, chosen.distractors)
+        assert (question.ids, question.answer, question.distractors) == (cap.ids[1:], answer, distractors)
+    ended = mini.capture([*cap.ids, mini.tokenizer.bos_token_id])  # as a chat may end
+    assert encode_question(mini, ended, " 3499").answer == mini.tokenizer.encode("3499", add_special_tokens=False)
 
 
 def test_an_answers_odds_are_those_of_the_logits_under_the_edits_that_are_on(mini, example):
