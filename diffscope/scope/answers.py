@@ -28,7 +28,7 @@ DEFINITIONS = {
     "loss": ("loss of the answer", "-log_p / tokens of the answer", "nats a token"),
     "log_odds": (
         "log-odds of the answer",
-        "log p(answer) - log sum p(distractor); without distractors log p - log(1 - p)",
+        "log p(answer) - log sum p(distractor), each by the tokens that tell it apart; without distractors log p - log(1 - p)",
         "nats",
     ),
     "rank": ("rank of the answer's first token", "1 + #{tokens with a larger logit}", "1"),

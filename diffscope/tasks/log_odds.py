@@ -52,7 +52,7 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = Non
     Raises
     ------
     PromptError
-        A distractor is the answer.
+        A distractor is the answer, or one of the two begins with the other.
     """
     branches = [_branches(prompt) for prompt in prompts]
     # The contexts to run: a prompt and a prefix that several numbers share. Their next tokens need a log p.
@@ -101,15 +101,26 @@ def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
     right = tuple(prompt.answer[at] for at in prompt.numbers[0])
     if not right or not prompt.distractors:
         return []
-    candidates = [right, *map(tuple, prompt.distractors)]
-    if right in candidates[1:]:
+    others = list(dict.fromkeys(map(tuple, prompt.distractors)))
+    if right in others:
         raise PromptError(f"prompt {prompt.city!r}: a distractor has the right answer's own number; name other texts")
-    candidates = list(dict.fromkeys(candidates))
+    if any(_continues(right, other) or _continues(other, right) for other in others):
+        raise PromptError(
+            f"prompt {prompt.city!r}: the right answer begins with a distractor, or a distractor with it, so that no token tells "
+            "them apart; name other texts"
+        )
+    # Whatever continues a distractor counts as that distractor already.
+    candidates = [right, *(other for other in others if not any(_continues(other, short) for short in others))]
     return [_branch(candidate, candidates) for candidate in candidates]
 
 
+def _continues(longer: tuple[int, ...], shorter: tuple[int, ...]) -> bool:
+    """Return whether some tokens begin with others and go on."""
+    return len(longer) > len(shorter) and longer[: len(shorter)] == shorter
+
+
 def _branch(candidate: tuple[int, ...], candidates: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shortest prefix that no other candidate shares, or all of it."""
+    """Return the shortest prefix that no other candidate shares."""
     for end in range(1, len(candidate)):
         if sum(other[:end] == candidate[:end] for other in candidates) == 1:
             return candidate[:end]

@@ -49,6 +49,7 @@ def probability(ids, begins):
         ([(0, 1, 2), (0, 2, 2), (2, 0, 0)], [(0, 1), (0, 2), (2,)]),
         ([(0, 1, 2), (0, 1, 3), (0, 2, 1), (3,)], [(0, 1, 2), (0, 1, 3), (0, 2), (3,)]),
         ([(3, 3), (1, 0), (1, 0)], [(3,), (1,)]),  # a number that stands there twice is one answer
+        ([(3, 3), (1, 0, 2), (1,), (1, 0)], [(3,), (1,)]),  # and so are those that begin with another
     ],
 )
 def test_log_odds_are_those_of_what_tells_numbers_apart(numbers, telling):
@@ -66,6 +67,12 @@ def test_log_odds_without_other_answers_are_not_known():
     assert np.isnan(log_odds(logits, [alone])[0]) and np.isnan(answers(logits, [alone]).log_odds[0])
     with pytest.raises(PromptError, match="prompt 'mine': a distractor has the right answer's own"):
         log_odds(logits, [Prompt([1], [2], {}, city="mine", distractors=[[2]])])
+
+
+@pytest.mark.parametrize("right, other", [([2, 3], [2]), ([2], [2, 3])])
+def test_answers_of_which_one_begins_with_the_other_are_not_compared(right, other):
+    with pytest.raises(PromptError, match="prompt 'mine': the right answer begins with a distractor"):
+        answers(logits, [Prompt([1], right, {}, city="mine", distractors=[[0], other])])
 
 
 def test_of_several_questions_only_the_numbers_are_judged():
