@@ -26,7 +26,9 @@ def seeds_of(seed: Seed) -> list[int]:
 
 
 def draw_cities(count: int, rng: np.random.Generator) -> list[str]:
-    """Draw different cities."""
+    """Draw different cities, or raise PromptError if there are not as many."""
+    if not 0 <= count <= len(CITIES):
+        raise PromptError(f"{count} needles are about as many cities; there are {len(CITIES)}, so use at most as many")
     return [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
 
 
@@ -98,12 +100,17 @@ def draw_mentions(
     needles : int
         Cities.
     mentions : int
-        Sentences.
+        Sentences; there is one at least for each city.
     rng : numpy.random.Generator
     near : float
         Probability that the cities are near-duplicates of each other.
     unanswerable : float
         Probability that the last sentence is about a city not mentioned before, whose number is "unknown".
+
+    Raises
+    ------
+    PromptError
+        There are not as many cities.
     """
     cities = draw_cities(needles, rng)
     numbers = draw_numbers(template, needles, rng)
@@ -137,6 +144,8 @@ def _never_mentioned(cities: Sequence[str], rng: np.random.Generator) -> str:
     qualified = " " in cities[0]
     others = [f"{qualifier} {cities[0].split()[1]}" for qualifier in QUALIFIERS] if qualified else CITIES
     others = [city for city in others if city not in cities]
+    if not others:
+        raise PromptError(f"all {len(CITIES)} cities are mentioned, so that no other can be asked for; use fewer needles")
     return others[int(rng.integers(len(others)))]
 
 

@@ -118,7 +118,7 @@ class Retrieval:
         Raises
         ------
         PromptError
-            The needles do not fit the length, or there are more questions than needles.
+            The needles do not fit the length, or there are more questions than needles, or more needles than cities.
         """
         if not 1 <= questions <= needles:
             raise PromptError(f"{questions} questions about {needles} needles; ask for 1 to {needles} of them")
