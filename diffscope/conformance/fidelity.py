@@ -176,7 +176,8 @@ def judge(report: Report, kind: str, proofs: list[LayerProof]) -> None:
         report.add("fail", "fidelity", f"{kind}: not what the model computed; {cause}", layers)
     rebuilt = [proof for proof in proofs if not proof.cause]
     if rebuilt:
-        says = f"{kind}: rebuilt to {max(proof.error for proof in rebuilt):.1e} (tolerance {rebuilt[0].tolerance:.0e})"
+        worst = max(rebuilt, key=lambda proof: proof.error)
+        says = f"{kind}: rebuilt to {worst.error:.1e} (tolerance {worst.tolerance:.0e})"
         in_float32 = [proof.error_float32 for proof in rebuilt if not math.isnan(proof.error_float32)]
         says += f"; each layer run in float32: {max(in_float32):.1e}" if in_float32 else ""
         report.add("pass", "fidelity", says, _numbers(rebuilt))

@@ -152,10 +152,10 @@ class Report:
         self.findings.append(Finding(verdict, check, says, layers))
 
     def note(self, layer: int, error: float, tolerance: float) -> None:
-        """Keep the worst error of a layer. NaN, of a layer that was not rebuilt, is worse than any number."""
-        before = self.errors.get(layer, 0.0)
-        self.errors[layer] = error if math.isnan(error) or error >= before else before
-        self.tolerances[layer] = tolerance
+        """Keep the worst error of a layer and its tolerance. NaN, of a layer that was not rebuilt, is worse than any number."""
+        if math.isnan(error) or error >= self.errors.get(layer, 0.0):
+            self.errors[layer] = error
+            self.tolerances[layer] = tolerance
 
     def verdict_of(self, layer: int) -> str:
         """Return the worst verdict on one layer, or on the model as a whole if that failed."""

@@ -13,6 +13,7 @@ import diffscope
 from diffscope import DiffscopeError
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
+from diffscope.conformance.fidelity import LayerProof, judge
 from diffscope.conformance.prompts import declared_window
 from diffscope.conformance.report import Report
 from diffscope.models import lambda_init_schedule
@@ -204,6 +205,15 @@ def test_what_is_left_is_counted_in_words():
     for verdict in ("warn", "undecided", "undecided"):
         report.add(verdict, "order", "")
     assert report.sentence == "1 warning is below. 2 points are left undecided."
+
+
+def test_the_worst_error_stands_beside_its_own_tolerance():
+    report = Report("m", "f", "", "", "", "", layers=[{}])
+    judge(report, "a prompt", [LayerProof(0, 1e-5, 2e-5, True), LayerProof(1, 5e-5, 8e-5, True)])
+    assert report.findings[0].says == "a prompt: rebuilt to 5.0e-05 (tolerance 8e-05)"
+    report.note(1, 5e-5, 8e-5)  # its scores are large on this prompt
+    report.note(1, 1e-5, 2e-5)
+    assert "off by 5e-05 at most (8e-05 is allowed there)" in report.sentence
 
 
 @pytest.mark.filterwarnings("ignore:.*without attention:diffscope.DiffscopeWarning")  # of its Mamba layers
