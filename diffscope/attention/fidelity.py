@@ -10,6 +10,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.fields import FLAG, NUMBER_OR_NAN, TEXT, WIDTH, check_fields, finite, whole
 
 UNDECIDED = "another pairing of the maps would fit as well: λ is 0, or the maps differ by less than the dtype rounds"
+NOT_COMPARED = "no query sees a key, so that there is nothing to compare"
 
 FIELDS = {
     "error": finite(0),
@@ -46,8 +47,9 @@ class Fidelity:
         tolerance holds; NaN where that could not be run, and of models that are in float32 or wider themselves.
     lam_within : float
         The half-width within which λ is pinned: a λ that is off by more, by as much in all rows, is refused. Of λ that heads have
-        of their own, the widest. Infinite where λ cannot be seen, as in a prompt of one token; NaN without a second map, and
-        where an edit changes rows. Of a model in half precision that of the float32 run, where there is one.
+        of their own, the widest. Infinite where λ cannot be seen, and large in a prompt of one token, where λ acts through the
+        norm's eps alone; NaN without a second map, and where an edit changes rows. Of a model in half precision that of the
+        float32 run, where there is one.
     """
 
     error: float

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from diffscope.attention.blocks import blocks_of
 from diffscope.attention.components import Pairing
-from diffscope.attention.fidelity import UNDECIDED, Fidelity
+from diffscope.attention.fidelity import NOT_COMPARED, UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import pooled_workspace
 from diffscope.attention.precision import without_autocast
@@ -190,10 +190,10 @@ def fidelities(
         tolerance = tolerated(layer, tensor.dtype, worst[i])
         # One row that refuses a reading is enough.
         left = [replace(layer, pairing=pairing) for pairing, error in zip(others, off[:, i].tolist()) if not error > tolerance]
-        decided = decide and all(
+        decided = bool(decide and count) and all(
             deviation(other.prompt(longest), *compared(layer, tensor, longest, ROWS_TO_DECIDE)) > tolerance for other in left
         )
-        reason = UNDECIDED if decide and not decided else ""
+        reason = NOT_COMPARED if not count else UNDECIDED if decide and not decided else ""
         within = _pinned(layer, sensitivity[i], worst[i] + tolerated(layer, tensor.dtype, exact=False))
         results.append(Fidelity(worst[i], tolerance, count, decided, reason, lam_within=within))
     return results

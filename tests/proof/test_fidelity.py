@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import diffscope
 from benchmarks import proof as mistaken
-from diffscope.attention.components import Norm, Pairing
+from diffscope.attention.components import Mask, Norm, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.proof.diagnosis import mismatch
 from diffscope.proof.fidelity import fidelities
@@ -161,6 +161,15 @@ def test_how_far_lambda_is_pinned_is_said_of_every_layer(tmp_path):
     assert off.error <= off.tolerance and 2e-3 < rounded.lam_within < 0.3
     heads = diffscope.load(tiny.own("v2")).capture(tiny.ids(40))
     assert (heads.fidelity.lam_within < 1e-4).all()
+
+
+def test_a_mask_that_hides_all_keys_leaves_nothing_proved():
+    layer, observed = attended("random", 1.0, 5, 8)
+    hidden = Mask("given", visible=torch.zeros(1, 5, 5, dtype=torch.bool))
+    standard = LayerAttention(0, "test", layer.q[:, :1], layer.k[:, :1], layer.v, 1.0, Pairing.plain(1), (5,))
+    for each, decide in itertools.product((layer, standard), (True, False)):
+        (proof,) = fidelities([replace(each, mask=hidden)], [observed], decide)
+        assert proof.rows == 0 and not proof.decided and "nothing to compare" in proof.reason
 
 
 @pytest.mark.parametrize("size", [3e-5, 1e-3, 1.0])
