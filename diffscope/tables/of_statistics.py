@@ -39,7 +39,7 @@ def statistics(
     *,
     queries: str | slice | Sequence[int] | QuerySample | None = None,
     by_layer: bool = False,
-    **labels: str | Sequence[str],
+    **labels: str | int | Sequence[str | int],
 ) -> Table:
     """Tabulate statistics of a comparison, of a capture, or of several: a row a statistic, a column a model.
 
@@ -58,9 +58,9 @@ def statistics(
         As of ``measure``: "last", a span's name, positions.
     by_layer : bool
         A row a layer, in place of the average over layers.
-    **labels : str or sequence of str
-        Which labels along other dimensions: ``map="D"``, ``span=["answer", "irrelevant"]``, ``normalisation="raw"``. By default
-        all; but of normalisations the share, of λ the one that was used, of ranks ``erank`` and its controls.
+    **labels : str or number, or sequence of these
+        Which labels along other dimensions: ``map="D"``, ``span=["answer", "irrelevant"]``, ``normalisation="raw"``, ``layer=2``.
+        By default all; but of normalisations the share, of λ the one that was used, of ranks ``erank`` and its controls.
 
     Returns
     -------
@@ -73,6 +73,8 @@ def statistics(
     """
     asked, needed = _with_signs(subject, names)
     measured = _measured(subject, needed, queries)
+    part = [dim for dim in OF_ONE_PROMPT if dim in labels and dim in measured.dims]
+    measured = measured.sel({dim: _labels_among(measured[dim], labels[dim], "what was measured") for dim in part})
     dims = [dim for dim in OF_ONE_PROMPT if not (by_layer and dim == "layer")]
     entries: list[_Entry] = []
     left_out = []
@@ -87,7 +89,8 @@ def statistics(
         raise DiffscopeError(f"nothing that was measured has a {min(unknown)}; leave it out")
     if not entries:
         raise DiffscopeError("nothing is left to show: positions, decibels and pairs of heads have no average; choose others")
-    return _table(subject, measured, entries, left_out, by_layer, chosen=queries is not None)
+    chosen = [dim for dim in reversed(OF_ONE_PROMPT) if dim in part or (dim == "query" and queries is not None)]
+    return _table(subject, measured, entries, left_out, by_layer, chosen)
 
 
 def _with_signs(subject: Subject, names: Sequence[str] | str | None) -> tuple[set[str] | None, Any]:
@@ -140,17 +143,22 @@ def _of_one(subject: Any, names: Any, queries: Any) -> xr.Dataset:
     return subject[wanted]
 
 
-def _chosen(values: xr.DataArray, labels: Mapping[str, str | Sequence[str]], used: set[str]) -> xr.DataArray:
+def _chosen(values: xr.DataArray, labels: Mapping[str, str | int | Sequence[str | int]], used: set[str]) -> xr.DataArray:
     """Select the labels that were chosen, or else the usual ones."""
     for dim in [dim for dim in values.dims if dim in labels or dim in USUAL]:
         used.add(str(dim))
         wanted = labels.get(str(dim), USUAL.get(str(dim), ()))
-        wanted = [wanted] if isinstance(wanted, str) else list(wanted)
-        there = [str(label) for label in values[dim].values]
-        if missing := [label for label in wanted if label not in there]:
-            raise DiffscopeError(f"{values.name} has no {dim} {missing[0]!r}: there are {', '.join(there)}")
-        values = values.sel({dim: wanted})
+        values = values.sel({dim: _labels_among(values[dim], wanted, str(values.name))})
     return values
+
+
+def _labels_among(known: xr.DataArray, wanted: str | int | Sequence[str | int], what: str) -> list[str | int]:
+    """Return labels along a dimension as a list, or raise DiffscopeError if `what` lacks one."""
+    labels = [wanted] if isinstance(wanted, str) or np.ndim(wanted) == 0 else list(wanted)  # type: ignore[arg-type, list-item]
+    there = known.values.tolist()
+    if missing := [label for label in labels if label not in there]:
+        raise DiffscopeError(f"{what} has no {known.name} {missing[0]!r}: there are {', '.join(map(str, there))}")
+    return labels  # type: ignore[return-value]
 
 
 def _entries(values: xr.DataArray, dims: Sequence[str]) -> list[_Entry]:
@@ -223,7 +231,7 @@ def _cell(entry: _Entry) -> str:
 
 
 def _table(
-    subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool, chosen: bool
+    subject: Subject, measured: xr.Dataset, entries: list[_Entry], left_out: list[str], by_layer: bool, chosen: list[str]
 ) -> Table:
     models = list(dict.fromkeys(entry.model for entry in entries))
     labelled = any(entry.of for entry in entries)
@@ -255,8 +263,11 @@ def _frame(entries: list[_Entry]) -> pd.DataFrame:
     return frame[[column for column in frame.columns if column not in last] + list(last)]
 
 
-def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chosen: bool) -> str:
-    """Say what was measured: models, prompts, edits, and layers, heads and queries if they may be a part of all."""
+def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chosen: list[str]) -> str:
+    """Say what was measured: models, prompts, edits, and layers, heads and queries if they may be a part of all.
+
+    Of captures these are the dimensions along which labels were `chosen`.
+    """
     captures = [part for part in _parts(subject).values() if isinstance(part, Capture)]
     where = f" on {measured.sizes['prompt']} prompts" if measured.sizes.get("prompt", 1) > 1 else " on one prompt"
     if captures:
@@ -265,7 +276,7 @@ def _of_what(subject: Subject, measured: xr.Dataset, models: Sequence[str], chos
         where += f" of {span} tokens"
     edits = edits_of({name: measured if part is subject else part for name, part in _parts(subject).items()})
     under = f", under {edits}" if edits else ""
-    dims = (["query"] if chosen else []) if captures else ["layer", "head", "query"]
+    dims = chosen if captures else ["layer", "head", "query"]
     parts = [_numbered(dim, measured) for dim in dims if dim in measured.coords]
     return f"Statistics of attention of {' and '.join(models)}{where}{under}{''.join(f', {part}' for part in parts)}."
 

@@ -77,6 +77,17 @@ def test_lengths_and_queries_are_those_of_all_models(scopes):
     assert "on one prompt of 6 to 8 tokens" in caption and "Means over 5 to 7 queries that have a value" in caption
 
 
+def test_layers_and_heads_are_chosen_by_their_numbers(scopes):
+    capture = scopes[0].capture(PROMPTS[0])
+    entropy = capture.measure("entropy")["entropy"].sel(map="A1", layer=1)
+    table = tables.statistics(capture, "entropy", map="A1", layer=1, head=[0, 2])
+    assert table.data["value"].tolist() == pytest.approx([float(entropy.sel(head=[0, 2]).mean())])
+    assert ", layer 1, heads 0 and 2." in table.caption
+    for label in (7, "1"):
+        with pytest.raises(DiffscopeError, match=f"has no layer {label!r}: there are 0, 1"):
+            tables.statistics(capture, "entropy", layer=label)
+
+
 def test_edits_of_one_side_are_told_of_that_side(scopes):
     with scopes[0].edit(edits.set_lambda(0.0)):
         cut = scopes[0].capture(PROMPTS[0])
