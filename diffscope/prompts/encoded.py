@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -305,9 +306,13 @@ def _of_slice(tokens: slice, n: int) -> range:
 
 def _by_characters(prompt: Encoded, name: str, start: int, stop: int) -> tuple[int, ...]:
     """Return the tokens that cover characters start to stop; white space at either border may be left out or included."""
-    if prompt.text is None or not 0 <= start < stop <= len(prompt.text):
+    whole = isinstance(start, Integral) and isinstance(stop, Integral)
+    if prompt.text is None or not whole or not 0 <= start < stop <= len(prompt.text):
         raise SpanError(f"span {name!r} asks for characters {start} to {stop} of a prompt of {len(prompt.text or '')}")
     touched = [at for at, (a, b) in enumerate(prompt.offsets) if a < stop and b > start and a < b]
+    end = start + len(prompt.text[start:stop].rstrip())
+    while end > start and touched and prompt.offsets[touched[-1]][0] >= end and prompt.offsets[touched[-1]][1] > stop:
+        touched.pop()  # the next word, whose token begins with the white space at the end of the span
     if not touched:
         raise SpanError(f"span {name!r}: no token covers {prompt.text[start:stop]!r}; give a slice of tokens")
     inside = [at for at in touched if start <= prompt.offsets[at][0] and prompt.offsets[at][1] <= stop]

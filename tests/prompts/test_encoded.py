@@ -30,6 +30,16 @@ def test_a_span_by_text_characters_tokens_and_slice_is_the_same(tokenizer):
         assert encode(tokenizer, TEXT, {"answer": span}).spans["answer"] == by_text.spans["answer"]
 
 
+def test_white_space_at_the_borders_of_a_span_may_be_left_out_or_included(tokenizer):
+    start = TEXT.index("number")
+    bare = encode(tokenizer, TEXT, {"x": Chars(start, start + 6)})
+    following = bare.tokens[bare.spans["x"][-1] + 1]
+    assert following.startswith(" ") and following.strip()  # the space after the span is part of the next word's token
+    for first, stop in ((start - 1, start + 6), (start - 1, start + 7), (start, start + 7)):
+        assert TEXT[first:stop].strip() == "number"
+        assert encode(tokenizer, TEXT, {"x": Chars(first, stop)}).spans == bare.spans
+
+
 def test_the_key_sets_partition_the_prompt(tokenizer):
     spans = {"answer": "7421", "needles": "of Rome", "query": "is 2174", "own": "number of Paris"}
     encoded = encode(tokenizer, TEXT, spans)
@@ -75,6 +85,7 @@ def test_a_text_that_cuts_a_token_is_refused_with_both_readings(tokenizer):
         (slice(5, 500), "prompt has tokens 0 to"),
         ((4, 6), r"is the tuple \(4, 6\); give slice\(start, stop\) for a range of tokens, or a list of positions"),
         (Chars(5, 900), "characters"),
+        (Chars(5.0, 9.0), "characters 5.0 to 9.0"),
         ([Chars(0, 3), 5], "no whole number"),
     ],
 )
