@@ -15,7 +15,7 @@ from diffscope.tasks.lookups import draw_cities, draw_numbers
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.template import encode_continuation
-from diffscope.tasks.text import TextStream, standard_library_text
+from diffscope.tasks.text import TextStream, pieces, standard_library_text
 from diffscope.tasks.tokenizer import CITIES
 
 DIGITS = re.compile(r"([Ġ▁ ]*)([0-9]+)")
@@ -141,7 +141,7 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
     """Draw other numbers, token by token of as many digits."""
     if tokenizer is None:
         raise PromptError("this model has no tokenizer, so other numbers are not known; give answers=[[…], […]] as token ids")
-    kind_of = list(map(_kind, tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))))
+    kind_of = list(map(_kind, pieces(tokenizer)))
     kinds = [kind_of[token] for token in own]
     if not any(kinds):
         raise PromptError("the answer is no number, so other answers have to be given: answers=['…', '…']")
@@ -156,7 +156,7 @@ def _numbers(own: list[int], count: int, rng: np.random.Generator, tokenizer: Pr
 
 def _kind(piece: str) -> tuple[str, int] | None:
     """Return the white space before a token's digits and how many digits it has; None for other tokens."""
-    digits = DIGITS.fullmatch(str(piece))
+    digits = DIGITS.fullmatch(piece)
     return None if digits is None else (digits[1], len(digits[2]))
 
 

@@ -123,6 +123,11 @@ def insert(text: np.ndarray, sentences: Sequence[Sequence[int]], places: Sequenc
 
 def word_begins(tokenizer: PreTrainedTokenizerBase) -> np.ndarray:
     """Return which tokens begin a word, (token of the vocabulary,) bool."""
-    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     # A lone space would join the white space before it.
-    return np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces])
+    return np.array([piece.startswith(("Ġ", "▁", " ")) and len(piece) > 1 for piece in pieces(tokenizer)])
+
+
+def pieces(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the text of every token of a vocabulary by id, as the tokenizer keeps it; "" for ids that are no token."""
+    size = 1 + max(tokenizer.get_vocab().values())  # some vocabularies leave ids out
+    return [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(range(size)))]

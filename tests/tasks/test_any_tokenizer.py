@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from diffscope.errors import PromptError, SpanError
 from diffscope.tasks import Recall, Retrieval, encode_prompts, examples, read_prompts
+from diffscope.tasks.text import word_begins
 from tests import tiny
 from tests.tokenizers_of_kinds import KINDS, tokenizer
 
@@ -105,6 +106,11 @@ def test_what_cannot_be_put_together_is_refused_in_one_line(make, words):
     with pytest.raises(PromptError, match=words) as refusal:
         make()
     assert "\n" not in str(refusal.value) and "--prompts FILE" in str(refusal.value)
+
+
+def test_a_vocabulary_may_leave_ids_out():
+    words = Tokenizer(models.WordLevel({"▁a": 0, "b": 2, "▁c": 7}, unk_token="b"))
+    assert np.flatnonzero(word_begins(PreTrainedTokenizerFast(tokenizer_object=words))).tolist() == [0, 7]
 
 
 def test_own_prompts_are_continued_with_their_answers(task):
