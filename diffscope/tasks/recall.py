@@ -104,7 +104,7 @@ class Recall:
     def prompt(self, length: int, rng: np.random.Generator) -> Prompt:
         """Draw text of exactly `length` tokens whose next token is a hit.
 
-        ``query`` is the last n − 1 tokens, which occurred before; ``answer`` the token that followed them the last time;
+        ``query`` is the last n − 1 tokens, which occurred before; ``answer`` where the next token followed them last;
         ``needles`` are the different tokens that followed them at other times.
 
         Raises
