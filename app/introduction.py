@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 from catalog import cards, without_step
 from messages import escape_markdown
+from question import answer_of
 
 from diffscope.cards import size_of, trained_on
 from diffscope.figures.escaping import short_name, shorten, visible
@@ -56,8 +57,8 @@ def about_prompt(subject, cap) -> str:
     length = counted(cap.n_tokens, "token")
     if "answer" not in cap.spans:
         asked = f"This prompt has {length} and no marked answer."
-    elif subject.answer:
-        asked = f"This prompt ({length}) asks for “{escape_markdown(subject.answer)}”."
+    elif answer := answer_of(subject, cap):
+        asked = f"This prompt ({length}) asks for “{escape_markdown(answer)}”."
     else:
         asked = f"This prompt has {length}."
     return f"{asked} {says_next(cap)}".strip()

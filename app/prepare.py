@@ -92,7 +92,7 @@ def prepare(subject) -> None:
 def _steps(subject, cap) -> list[Step]:
     """Return what Numbers and Logits measure, in the order in which they show it; nothing of what they cannot ask."""
     last = cap.n_tokens - 1
-    distractors = distractors_in(st.session_state.get("distractors") or "", subject)
+    distractors = distractors_in(st.session_state.get("distractors") or "", subject, answer_of(subject, cap))
     asks = [
         lambda: gains_of(subject, cap, last),
         lambda: signal_of(subject, cap, last, distractors),

@@ -7,14 +7,20 @@ from messages import escape_markdown
 from url_state import bound
 
 from diffscope.errors import PromptError
+from diffscope.numbers import stretches
 from diffscope.readings import Question, encode_question, question
 from diffscope.tasks import Prompt
 
 
 def answer_of(subject, cap) -> str:
-    """Return the answer's text: what the reader wrote, else the tokens that are marked as it; empty if none is known."""
-    marked = "".join(cap.tokens[at] for at in cap.spans.get("answer", ()))
-    return subject.answer if subject.answer.strip() else marked.strip()
+    """Return the answer's text: what the reader wrote, else the tokens that are marked as it; empty if none is known.
+
+    Of an answer that is marked at several places, these are the tokens of the first.
+    """
+    if subject.answer.strip():
+        return subject.answer
+    places = stretches(cap.spans.get("answer", ()))
+    return "".join(cap.tokens[slice(*places[0])]).strip() if places else ""
 
 
 def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | None:
@@ -23,7 +29,7 @@ def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | Non
     return encode_question(subject.scope(), cap, answer, distractors) if answer else None
 
 
-def choose_distractors(subject, without: str = "the other numbers of the prompt") -> tuple[str, ...]:
+def choose_distractors(subject, cap, without: str = "the other numbers of the prompt") -> tuple[str, ...]:
     """Return the distractors that the reader gives; `without` says what odds are against if there are none."""
     text = st.text_input(
         "Distractors",
@@ -31,13 +37,13 @@ def choose_distractors(subject, without: str = "the other numbers of the prompt"
         placeholder=", ".join(subject.distractors) or "other answers, with commas between them",
         help=f"The answer's odds are against these; without any, against {without}.",
     )
-    return distractors_in(text, subject)
+    return distractors_in(text, subject, answer_of(subject, cap))
 
 
-def distractors_in(text: str, subject) -> tuple[str, ...]:
-    """Return distractors with commas between them; without any, those that the prompt is known to state."""
+def distractors_in(text: str, subject, answer: str) -> tuple[str, ...]:
+    """Return distractors with commas between them; without any, those that the prompt is known to state. None is the answer."""
     own = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    return own or tuple(subject.distractors)
+    return tuple(other for other in own or subject.distractors if other.strip() != answer.strip())
 
 
 def question_of(subject, cap, distractors: tuple[str, ...]) -> Question:

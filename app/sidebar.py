@@ -155,7 +155,10 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
     if not two_sides:
         refuse_encoder(name)
     decoder, kind = choose_side() if has_encoder(name) else ("", "")
-    spans |= {} if kind else marked(name, prompt)
+    marks = {} if kind else marked(name, prompt)
+    if "answer" in marks:  # tokens that are marked as the answer are asked for, whatever was written
+        answer = ""
+    spans |= marks
     subject = Subject(name, prompt=prompt, spans=spans, answer=answer, distractors=distractors, kind=kind, decoder=decoder)
     state["_subject"] = subject
     return subject

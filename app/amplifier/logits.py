@@ -34,7 +34,7 @@ state = st.session_state
 
 def show_logits(subject, cap) -> None:
     """Show what the branches of every head add to the logits, and why a head looks at a token."""
-    show_branches(subject, cap, choose_distractors(subject))
+    show_branches(subject, cap, choose_distractors(subject, cap))
     show_score(subject, cap)
 
 

@@ -44,7 +44,7 @@ def show_numbers(subject, cap) -> None:
     """Show signal, λ, gains, ranks and the parts of A2, each with its verdict, one chart, and the rest folded."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         query = choose_query(cap)
-        distractors = choose_distractors(subject)
+        distractors = choose_distractors(subject, cap)
     if cap.differential:
         show_gains(subject, cap, query)
     else:

@@ -47,7 +47,7 @@ def show_page(subject, cap) -> None:
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
                 without = "all else that the model may say (where noise is put in: against the other numbers of the prompt)"
-                distractors = choose_distractors(subject, without)
+                distractors = choose_distractors(subject, cap, without)
                 show_predictions(subject, cap, edits, distractors)
             after = captured(subject, cap, edits)
             reading = changes(subject, cap, edits)
