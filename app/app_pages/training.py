@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import blocks
@@ -46,7 +47,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     """The page of a model with checkpoints."""
     captures = capture_all(subject, kept_steps)
     last = captures[kept_steps.last]
-    init_selection(last, subject.key)
+    init_selection(last, replace(subject, model=kept_steps.names[kept_steps.last]).key)  # which may not be the model itself
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")

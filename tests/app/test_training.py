@@ -93,6 +93,17 @@ def test_a_checkpoint_that_was_saved_again_is_read_again(app, tmp_path):
     assert curves[0] != curves[1]
 
 
+def test_numbers_of_the_last_checkpoint_are_not_taken_for_those_of_the_model(page, run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "seed-1")
+    (folder / "metrics.jsonl").unlink()  # without its last step the model itself is no checkpoint
+    test = page(path=str(folder))
+    test.switch_page("app_pages/explore.py").run()
+    cap = diffscope.load(str(folder)).capture(PROMPT, spans=SPANS)
+    mass = cap.measure("span_mass", queries=[-1])["span_mass"].sel(map="D", span="answer", normalisation="share").isel(query=0)
+    (grid,) = (each.proto.bytes for each in fine(test).get("bidi_component") if each.proto.component_name == "diffscope_heads")
+    np.testing.assert_allclose(load(grid)["values"], mass, rtol=1e-5)
+
+
 def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
     test = page()
     fine(test.button(key="training-play").click().run())
