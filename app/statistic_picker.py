@@ -64,8 +64,8 @@ TITLES = {
     "lambda_value": "Which λ",
 }
 FIRST = {"map": "D", "normalisation": "share"}
-LAST_TOKEN = "last token"  # in addresses; it is the token that is looked at, which begins as the last
-ROWS = {LAST_TOKEN: "this token", "mean of all": "all tokens, mean"}
+LAST_TOKEN = "last token"  # in addresses; on Explore it is the token that is looked at, which begins as the last
+ROWS = (LAST_TOKEN, "mean of all")
 state = st.session_state
 
 
@@ -117,7 +117,7 @@ def title_of(chosen: Chosen, cap) -> str:
 
 
 def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
-    """Choose a statistic at a token, and one label of every dimension that it has beside layer and head."""
+    """Choose a statistic at a token, by default the last, and one label of every dimension that it has beside layer and head."""
     asked = _asked(cap)
     if "question" not in state and "question" not in st.query_params:  # an address may name just the statistic
         state["question"] = question_of(st.query_params.get("statistic", "")) or next(iter(asked))
@@ -132,7 +132,8 @@ def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
     where = {dim: _label(cap, dim) for dim in STATISTICS[statistic].dims if dim not in ("head", "query")}
     query: int | str = token
     if "query" in STATISTICS[statistic].dims:
-        rows = st.selectbox("Averaged over", [*ROWS], **bound("rows", options=[*ROWS]), width=160, format_func=ROWS.__getitem__)
+        told = dict(zip(ROWS, ("the last token" if token < 0 else "this token", "all tokens, mean")))
+        rows = st.selectbox("Averaged over", ROWS, **bound("rows", options=ROWS), width=160, format_func=told.__getitem__)
         query = token if rows == LAST_TOKEN else "mean"
     dataset = measured(cap, key, statistic, _queries(query, cap))
     data = over_heads(dataset[statistic], query, 0, where, model=cap.model_name)

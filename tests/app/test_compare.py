@@ -131,6 +131,13 @@ def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare)
             assert lacking == (STATISTICS[statistic].kind in ("branch", "layer")), statistic
 
 
+def test_the_statistic_says_that_it_is_of_the_last_token_whichever_is_looked_at(compare, app):
+    test = compare(query="3")
+    assert test.selectbox(key="rows").options == ["the last token", "all tokens, mean"]
+    assert any("query 21" in caption.value for caption in test.caption)
+    assert fine(app(query="3")).selectbox(key="rows").options[0] == "this token"
+
+
 def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     folder = folders["small-diff"]
     test = compare(compare_by=EDIT, edit="set_lambda(0.5)", layer="1", head="1")
