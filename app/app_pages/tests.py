@@ -23,6 +23,7 @@ from url_state import bound
 from diffscope import figures, tables
 from diffscope.cards import is_standard, to_compare_with
 from diffscope.cli.study import REPORT
+from diffscope.figures.escaping import short_name
 from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
@@ -41,6 +42,7 @@ OF_KIND = {
     "mechanism": "what an account says of how it comes about; a row opens where it stands",
     "measurement": "shown without a verdict: no account predicts them, or they cannot tell accounts apart",
 }
+STANDARD = "tests need a second map. Choose a differential model, and this one as the standard model beside it."
 COUNT = {  # what heads count with, in the words of the choice
     KNOCK_OUT: "what the answer loses without them",
     A2: "what it loses without their A2",
@@ -107,6 +109,9 @@ def choose_tests(kind: str) -> TestRequest | None:
         )
         tests = st.multiselect("Tests", list(TESTS), **bound("tests-tests"), placeholder="all of them")
     if not model and not cohort:
+        return None
+    if is_standard(bundled().get(without_step(model), {})):
+        st.info(f"{escape_markdown(short_name(model))} is standard attention, and {STANDARD}")
         return None
     return TestRequest(model, beside, cohort, int(prompts), int(length), int(untrained), weights, own, tuple(tests))
 

@@ -114,6 +114,14 @@ def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, 
     assert page(app).selectbox(key="tests-beside").value == "none"
 
 
+def test_a_standard_model_is_refused_before_anything_runs(app, folders):
+    test = page(app, model=str(folders["small-standard"]))
+    assert any(
+        "small-standard is standard attention, and tests need a second map" in each.value.replace("\\", "") for each in test.info
+    )
+    assert "can be run" not in shown(test.markdown) and not [button for button in test.button if button.key == "tests-run"]
+
+
 def test_a_row_opens_where_it_stands(app, quick):
     test = run_it(page(app))
     assert TESTS["sparsity"].statistic not in shown(test.markdown)
