@@ -41,7 +41,7 @@ class Moved(NamedTuple):
     elsewhere: Mapping[str, Callable[[str], Any]] = {}
 
 
-NOISE = dict.fromkeys([f"amplifier-{name}" for name in ("keys", "sigma", "mode", "in")], str)
+NOISE = dict.fromkeys([f"amplifier-{name}" for name in ("keys", "sigma", "in")], str)
 #: by the address that a page had; Explore, which is the default page, has none of its own
 MOVED = {
     "explore": Moved("explore"),

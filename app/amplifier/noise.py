@@ -19,17 +19,15 @@ from diffscope.readings import effort, noise_cost, rejection, rejection_sentence
 
 SIGMAS = (0.1, 0.2, 0.5, 1.0, 2.0)
 FIRST_SIGMA = "0.5"
-MODES = {"common": "the same on both maps (common)", "differential": "opposite on the two (differential)"}
 PLACES = ("all layers", "this layer", "this head")
 state = st.session_state
 
 
 class Noise(NamedTuple):
-    """What is injected: on which keys, how strong, in which mode, in which layers and heads, and which draw."""
+    """What is injected: on which keys, how strong, in which layers and heads, and which draw."""
 
     span: str
     sigma: float
-    mode: str
     layers: int | None
     heads: int | None
     draw: int
@@ -60,12 +58,11 @@ def choose_noise(cap, layer: int, head: int) -> Noise:
         sigma = st.select_slider(
             "σ of the noise, nats", strengths, **bound("amplifier-sigma", options=strengths, default=FIRST_SIGMA), width=220
         )
-        mode = st.selectbox("Sign", list(MODES), **bound("amplifier-mode", options=list(MODES)), format_func=MODES.get, width=270)
         place = st.selectbox("Where", PLACES, **bound("amplifier-in", options=PLACES), width=130)
         draw = st.number_input("Random draw", 0, 10_000, **bound("amplifier-draw"), width=110)
     layers = None if place == PLACES[0] else layer
     heads = head if place == PLACES[2] else None
-    return Noise(span, float(sigma), mode, layers, heads, int(draw))
+    return Noise(span, float(sigma), layers, heads, int(draw))
 
 
 def show_rejection(subject, cap, layer: int, head: int, query: int, noise: Noise) -> None:

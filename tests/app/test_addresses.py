@@ -97,7 +97,6 @@ CASES = {
             "amplifier-keys": "answer",
             "amplifier-sigma": "2",
             "amplifier-in": "this head",
-            "amplifier-mode": "differential",
             "amplifier-draw": "7",
         },
     ),
