@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from cache import examples
+from cache import examples, modified_at, unmarked
 from catalog import bundled, cards, without_step
 from edit_catalog import Written
 from edit_controls import show_stack
@@ -25,6 +25,7 @@ from sidebar import (
     check_length,
     choose_model,
     choose_subject,
+    is_saved,
     refuse_encoder,
 )
 from url_state import bound
@@ -143,14 +144,14 @@ def _another_model(subject: Subject, cap):
     name = choose_model(key="compare-model", label="Second model")
     if name is None:
         return None
-    if name.endswith((".dscope", ".safetensors")):
+    if is_saved(name):
         return Subject(name, saved=True, kind=subject.kind), (short_name(subject.model), short_name(name))
     refuse_encoder(name)
     if subject.saved:
         prompt, spans = _as_text(cap)
         second = Subject(name, prompt=prompt, spans=spans)
     else:
-        second = replace(subject, model=name, spans=_for_any_model(subject, cap))
+        second = replace(subject, model=name, spans=_for_any_model(subject, cap, name))
     return second, (short_name(subject.model), short_name(name))
 
 
@@ -173,13 +174,24 @@ def about_second(pair: Pair) -> str:
     )
 
 
-def _for_any_model(subject: Subject, cap) -> dict:
-    """Spans by characters where they were marked token by token, since another model may have other tokens."""
-    if not isinstance(subject.prompt, str) or cap.text is None:
-        return subject.spans
+def _for_any_model(subject: Subject, cap, model: str) -> dict:
+    """Spans by characters where they were marked token by token, since another model may have other tokens.
+
+    Raises
+    ------
+    DiffscopeError
+        A chat, whose text each model has in a form of its own, has such spans and other tokens.
+    """
     by_token = {
         name for name, span in subject.spans.items() if isinstance(span, list) and all(isinstance(at, int) for at in span)
     }
+    if not isinstance(subject.prompt, str) or cap.text is None:
+        if by_token and unmarked(model, modified_at(model), subject.asked).tokens != cap.tokens:
+            raise DiffscopeError(
+                f"spans by token are of the tokens that {short_name(subject.model)} has of this chat, and {short_name(model)} "
+                "has others; take the spans away, or write the answer"
+            )
+        return subject.spans
     return subject.spans | {name: span for name, span in _as_text(cap)[1].items() if name in by_token}
 
 

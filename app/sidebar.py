@@ -146,11 +146,11 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
     name = choose_model(saved_too=saved_too, at_step=at_step)
     if name is None:
         return None
-    if name.endswith((".dscope", ".safetensors")):
+    if is_saved(name):
         return Subject(name, saved=True, kind=choose_kind(name))
     prompt, spans, answer, distractors = choose_prompt(name)
     if not prompt:
-        st.info("Write a prompt to look at.")
+        st.info("Give a file of prompts to look at." if state["example"] == FILE else "Write a prompt to look at.")
         return None
     if not two_sides:
         refuse_encoder(name)
@@ -162,6 +162,11 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
     subject = Subject(name, prompt=prompt, spans=spans, answer=answer, distractors=distractors, kind=kind, decoder=decoder)
     state["_subject"] = subject
     return subject
+
+
+def is_saved(name: str) -> bool:
+    """Whether a name is that of a saved capture's file; a model's folder may be called like one."""
+    return name.endswith((".dscope", ".safetensors")) and not os.path.isdir(os.path.expanduser(name))
 
 
 def has_encoder(name: str) -> bool:

@@ -274,6 +274,18 @@ def test_an_answer_that_cannot_be_marked_is_one_line_and_the_rest_is_shown(compa
     assert len(views(test)) == 2 and chart(test, "heatmap")
 
 
+def test_spans_by_token_of_a_chat_are_not_put_on_other_tokens(compare, folders, tmp_path):
+    paths = {}
+    for name, before in (("small-diff", ""), ("small-standard", "<< ")):
+        paths[name] = shutil.copytree(folders[name], tmp_path / name)
+        (paths[name] / "chat_template.jinja").write_text(before + "{{ messages[0].content }}")
+    chat = {"example": "a chat", "chat": "user: The number is 7421.", "spans": "answer:3"}
+    both = chat | {"model": OTHER, "path": str(paths["small-diff"]), "compare_model": OTHER}
+    test = compare(**both, compare_model_path=str(paths["small-standard"]))
+    assert len(said(test)) == 1 and "spans by token are of the tokens that small-diff has" in said(test)[0] and not views(test)
+    assert "answer" in answered(compare(**both, compare_model_path=str(paths["small-diff"])))
+
+
 @pytest.mark.parametrize("kind", ["two models", "two prompts", EDIT])
 def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -568,6 +568,11 @@ def rectangles(tmp_path):
     return cap, str(tmp_path / "both.dscope")
 
 
+def test_a_folder_that_is_called_like_a_file_is_a_model(app, folders, tmp_path):
+    folder = shutil.copytree(folders["small-standard"], tmp_path / "model.safetensors")
+    assert titles(fine(app(model=OTHER, path=str(folder)))) == ["A"]
+
+
 def test_cross_attention_is_shown_by_the_kind_of_layers(app, rectangles):
     cap, path = rectangles
     test = fine(app(model=OTHER, path=path))
