@@ -69,9 +69,12 @@ def own_prompts(name: str, content: bytes) -> tuple:
 
 def _text(name: str, content: bytes) -> str:
     try:
-        return content.decode("utf-8")
+        text = content.decode("utf-8-sig")  # without a byte order mark
     except UnicodeDecodeError:
         raise PromptError(f"{name} is not UTF-8 text; save it as UTF-8") from None
+    if not text.strip():
+        raise PromptError(f"{name} is empty; give at least one token of text")
+    return text
 
 
 def _listed(name: str, content: bytes) -> tuple:

@@ -26,21 +26,23 @@ def test_a_file_stays_until_it_is_removed(app):
     test.switch_page("app_pages/explore.py").run()
     assert test.get("bidi_component") and any("Second." in code.value for code in test.code)
     test.button(key="prompts-file-remove").click().run()
-    assert not test.get("bidi_component") and "Write a prompt" in shown(test.info)
+    assert not test.get("bidi_component") and "Give a file of prompts" in shown(test.info)
 
 
 def test_a_file_with_fewer_prompts_shows_its_last(app):
     lines = "".join(json.dumps({"prompt": f"{word} {PROMPT}"}) + "\n" for word in ("First.", "Second."))
     test = given(app, "mine.jsonl", lines.encode())
     test.number_input(key="prompt-number").set_value(1).run()
-    test.file_uploader(key="prompts-file").set_value(("other.txt", PROMPT.encode(), "")).run()
+    test.file_uploader(key="prompts-file").set_value(("other.txt", PROMPT.encode("utf-8-sig"), "")).run()
     assert not test.exception and test.number_input(key="prompt-number").value == 0 and test.get("bidi_component")
+    assert any(f"prompt = {PROMPT!r}" in code.value for code in test.code)  # without the mark at its begin
 
 
 @pytest.mark.parametrize(
     "name, content, words",
     [
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
+        ("a.txt", b"\xef\xbb\xbf \r\n", "is empty"),
         ("a.jsonl", b"{", "broken JSON"),
         ("a.txt", b"long " * 30_000, "shorten it"),
         ("a.jsonl", json.dumps({"name": "big", "prompt": "long " * 30_000}).encode(), "the prompt 'big' has 150,000 characters"),
