@@ -89,9 +89,13 @@ def _stays_inside(home: Path, folder: Path) -> bool:
 
 
 def cards() -> dict[str, dict]:
-    """The models that are offered to everybody by name: what is known about each."""
-    folder = rules().models
-    return bundled() | ({} if folder is None else scan(folder))
+    """The models that are offered to everybody by name: what is known about each.
+
+    A folder that is itself a model may be called like a bundled one, which it does not replace.
+    """
+    folder, known = rules().models, bundled()
+    found = {} if folder is None else scan(folder)
+    return known | {f"./{name}" if name in known else name: card for name, card in found.items()}
 
 
 def resolve(name: str) -> str:

@@ -64,6 +64,14 @@ def test_who_has_the_token_is_let_in_and_stays_in(shared):
     assert not test.exception and TOKEN in test.query_params["token"]
 
 
+def test_a_folder_that_is_called_like_a_bundled_model_is_offered_beside_it(app, folders, monkeypatch):
+    app()
+    catalog, home = sys.modules["catalog"], folders["small-standard"]
+    monkeypatch.setattr(catalog, "bundled", lambda: {home.name: {"name": home.name}})
+    monkeypatch.setattr(catalog, "rules", lambda: replace(sys.modules["access"].rules(), models=home))
+    assert [catalog.resolve(name) for name in catalog.cards()] == [home.name, str(home)]
+
+
 def test_models_of_the_folder_are_offered_by_name_and_no_other(shared, models, folders):
     test = shared(token=TOKEN)
     names = test.selectbox(key="model").options
