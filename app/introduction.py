@@ -34,18 +34,23 @@ def explain_mechanism(cap, layer: int, head: int) -> None:
     with st.popover("What is differential attention?", type="tertiary"):
         if cap.layer(layer).differential:
             st.html(equation(cap, layer, head))
-            st.caption(f"{head_name(layer, head)} on this prompt: the largest weight of each of {BINS} × {BINS} bins.")
+            st.caption(
+                f"{head_name(layer, head)} on this prompt: the largest weight of each bin, at most {BINS} × {BINS} of them."
+            )
         st.markdown(MECHANISM)
 
 
 def about_model(name: str, cap) -> str:
     """Return what a model is and was trained on, as Markdown."""
-    card = cards().get(without_step(name), {})
+    base = without_step(name)
+    card = cards().get(base, {})
     kind = "differential attention" if cap.differential else "standard attention"
     if any(layer.correction is not None for layer in cap.layers):
         kind += " with DEX"
     size = size_of(card) and f"{size_of(card)}, "
     trained = escape_markdown(trained_on(card))
+    if trained and name != base:  # a checkpoint
+        trained = f"after {name.removeprefix(base).removeprefix('@')} steps of being {trained}"
     shape = layers_by_heads(cap.n_layers, cap.n_heads)
     return f"**{escape_markdown(short_name(cap.model_name))}**: {size}{shape} of {kind}{trained and f', {trained}'}."
 

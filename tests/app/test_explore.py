@@ -75,6 +75,17 @@ def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
     assert any("of standard attention" in text.value for text in test.markdown)
 
 
+def test_of_a_checkpoint_the_first_line_says_how_long_it_was_trained(app, folders, monkeypatch):
+    fine(app())
+    import introduction
+
+    name = str(folders["small-diff"])
+    cap = SimpleNamespace(model_name=name, differential=True, layers=[], n_layers=3, n_heads=2)
+    monkeypatch.setattr(introduction, "cards", lambda: {name: {"task": "text"}})
+    assert "attention, trained on Python" in introduction.about_model(name, cap)
+    assert "attention, after 0 steps of being trained on Python" in introduction.about_model(f"{name}@0", cap)
+
+
 SAID = {
     "its first choice": ([(" 7421", 0.97), (" Rome", 0.01)], [2], "The model says “·7421” next (97 %), which is the answer."),
     "another": (
