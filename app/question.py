@@ -29,13 +29,16 @@ def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | Non
     return encode_question(subject.scope(), cap, answer, distractors) if answer else None
 
 
-def choose_distractors(subject, cap, without: str = "the other numbers of the prompt") -> tuple[str, ...]:
-    """Return the distractors that the reader gives; `without` says what odds are against if there are none."""
+ODDS = "The answer's odds are against these; without any, against {}."
+
+
+def choose_distractors(subject, cap, about: str = ODDS.format("the other numbers of the prompt")) -> tuple[str, ...]:
+    """Return the distractors that the reader gives; `about` says what they are for."""
     text = st.text_input(
         "Distractors",
         **bound("distractors"),
         placeholder=", ".join(subject.distractors) or "other answers, with commas between them",
-        help=f"The answer's odds are against these; without any, against {without}.",
+        help=about,
     )
     return distractors_in(text, subject, answer_of(subject, cap))
 

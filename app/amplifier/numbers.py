@@ -33,6 +33,7 @@ SIGNAL = {
         ["signal_change", "noise_change"],
     ),
 }
+EXCHANGED = "Signal is what changes if the answer is exchanged for these."
 OTHERS = 6  # prompts that profiles are fitted to
 WAYS = {
     "shapley": "what a part adds, mean over all orders",
@@ -44,7 +45,7 @@ def show_numbers(subject, cap) -> None:
     """Show signal, λ, gains, ranks and the parts of A2, each with its verdict, one chart, and the rest folded."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
         query = choose_query(cap)
-        distractors = choose_distractors(subject, cap)
+        distractors = choose_distractors(subject, cap, EXCHANGED) if _is_exchanged_for_given(cap) else ()
     if cap.differential:
         show_gains(subject, cap, query)
     else:
@@ -115,8 +116,13 @@ def signal_of(subject, cap, query: int, distractors: tuple[str, ...]) -> Measure
 
 def _other_answers(cap, distractors: tuple[str, ...]) -> list[str] | None:
     """Return other answers; None of a number, for which others are drawn."""
-    is_number = "".join(cap.tokens[at] for at in cap.spans["answer"]).strip().isdigit()
-    return None if is_number else list(distractors)
+    return list(distractors) if _is_exchanged_for_given(cap) else None
+
+
+def _is_exchanged_for_given(cap) -> bool:
+    """Whether the answer is a text that is no number, so that the reader has to give others."""
+    answer = "".join(cap.tokens[at] for at in cap.spans.get("answer", ())).strip()
+    return bool(answer) and not answer.isdigit()
 
 
 @st.fragment

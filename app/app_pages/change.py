@@ -13,7 +13,7 @@ from edit_controls import ablated, is_without_a2, show_stack, switch_head
 from edit_results import Edited, captured, changes, continued, new_tokens, predicted, spans
 from messages import as_call, escape_markdown, show_errors
 from pair import EDIT, Pair, Side, offer_maps
-from question import answer_of, choose_distractors, encoded_question
+from question import ODDS, answer_of, choose_distractors, encoded_question
 from selection import choose_head, heads_by_layer, init_selection, select
 from sidebar import choose_subject
 from url_state import bound, save_view_state, view_state
@@ -47,7 +47,7 @@ def show_page(subject, cap) -> None:
                 edits = tuple(show_stack(cap, layer, head))
             with middle:  # first, since it is what one waits for
                 without = "all else that the model may say (where noise is put in: against the other numbers of the prompt)"
-                distractors = choose_distractors(subject, cap, without)
+                distractors = choose_distractors(subject, cap, ODDS.format(without))
                 show_predictions(subject, cap, edits, distractors)
             after = captured(subject, cap, edits)
             reading = changes(subject, cap, edits)

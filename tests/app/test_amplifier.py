@@ -190,6 +190,14 @@ def test_without_an_answer_only_what_needs_one_is_left_out(amplifier, logits, no
     assert titles(noise(**own))[0] == "CMRR by injection, dB"
 
 
+def test_numbers_ask_for_distractors_where_they_are_exchanged_for_the_answer(amplifier):
+    def asked(test):
+        return [field for field in test.text_input if field.key == "distractors"]
+
+    assert not asked(amplifier())  # of 7421, for which numbers are drawn
+    assert "Signal" in asked(amplifier(example=OWN, prompt=PROMPT, answer="Rome"))[0].help
+
+
 def test_distractors_are_those_that_the_reader_gives(logits):
     test = logits(distractors="1983, Rome, 7421")
     assert "Distractors: 1983, Rome." in words(test)
