@@ -236,7 +236,7 @@ def _one_synthetic_prompt(task: Retrieval, length: int, rng: np.random.Generator
 
 
 def other_prompts(scope: Scope, cap: Capture, count: int) -> Capture:
-    """Capture other prompts that are at least as long as this one: the examples, then synthetic ones.
+    """Capture other prompts that are at least as long as this one, and not it: the examples, then synthetic ones.
 
     Raises
     ------
@@ -248,8 +248,10 @@ def other_prompts(scope: Scope, cap: Capture, count: int) -> Capture:
     most = scope.max_length or np.inf
     known = [scope.tokenize(example.text) for example in tasks.examples()]
     chosen = [ids for ids in known if cap.n_tokens <= len(ids) <= most and ids != cap.ids][:count]
+    missing = count - len(chosen)
     try:
-        chosen += synthetic_prompts(scope, cap.n_tokens, count - len(chosen))
+        drawn = synthetic_prompts(scope, cap.n_tokens, missing + 1)  # this prompt may be one of them
+        chosen += [ids for ids in drawn if ids != cap.ids][:missing]
     except PromptError:
         if not chosen:
             raise

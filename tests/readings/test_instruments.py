@@ -184,9 +184,11 @@ def test_prompts_are_made_up_in_any_length_and_always_the_same(scope, length):
 
 
 def test_other_prompts_are_as_long_and_not_the_prompt_itself(scope, cap):
-    others = other_prompts(scope, cap, 6)
-    assert len(others) == 6 and all(len(prompt.ids) >= cap.n_tokens for prompt in others.prompts)
-    assert all(list(prompt.ids) != cap.ids for prompt in others.prompts)
+    long = scope.capture(synthetic_prompts(scope, 300, 1)[0])  # no example is as long
+    for itself, count in ((cap, 6), (long, 2)):
+        others = other_prompts(scope, itself, count)
+        assert len(others) == count and all(len(prompt.ids) >= itself.n_tokens for prompt in others.prompts)
+        assert all(list(prompt.ids) != itself.ids for prompt in others.prompts)
 
 
 def test_charts_of_estimates_are_drawn_on_screen_and_in_print(scope, cap):
