@@ -123,6 +123,11 @@ def without_step(name: str) -> str:
     return base if name not in offered and base in offered else folders.without_step(name)
 
 
+def step_of(name: str) -> str:
+    """Return STEP of a checkpoint NAME@STEP; empty of any other name."""
+    return name.removeprefix(without_step(name)).removeprefix("@")
+
+
 def display_name(name: str) -> str:
     """What a model is called on pages: of an upload its folder alone."""
     return Path(name).name if name and is_upload(name) else name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import streamlit as st
-from catalog import cards, without_step
+from catalog import cards, step_of, without_step
 from messages import escape_markdown
 from question import answer_of
 
@@ -50,7 +50,7 @@ def about_model(name: str, cap) -> str:
     size = size_of(card) and f"{size_of(card)}, "
     trained = escape_markdown(trained_on(card))
     if trained and name != base:  # a checkpoint
-        trained = f"after {name.removeprefix(base).removeprefix('@')} steps of being {trained}"
+        trained = f"after {step_of(name)} steps of being {trained}"
     shape = layers_by_heads(cap.n_layers, cap.n_heads)
     return f"**{escape_markdown(short_name(cap.model_name))}**: {size}{shape} of {kind}{trained and f', {trained}'}."
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import blocks
 import streamlit as st
 from cache import examples, modified_at, unmarked
-from catalog import bundled, cards, without_step
+from catalog import bundled, cards, step_of, without_step
 from edit_catalog import Written
 from edit_controls import show_stack
 from edit_results import Edited
@@ -231,7 +231,7 @@ def _another_prompt(subject: Subject, cap):
 def _another_step(subject: Subject, cap):
     """The same model at another step of its training."""
     base = without_step(subject.model)
-    step = subject.model.removeprefix(base).removeprefix("@")
+    step = step_of(subject.model)
     steps = [str(number) for number in kept_steps(base)]
     if not steps:
         raise DiffscopeError(f"no checkpoints of the training of {short_name(base)} are kept; choose another model")

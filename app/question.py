@@ -10,15 +10,16 @@ from diffscope.errors import PromptError
 from diffscope.numbers import stretches
 from diffscope.readings import Question, encode_question, question
 from diffscope.tasks import Prompt
+from diffscope.tasks.log_odds import check_told_apart
 
 
 def answer_of(subject, cap) -> str:
-    """Return the answer's text: what the reader wrote, else the tokens that are marked as it; empty if none is known.
+    """Return the answer's text: what the reader wrote, else the tokens that are marked as it; empty if none is known."""
+    return subject.answer if subject.answer.strip() else marked_answer(cap)
 
-    Of an answer that is marked at several places, these are the tokens of the first.
-    """
-    if subject.answer.strip():
-        return subject.answer
+
+def marked_answer(cap) -> str:
+    """Return the text of the tokens that are marked as the answer, at the first place of several; empty if none are."""
     places = stretches(cap.spans.get("answer", ()))
     return "".join(cap.tokens[slice(*places[0])]).strip() if places else ""
 
@@ -26,7 +27,11 @@ def answer_of(subject, cap) -> str:
 def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | None:
     """Return the prompt with the tokens of its answer and its distractors; None if no answer is known."""
     answer = answer_of(subject, cap)
-    return encode_question(subject.scope(), cap, answer, distractors) if answer else None
+    if not answer:
+        return None
+    asked = encode_question(subject.scope(), cap, answer, distractors)
+    check_told_apart(asked)
+    return asked
 
 
 ODDS = "The answer's odds are against these; without any, against {}."

@@ -166,7 +166,8 @@ def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool
 
 def is_saved(name: str) -> bool:
     """Whether a name is that of a saved capture's file; a model's folder may be called like one."""
-    return name.endswith((".dscope", ".safetensors")) and not os.path.isdir(os.path.expanduser(name))
+    is_model = name in cards() or os.path.isdir(os.path.expanduser(name))
+    return name.endswith((".dscope", ".safetensors")) and not is_model
 
 
 def has_encoder(name: str) -> bool:

@@ -8,7 +8,7 @@ import blocks
 import streamlit as st
 from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
-from question import choose_distractors
+from question import choose_distractors, marked_answer
 from selection import choose_query
 from url_state import bound
 
@@ -121,7 +121,7 @@ def _other_answers(cap, distractors: tuple[str, ...]) -> list[str] | None:
 
 def _is_exchanged_for_given(cap) -> bool:
     """Whether the answer is a text that is no number, so that the reader has to give others."""
-    answer = "".join(cap.tokens[at] for at in cap.spans.get("answer", ())).strip()
+    answer = marked_answer(cap)
     return bool(answer) and not answer.isdigit()
 
 

@@ -353,7 +353,7 @@ class Capture:
 
     @property
     def undecided(self) -> dict[str, list[int]]:
-        """The layers in which other pairings of the maps are not ruled out, by the reason; empty where all are decided."""
+        """The layers in which the proof does not decide how maps are paired, by the reason; empty where all are decided."""
         layers: dict[str, list[int]] = {}
         for number, proof in zip(self.layer_numbers, self._proofs):
             if not proof.decided:

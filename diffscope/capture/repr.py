@@ -95,6 +95,6 @@ def _lambda_range(capture: Capture) -> str:
 def _fidelity(capture: Capture) -> str:
     number, worst = max(zip(capture.layer_numbers, capture._proofs), key=lambda pair: pair[1].error)
     undecided = ", ".join(str(layer) for layer, proof in zip(capture.layer_numbers, capture._proofs) if not proof.decided)
-    others = f"; other pairings are not ruled out in layer {undecided}" if undecided else ""
+    others = f"; how maps are paired is not decided in layer {undecided}" if undecided else ""
     within = f"every layer's output rebuilt, off by {worst.error:.1e} at most"
     return f"{within} (layer {number}; {worst.tolerance:.1e} is allowed){others}"

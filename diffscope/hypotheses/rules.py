@@ -142,7 +142,7 @@ class Cost:
     Attributes
     ----------
     value, low, high : float
-        Rise of the loss of the answer, in nats, and its 95 % interval.
+        Rise of the loss of the answer, in nats, and its 95 % interval, which a single prompt does not have (NaN).
     of : {"A2", "whole heads"}
         What was taken out: the second map alone, or, if only that is known, the head with both of its maps.
     """

@@ -295,6 +295,8 @@ class Models:
         layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
         if values.size > 1:
             cost = estimate(Sample(values, prompts=self.prompts_are), leave_out=False)  # (seed, prompt)
+            if cost.why:  # of too few prompts
+                return None
             return A2Cost(cost.value, cost.low, cost.high, of, tuple(layers))
         held = ends[0].get(f"error.{name}")  # of a single prompt there is no error
         error = np.nan if held is None else float(weighted(held, counting[0], HEADS).item())

@@ -138,12 +138,15 @@ def with_a2_moved(cap: Capture, by: int = 1) -> Capture:
     Raises
     ------
     DiffscopeError
-        No layer has two second maps, or `by` is once round the heads of every layer.
+        No layer has two second maps, or every head would have its own again.
     """
     if not any(layer.differential and len(set(layer.pairing.of_branch(2).tolist())) > 1 for layer in cap.layers):
         raise DiffscopeError("no layer of this capture has two second maps to exchange")
-    if not any(by % layer.n_heads for layer in cap.layers if layer.differential):
-        raise DiffscopeError(f"moved by {by} heads every second map is back at its own head; give fewer than a layer has")
+    seconds = [layer.pairing.of_branch(2) for layer in cap.layers if layer.differential]
+    if all(torch.equal(a2, a2.roll(-by)) for a2 in seconds):
+        raise DiffscopeError(
+            f"moved by {by} heads every head has its own second map again; give another number of heads, such as 1"
+        )
     return replace(cap, layers=[layer_with_a2_moved(layer, by) for layer in cap.layers])
 
 

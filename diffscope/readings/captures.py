@@ -113,8 +113,7 @@ def irrelevant_in_words(spans: Mapping[str, Sequence[int]]) -> str:
     """Name the key set ``irrelevant``, which is all unmarked tokens if no answer is marked."""
     if "answer" in spans:
         return "irrelevant tokens"
-    sink = sink_in_words(spans).removesuffix(" token")
-    return f"all tokens but {sink}{' and the question' if 'query' in spans else ''}"
+    return f"all tokens but {sink_in_words(spans)}{' and the question' if 'query' in spans else ''}"
 
 
 def sink_in_words(spans: Mapping[str, Sequence[int]]) -> str:

@@ -86,7 +86,8 @@ def _sentence(estimates: xr.Dataset) -> str:
     if not spread("A1", "rest"):
         return "No query sees two tokens: there is nothing to explain."
     if not spread("A2", "rest"):
-        return f"Of A, {spread('A1', 'rest')} by head is neither uniform nor a matter of distance or key."
+        of = "A1" if spread("A1", "other") else "A"  # of a differential model A2 may be edited away
+        return f"Of {of}, {spread('A1', 'rest')} by head is neither uniform nor a matter of distance or key."
     copy = spread("A2", "other", NEXT)
     control = f" (of the next head's A2 {copy})" if copy else ""
     return (

@@ -16,6 +16,7 @@ from diffscope.scope.hooked import HookedModel
 from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
 from diffscope.tasks.encoding import encode_prompt, split_common_space, split_gap
+from diffscope.tasks.log_odds import check_told_apart
 from diffscope.tasks.scoring import LOGITS, answers
 from diffscope.tasks.template import encode_continuation
 
@@ -92,6 +93,7 @@ def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractor
     for number, (encoded, text, rivals) in enumerate(each):
         try:
             questions.append(encode_question(scope, encoded, text, rivals))
+            check_told_apart(questions[-1])
         except (PromptError, SpanError) as error:
             raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None
     return questions

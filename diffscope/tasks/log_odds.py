@@ -101,17 +101,25 @@ def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
     right = tuple(prompt.answer[at] for at in prompt.numbers[0])
     if not right or not prompt.distractors:
         return []
+    check_told_apart(prompt)
     others = list(dict.fromkeys(map(tuple, prompt.distractors)))
-    if right in others:
-        raise PromptError(f"prompt {prompt.city!r}: a distractor has the right answer's own number; name other texts")
-    if any(_continues(right, other) or _continues(other, right) for other in others):
-        raise PromptError(
-            f"prompt {prompt.city!r}: the right answer begins with a distractor, or a distractor with it, so that no token tells "
-            "them apart; name other texts"
-        )
     # Whatever continues a distractor counts as that distractor already.
     candidates = [right, *(other for other in others if not any(_continues(other, short) for short in others))]
     return [_branch(candidate, candidates) for candidate in candidates]
+
+
+def check_told_apart(prompt: Prompt) -> None:
+    """Raise PromptError unless some token tells the right number of a prompt from each distractor."""
+    right = tuple(prompt.answer[at] for at in prompt.numbers[0])
+    others = list(map(tuple, prompt.distractors))
+    of = f"prompt {prompt.city!r}: " if prompt.city else ""
+    if right in others:
+        raise PromptError(f"{of}a distractor has the right answer's own number; name other texts")
+    if any(_continues(right, other) or _continues(other, right) for other in others):
+        raise PromptError(
+            f"{of}the right answer begins with a distractor, or a distractor with it, so that no token tells them apart; name "
+            "other texts"
+        )
 
 
 def _continues(longer: tuple[int, ...], shorter: tuple[int, ...]) -> bool:

@@ -28,7 +28,7 @@ def seeds_of(seed: Seed) -> list[int]:
 def draw_cities(count: int, rng: np.random.Generator) -> list[str]:
     """Draw different cities, or raise PromptError if there are not as many."""
     if not 0 <= count <= len(CITIES):
-        raise PromptError(f"{count} needles are about as many cities; there are {len(CITIES)}, so use at most as many")
+        raise PromptError(f"{count} needles need as many cities, and there are {len(CITIES)}; use at most {len(CITIES)}")
     return [CITIES[i] for i in rng.choice(len(CITIES), count, replace=False)]
 
 

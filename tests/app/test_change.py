@@ -250,6 +250,11 @@ def test_what_is_shown_is_what_the_library_says(page, folders):
     assert goes_on in [element.value.replace("\\", "") for element in test.markdown]
 
 
+def test_a_distractor_that_begins_with_the_answer_takes_nothing_else_away(page):
+    test = page(example=OWN, prompt=PROMPT, answer="7421", distractors="7421 9")
+    assert any("no token tells them apart" in line for line in lines(test)) and tokens(test)
+
+
 def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
     test = page(example=OWN, prompt=PROMPT, answer="7421")
     opened = tokens(test)

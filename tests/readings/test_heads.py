@@ -105,7 +105,7 @@ def test_without_a_marked_answer_the_token_that_is_found_is_said_to_count_as_irr
     bare = {"query": SPANS["query"]}
     words = readings.of_head(capture_of(layer, spans=bare), 0, 0).sentence
     assert "weight on `0` (token 4): " in words
-    assert "On all tokens but the first and the question, with `0` among them, which" in words
+    assert "On all tokens but the first token and the question, with `0` among them, which" in words
     marked = readings.of_head(capture_of(layer, spans=SPANS), 0, 0).sentence
     assert "among them" not in marked
     assert "among them" not in readings.of_head(capture_of(layer_of(even, lam=0.5), spans=bare), 0, 0).sentence
@@ -201,7 +201,7 @@ def test_rows_of_which_there_is_nothing_to_say():
     assert "sees nothing but the answer" in said(same, spans={"answer": list(range(N))}).sentence
     assert "sees no irrelevant token" in said(same, spans={"answer": list(range(1, N))}).sentence
     unmarked = said(same, spans={}).sentence
-    assert "no answer is marked" in unmarked and "On all tokens but the first, with `0` among them, which hold " in unmarked
+    assert "no answer is marked" in unmarked and "On all tokens but the first token, with `0` among them, which hold " in unmarked
     assert (
         "On all tokens but the span marked as sink, with `0` among them, which hold "
         in said(same, spans={"sink": [0, 1]}).sentence

@@ -140,6 +140,12 @@ def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
     assert "of the next head's A2" in reading.sentence
 
 
+def test_a_second_map_that_is_edited_away_leaves_a_first_map_to_explain(scope):
+    with scope.edit(diffscope.edits.zero_a2()):
+        sentence = composition(scope.capture(examples()[0].text)).sentence
+    assert sentence.startswith("Of A1, ")
+
+
 def test_branches_add_up_to_the_logits_and_have_other_prompts_for_control(scope, cap):
     asked = question(scope, cap, ANSWER)
     others = synthetic_prompts(scope, len(asked.ids), 2)

@@ -75,6 +75,7 @@ def test_what_cannot_be_asked_is_one_line(mini_diff):
         "an answer or distractor is empty": lambda: mini_diff.answer(PROMPTS[0], " "),
         "distractors are a list": lambda: mini_diff.answer(PROMPTS[0], " 1", "2"),
         "the right answer's own number": lambda: mini_diff.answer(PROMPTS[0], " 7421", ["7421"]),
+        "^the right answer begins with a distractor": lambda: mini_diff.answer(PROMPTS[0], " 7421", ["74"]),
         "prompt 1 of the batch: it ends in": lambda: mini_diff.answer(PROMPTS, [" 7421", "2050"]),
     }.items():
         with pytest.raises(PromptError, match=words):

@@ -67,7 +67,7 @@ def test_a_seed_gives_one_prompt(task):
 def test_needles_that_do_not_fit_are_refused(task):
     with pytest.raises(PromptError, match="do not fit 64 tokens; use at least"):
         task.prompt(64, 12, np.random.default_rng(0))
-    with pytest.raises(PromptError, match="65 needles are about as many cities; there are 64"):
+    with pytest.raises(PromptError, match="65 needles need as many cities, and there are 64"):
         task.prompt(2000, 65, np.random.default_rng(0))
     with pytest.raises(PromptError, match="all 64 cities are mentioned"):
         task.training_rows(1, 2000, 64, 64, np.random.default_rng(0), unanswerable=1.0)
