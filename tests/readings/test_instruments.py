@@ -142,7 +142,7 @@ def test_copies_are_explained_by_the_first_map_and_the_next_heads_are_not():
 
 def test_a_second_map_that_is_edited_away_leaves_a_first_map_to_explain(scope):
     with scope.edit(diffscope.edits.zero_a2()):
-        sentence = composition(scope.capture(examples()[0].text)).sentence
+        sentence = composition(*map(scope.capture, synthetic_prompts(scope, 40, 2))).sentence
     assert sentence.startswith("Of A1, ")
 
 
