@@ -288,8 +288,9 @@ class Models:
         ends = self._ends(PART_OF_LABEL[A2_OUT if of == "A2" else KNOCK_OUT])
         if not all(name in end for end in ends):
             return None
-        counting = self.costs or [end["weight"] for end in ends]
-        values = np.array([weighted(end[name], weights, HEADS).values for end, weights in zip(ends, counting)])
+        counting = [weights.astype(float) for weights in self.costs or [end["weight"] for end in ends]]
+        in_float64 = [end[name].astype(float) for end in ends]
+        values = np.array([weighted(costs, weights, HEADS).values for costs, weights in zip(in_float64, counting)])
         if not np.isfinite(values).any():
             return None
         layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
