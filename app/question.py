@@ -29,9 +29,9 @@ def encoded_question(subject, cap, distractors: tuple[str, ...]) -> Prompt | Non
     answer = answer_of(subject, cap)
     if not answer:
         return None
-    asked = encode_question(subject.scope(), cap, answer, distractors)
-    check_told_apart(asked)
-    return asked
+    prompt = encode_question(subject.scope(), cap, answer, distractors)
+    check_told_apart(prompt)
+    return prompt
 
 
 ODDS = "The answer's odds are against these; without any, against {}."

@@ -155,11 +155,11 @@ def _chosen(values: xr.DataArray, labels: Mapping[str, str | int | Sequence[str 
 def _labels_among(known: xr.DataArray, wanted: str | int | Sequence[str | int], what: str) -> list[str | int]:
     """Return labels along a dimension as a list, or raise DiffscopeError if `what` lacks one."""
     labels = [wanted] if isinstance(wanted, str) or np.ndim(wanted) == 0 else list(wanted)  # type: ignore[arg-type, list-item]
-    there = known.values.tolist()
+    offered = known.values.tolist()
     if not labels or any(isinstance(label, bool) for label in labels):
-        raise DiffscopeError(f"{known.name}={wanted!r} chooses nothing; choose of {', '.join(map(str, there))}")
-    if missing := [label for label in labels if label not in there]:
-        raise DiffscopeError(f"{what} has no {known.name} {missing[0]!r}: there are {', '.join(map(str, there))}")
+        raise DiffscopeError(f"{known.name}={wanted!r} chooses nothing; choose of {', '.join(map(str, offered))}")
+    if missing := [label for label in labels if label not in offered]:
+        raise DiffscopeError(f"{what} has no {known.name} {missing[0]!r}: there are {', '.join(map(str, offered))}")
     return labels  # type: ignore[return-value]
 
 
