@@ -1,26 +1,20 @@
-"""Show what watching a training costs, that trackers get its numbers, and which alarm an accident sets off.
+"""Show what watching a training costs, and which alarm an accident sets off.
 
-python -m benchmarks.monitor                      # the tables; wandb, mlflow, trackio and tensorboard where they are installed
+python -m benchmarks.monitor
 python -m benchmarks.monitor --part accident
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from statistics import median
 
 import torch
-from transformers import DiffLlamaConfig, DiffLlamaForCausalLM, Trainer, TrainingArguments
+from transformers import DiffLlamaConfig, DiffLlamaForCausalLM
 
 import diffscope
 from benchmarks import results
@@ -144,128 +138,7 @@ def accident(quick: bool) -> Section:
     return Section("accident", "Which alarm an accident sets off", COMMAND + "accident", "DiffLlama", [part], text, numbers)
 
 
-def trackers(quick: bool) -> Section:
-    """Read what each tracker was given by the Trainer from its own files, beside what the monitor's folder has."""
-    readers = {"tensorboard": _tensorboard, "wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}
-    lines: list[list[object]] = []
-    for name, read in readers.items():
-        if not find_spec(name):
-            lines.append([name, "not installed", None])
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            kept, found = _reported(name, Path(folder), read)
-        worst = max(abs(found.get(step, math.inf) - value) for step, value in kept.items())
-        lines.append([f"{name} {import_module(name).__version__}", f"{len(found)} of {len(kept)} steps", f"{worst:.1e}"])
-    shown = table("λ in a tracker's own files, opened again", ["tracker", "read", "largest difference"], lines)
-    text = "The Trainer hands the numbers to what `report_to` names; W&B is offline, MLflow's store is of files."
-    return Section("trackers", "What trackers are given of a training", COMMAND + "trackers", "DiffLlama", [shown], text)
-
-
-def _reported(name: str, folder: Path, read: Callable[[Path], dict[int, float]]) -> tuple[dict[int, float], dict[int, float]]:
-    places = {"TENSORBOARD_LOGGING_DIR": "board", "WANDB_DIR": "wandb", "TRACKIO_DIR": "trackio", "HF_HOME": "hub"}
-    os.environ |= {key: str(folder / place) for key, place in places.items()}
-    os.environ |= {
-        "WANDB_MODE": "offline",
-        "WANDB_SILENT": "true",
-        "MLFLOW_TRACKING_URI": f"file://{folder}/mlflow",
-        "MLFLOW_ALLOW_FILE_STORE": "true",
-    }
-    (folder / "wandb").mkdir()
-    model = model_of(32, 1, len(diffscope.load("mini-diff").tokenizer))
-    monitor = diffscope.monitor(model, rows(2), ["lambda"], every=2, budget=None, strict=True)
-    data = [{"input_ids": row, "labels": row} for row in rows(32)]
-    arguments = TrainingArguments(
-        output_dir=folder / "out",
-        max_steps=6,
-        per_device_train_batch_size=4,
-        report_to=name,
-        use_cpu=True,
-        disable_tqdm=True,
-        logging_steps=3,
-        save_strategy="no",
-        project="monitor",
-    )
-    Trainer(model, arguments, train_dataset=data, callbacks=[monitor.callback()]).train()
-    values = diffscope.open(folder / "out" / "monitor")["lambda"].sel(lambda_value="used", layer=0).mean("head")
-    return dict(zip(values["step"].values.tolist(), values.values.tolist())), read(folder)
-
-
-LOGGED = "train/diffscope/lambda/layer_0/mean"
-
-
-def _tensorboard(folder: Path) -> dict[int, float]:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder / "board"))
-    events.Reload()
-    return {event.step: event.value for event in events.Scalars(LOGGED)}
-
-
-def _wandb(folder: Path) -> dict[int, float]:
-    import json
-
-    import wandb
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    wandb.finish()
-    (file,) = folder.rglob("*.wandb")
-    records: list[Record] = []
-    while not any(record.HasField("exit") for record in records):  # it is written by another process
-        time.sleep(0.5)
-        records = [Record.FromString(data) for data in _log_records(file.read_bytes())]
-    found = {}
-    for record in records:
-        items = {(item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item}
-        if LOGGED in items:
-            found[items["train/global_step"]] = items[LOGGED]
-    return found
-
-
-def _log_records(data: bytes) -> Iterator[bytes]:
-    """Yield the records of a LevelDB log, which an offline run is: blocks of 32 KiB after a header of 7 bytes."""
-    at, whole = 7, b""
-    while at < len(data):
-        left = 2**15 - at % 2**15
-        if left < 7:  # no chunk begins in so few bytes
-            at += left
-            continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        whole += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # a whole record, or the last part of one
-            yield whole
-            whole = b""
-
-
-def _mlflow(folder: Path) -> dict[int, float]:
-    import mlflow
-
-    client = mlflow.MlflowClient()
-    runs = [run for each in client.search_experiments() for run in client.search_runs([each.experiment_id])]
-    names = {name for run in runs for name in run.data.metrics if name.endswith("diffscope/lambda/layer_0/mean")}
-    history = [each for run in runs for name in names for each in client.get_metric_history(run.info.run_id, name)]
-    mlflow.end_run()
-    return {each.step: each.value for each in history}
-
-
-def _trackio(folder: Path) -> dict[int, float]:
-    import sqlite3
-
-    found = {}
-    for file in folder.rglob("*.db"):
-        with sqlite3.connect(file) as database:
-            found |= _trackio_rows(database)
-    return found
-
-
-def _trackio_rows(database) -> dict[int, float]:
-    import json
-
-    rows_of = [json.loads(metrics) for (metrics,) in database.execute("select metrics from metrics")]
-    return {int(row["train/global_step"]): row[LOGGED] for row in rows_of if LOGGED in row}
-
-
-PARTS = {"cost": cost, "trackers": trackers, "accident": accident}
+PARTS = {"cost": cost, "accident": accident}
 
 
 def main() -> None:
