@@ -30,7 +30,7 @@ PLATFORMS = {
     "macOS 14 arm64": "aarch64-apple-darwin",
     "Windows x86-64": "x86_64-pc-windows-msvc",
 }
-EXTRAS = tuple(f"--extra={name}" for name in ("vision", "kernels", "cluster", "data", "fast", "lab"))
+EXTRAS = tuple(f"--extra={name}" for name in ("vision", "kernels", "cluster", "data", "audio", "lightning", "lab"))
 TESTED = ("--extra=dev", "--extra=docs", "--extra=vision", "--constraint", "constraints.txt")
 WAYS = {
     "checkout with test tools, constraints.txt": TESTED,
