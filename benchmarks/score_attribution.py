@@ -21,6 +21,7 @@ from diffscope.tasks import examples
 CELLS, MODELS = 50, 10
 BUNDLED = ("mini-diff", "mini-standard", "mini-text")
 TOKENS = 24
+QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 1)
 AGAINST = (None, "row", 0)  # the score itself; less the mean of its row; less the first key's
 
 
@@ -40,14 +41,14 @@ def cells(scope: Scope, ids: list[int], count: int, seed: int) -> Iterator[tuple
         yield cell, float(own[key] - compared), float(abs(own).max())
 
 
-def of_model(scope: Scope, ids: list[int], count: int, seed: int) -> list[list[float]]:
-    """Return of each cell how far the sum is from the score, that by the largest score of the row, and Σ|parts|."""
+def of_model(scope: Scope, ids: list[int], count: int, seed: int) -> dict[str, list[float]]:
+    """Return quantiles over cells: how far the sum is from the score, that by the largest score of the row, and Σ|parts|."""
     errors = []
     for cell, wanted, largest in cells(scope, ids, count, seed):
         parts = score_attribution(scope, ids, **cell)["score"]
         error = abs(float(parts.sum()) - wanted)
         errors.append([error, error / largest, float(abs(parts).sum())])
-    return errors
+    return dict(zip(("error", "relative", "parts"), np.quantile(errors, QUANTILES, axis=0).T.tolist()))
 
 
 def bundled(name: str) -> tuple[Scope, list[int]]:
@@ -72,9 +73,8 @@ def main() -> None:
     subjects |= {name: lambda name=name: bundled(name) for name in BUNDLED[: 1 if options.quick else None]}
     numbers = {name: of_model(*make(), count, seed) for seed, (name, make) in enumerate(subjects.items())}
     rows = []
-    for name, errors in numbers.items():
-        error, relative, parts = np.array(errors).T
-        rows.append([name, len(errors), f"{error.max():.1e}", f"{relative.max():.1e}", f"{parts.max():.1f}"])
+    for name, of in numbers.items():
+        rows.append([name, count, f"{of['error'][-1]:.1e}", f"{of['relative'][-1]:.1e}", f"{of['parts'][-1]:.1f}"])
     header = ("model", "cells", "largest error of the sum", "by the largest score of its row", "largest Σ|parts|")
     text = (
         "Random cells of random layers, heads and maps: the score, the score less the mean of its row, or less the first key's. "
@@ -88,7 +88,7 @@ def main() -> None:
         "random DiffLlamas of benchmarks/random_models.py, and the models as they are bundled",
         [table("", header, rows)],
         text,
-        {"errors": numbers},
+        {"quantiles": QUANTILES, "errors": numbers},
     )
     results.keep("score_attribution", [section], options)
 
