@@ -56,12 +56,7 @@ def check_fields(what: str, record: Any, kinds: Mapping[str, Kind], optional: Co
 
 
 def check(what: str, value: Any, kind: Kind) -> None:
-    """Raise ValueError if a value is of another kind.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Raise ValueError if a value is of another kind."""
     if not kind.holds(value):
         raise ValueError(f"{what} is {shown(value)}, and has to be {kind.words}")
 

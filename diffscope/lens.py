@@ -359,6 +359,7 @@ class DifferentialAdapter(ArchitectureAdapter):
         Raises
         ------
         UnsupportedModel
+            Its attention is of another class, or already inside a bridge.
         """
         geometry = Geometry.of(hf_model.model.layers[0].self_attn)
         super().prepare_model(hf_model)
@@ -404,7 +405,12 @@ def boot(model: str | PathLike | nn.Module, *, tokenizer=None, dtype=None, devic
 
     Raises
     ------
-    ModelNotFound, CorruptFile, UnsupportedModel
+    ModelNotFound
+        There is no such model.
+    CorruptFile
+        A file of it is damaged, or its weights do not fit its config.json.
+    UnsupportedModel
+        Its architecture or its attention has no hook points here.
     """
     name = "external"
     if isinstance(model, nn.Module):

@@ -61,12 +61,7 @@ def declared_window(scope: Scope) -> int | None:
 
 
 def check_length(scope: Scope, length: int) -> None:
-    """Refuse a length of prompts that the model or the check does not take.
-
-    Raises
-    ------
-    DiffscopeError
-    """
+    """Refuse a length of prompts that the model or the check does not take."""
     whole_number(length, 1, math.inf, "the length of prompts is a whole number from 1")
     if length == LENGTH or isinstance(scope.runner, ImageModel):
         return

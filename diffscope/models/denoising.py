@@ -26,9 +26,7 @@ def is_of_diffusers(fields: dict[str, Any]) -> bool:
 def load_denoiser(name: str, folder: Path, fields: dict[str, Any], dtype: torch.dtype | None = None) -> nn.Module:
     """Load a model of diffusers from a folder with config.json and safetensors; by default in the dtype of its weights.
 
-    Raises
-    ------
-    MissingExtra, CorruptFile, UnsupportedModel
+    MissingExtra without diffusers; UnsupportedModel if it has no such model; CorruptFile if the weights do not fit.
     """
     problem = f"{name} is a model of diffusers, which cannot be imported"
     with translated(MissingExtra, problem, "pip install 'diffscope-attention[audio]'", errors=(ImportError, RuntimeError)):

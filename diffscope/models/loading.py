@@ -53,12 +53,7 @@ OTHERWISE = "open a model of another kind with its own class, and give the model
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a folder whose weights are pickles, missing or damaged.
-
-    Raises
-    ------
-    ModelNotFound, CorruptFile
-    """
+    """Refuse a folder whose weights are pickles, missing or damaged."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
@@ -78,12 +73,7 @@ def check_weights(folder: Path) -> None:
 
 
 def check_folders(home: Path, weights: Path) -> None:
-    """Refuse a model whose files do not match the digests of their folders, or whose weights cannot be opened.
-
-    Raises
-    ------
-    ModelNotFound, CorruptFile
-    """
+    """Refuse a model whose files do not match the digests of their folders, or whose weights cannot be opened."""
     tokenizer = tokenizer_folder(home)
     for folder in {place.absolute() for place in (home, weights, tokenizer) if place is not None}:
         check_regular(folder)
@@ -93,12 +83,7 @@ def check_folders(home: Path, weights: Path) -> None:
 
 
 def check_generation(folder: Path) -> bool:
-    """Return whether a folder has a generation_config.json, of which transformers would ignore a damaged one.
-
-    Raises
-    ------
-    CorruptFile
-    """
+    """Return whether a folder has a generation_config.json; CorruptFile if it is damaged, which transformers would ignore."""
     file = folder / "generation_config.json"
     if not file.is_file():
         return False
@@ -108,12 +93,7 @@ def check_generation(folder: Path) -> bool:
 
 
 def read_settings(name: str, home: Path | None) -> dict[str, Any]:
-    """Return the fields of a model's config.json.
-
-    Raises
-    ------
-    ModelNotFound, CorruptFile
-    """
+    """Return the fields of a model's config.json; ModelNotFound if there is none, CorruptFile if it is damaged."""
     if home is not None:
         return read_fields(home / "config.json")
     with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
@@ -121,12 +101,7 @@ def read_settings(name: str, home: Path | None) -> dict[str, Any]:
 
 
 def read_config(name: str, home: Path | None, **options) -> PretrainedConfig:
-    """Return the configuration of a model of transformers.
-
-    Raises
-    ------
-    ModelNotFound, CorruptFile
-    """
+    """Return the configuration of a model of transformers; ModelNotFound or CorruptFile if it cannot be read."""
     if home is None:
         with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
             return AutoConfig.from_pretrained(name, **options)
@@ -136,12 +111,7 @@ def read_config(name: str, home: Path | None, **options) -> PretrainedConfig:
 
 
 def check_settings(name: str, fields: dict[str, Any], weights: Path | None, implementation: Any, trust: bool) -> None:
-    """Refuse settings that fetch and run code, or that describe more than the weights hold, before anything is built.
-
-    Raises
-    ------
-    CorruptFile, UnsupportedModel
-    """
+    """Refuse settings that fetch and run code, or that describe more than the weights hold, before anything is built."""
     check_dtype(name, fields)
     check_asked(name, fields, trust)
     check_asked(name, {"attn_implementation": implementation}, trust)
@@ -156,7 +126,12 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
 
     Raises
     ------
-    ModelNotFound, CorruptFile, UnsupportedModel
+    ModelNotFound
+        There is no model of that name, or no weights in its folder.
+    CorruptFile
+        A file of it is damaged, is a pickle, or was changed; or the weights do not fit its config.json.
+    UnsupportedModel
+        Its settings ask for code to be run, describe more than its weights hold, or are of no language model.
     MissingExtra
         The model is one of timm or diffusers, which is not installed.
     """

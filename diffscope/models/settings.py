@@ -60,24 +60,14 @@ class Weights(NamedTuple):
 
 
 def check_regular(folder: Path) -> None:
-    """Refuse a folder in which a file of the model is a pipe, a device, a folder or a broken link.
-
-    Raises
-    ------
-    CorruptFile
-    """
+    """Refuse a folder in which a file of the model is a pipe, a device, a folder or a broken link."""
     for file in sorted(each for pattern in ("*", "*_templates/*") for each in folder.glob(pattern) if each.suffix in READ):
         if not file.is_file():
             raise CorruptFile(f"{shown(file.name)} in {folder} is no regular file; put a copy of the model's own file there")
 
 
 def check_adapter(folder: Path) -> None:
-    """Refuse a folder with an adapter: transformers would open its weights, or a pickle, without our checks.
-
-    Raises
-    ------
-    UnsupportedModel
-    """
+    """Refuse a folder with an adapter: transformers would open its weights, or a pickle, without our checks."""
     if (folder / ADAPTER).exists():
         raise UnsupportedModel(
             f"{folder} has an adapter ({ADAPTER}) beside the model; merge them with merge_and_unload and save that, or open the "
@@ -86,20 +76,7 @@ def check_adapter(folder: Path) -> None:
 
 
 def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
-    """Refuse settings that make transformers fetch and run compiled code, unless `trust`.
-
-    Parameters
-    ----------
-    name : str
-        Of the model.
-    fields : mapping
-        Of its config.json, or another file of settings.
-    trust : bool
-
-    Raises
-    ------
-    UnsupportedModel
-    """
+    """Refuse settings that make transformers fetch and run compiled code, unless `trust`."""
     if trust:
         return
     for field, value in _all_fields(fields):
@@ -114,12 +91,7 @@ def check_asked(name: str, fields: Mapping[str, Any], trust: bool) -> None:
 
 
 def check_dtype(name: str, fields: Mapping[str, Any]) -> None:
-    """Refuse a dtype that is none: transformers accepts any attribute of torch.
-
-    Raises
-    ------
-    UnsupportedModel
-    """
+    """Refuse a dtype that is none: transformers accepts any attribute of torch."""
     for field in ("dtype", "torch_dtype"):
         value = fields.get(field)
         if isinstance(value, str) and value != "auto" and not isinstance(getattr(torch, value, None), torch.dtype):
@@ -127,12 +99,7 @@ def check_dtype(name: str, fields: Mapping[str, Any]) -> None:
 
 
 def check_implementation(name: str, field: str, value: Any) -> None:
-    """Refuse an implementation of attention or experts that is neither built in nor registered in this process.
-
-    Raises
-    ------
-    UnsupportedModel
-    """
+    """Refuse an implementation of attention or experts that is neither built in nor registered in this process."""
     plain = value.removeprefix("paged|") if isinstance(value, str) else value
     known = value is None or plain in BUILT_IN or plain in list(ALL_ATTENTION_FUNCTIONS)
     # Without the package flash-attn, transformers would fetch its kernels from the hub.
@@ -155,10 +122,6 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
         Of its config.json.
     weights : Weights or None
         None if its weights are still to be fetched.
-
-    Raises
-    ------
-    UnsupportedModel
     """
     numbers = EXTENT if weights is None else weights.numbers
     # Experts are not compared with the tensors: one tensor may hold all experts of a layer.
@@ -193,12 +156,7 @@ def check_counts(name: str, fields: Mapping[str, Any], weights: Weights | None) 
 
 
 def check_growth(file: Path) -> None:
-    """Refuse a tokenizer.json whose replacements make a text many times longer: in a chain they could fill all memory.
-
-    Raises
-    ------
-    CorruptFile
-    """
+    """Refuse a tokenizer.json whose replacements make a text many times longer: in a chain they could fill all memory."""
     malformed = (ValueError, TypeError, AttributeError, KeyError, RecursionError)
     with translated(CorruptFile, f"{file} cannot be read as a tokenizer", "copy it again", errors=malformed):
         fields = json.loads(file.read_bytes())

@@ -44,10 +44,6 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], int]:
 
     A header must account for every byte of its file. Tensors that overlap, leave gaps or have another size than stated are
     refused, as are truncated files.
-
-    Raises
-    ------
-    CorruptFile
     """
     tensors: dict[str, Stored] = {}
     files = _files(folder)
@@ -57,12 +53,7 @@ def stored_tensors(folder: Path) -> tuple[dict[str, Stored], int]:
 
 
 def read_header(file: Path) -> dict[str, Stored]:
-    """Return the tensors of a safetensors file by name, without their values.
-
-    Raises
-    ------
-    CorruptFile
-    """
+    """Return the tensors of a safetensors file by name, without their values; CorruptFile if it is damaged."""
     check_header(file)
     try:
         with safe_open(file, framework="pt"), open(file, "rb") as weights:  # the first refuses what does not fit the file
@@ -97,12 +88,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def check_header(file: Path) -> None:
-    """Refuse a safetensors file whose header is too large for one of weights, before it is read.
-
-    Raises
-    ------
-    CorruptFile
-    """
+    """Refuse a safetensors file whose header is too large for one of weights, before it is read."""
     with translated(CorruptFile, f"{file} cannot be read", "copy it again", errors=OSError), open(file, "rb") as weights:
         length = int.from_bytes(weights.read(LENGTH), "little")
     if HEADER_BYTES < length <= file.stat().st_size:

@@ -50,10 +50,6 @@ def mismatch(
         Where to look for what λ might have been made of otherwise.
     suspects : sequence of (str, LayerAttention)
         Other queries, keys and values that the family thinks possible, and what they would mean.
-
-    Returns
-    -------
-    FidelityError
     """
     if broken := not_finite(layer, observed, module):
         return FidelityError(f"layer {layer.layer}: {broken}; no map of it means anything, so check the model's weights")

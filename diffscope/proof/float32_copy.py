@@ -52,10 +52,6 @@ def run_in_float32(
     prepare : callable, optional
         Called with the copy before it runs, such as to hook its submodules.
 
-    Returns
-    -------
-    AttentionPass
-
     Raises
     ------
     UnsupportedModel

@@ -108,10 +108,6 @@ def open_statistics(path: str | os.PathLike) -> xr.Dataset:
 def attributes_of(path: str | os.PathLike) -> dict[str, str]:
     """Read the attributes of a netCDF file of statistics, and none of its arrays.
 
-    Parameters
-    ----------
-    path : path-like
-
     Returns
     -------
     dict of str to str
