@@ -36,6 +36,7 @@ def command(
 ):
     """Check that a model's attention is what it claims to be. Each layer is proved on prompts that can fail it; exit 1 if not."""
     from diffscope.conformance import check
+    from diffscope.scope import load
     from diffscope.tables import conformance
     from diffscope.tables.table import check_suffix
 
@@ -46,7 +47,7 @@ def command(
         check_suffix(out)
         check_out(out)
     with working(f"checking {model}"):
-        report = check(model, length=length, seed=seed, device=device, dtype=dtype)
+        report = check(load(model, device=device, dtype=dtype), length=length, seed=seed)
     if out is not None:
         conformance(report).save(out)
         note(f"saved {out}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-import torch
 from torch import nn
 
 from diffscope.conformance.behaviour import ORDERED, STEPS, check_cache, check_observation, check_order, check_second_map
@@ -15,7 +14,6 @@ from diffscope.conformance.fidelity import check_fidelity
 from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, declared_window, long_enough
 from diffscope.conformance.report import VERDICTS, Report
 from diffscope.conformance.run import CheckRun, Progress, count_runs
-from diffscope.families import Family
 from diffscope.families.coverage import unread_layers
 from diffscope.scope import Scope, load
 from diffscope.scope.images import ImageModel
@@ -28,12 +26,6 @@ def check(
     *,
     length: int = LENGTH,
     seed: int = 0,
-    family: Family | str | None = None,
-    device: Any = None,
-    dtype: torch.dtype | str | None = None,
-    device_map: Any = None,
-    attn_implementation: str | None = None,
-    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Report:
     """Check how a model attends against what its family does by design, on random prompts.
@@ -41,14 +33,14 @@ def check(
     Parameters
     ----------
     model : Scope, str, path or torch.nn.Module
-        An opened model, or one to open.
+        An opened model, or one to open as :func:`diffscope.load` does; open it first to choose a device, a dtype or a family.
+    tokenizer : PreTrainedTokenizerBase, optional
+        As for :func:`diffscope.load`; without effect for an opened model.
     length : int
         Tokens of the long prompt: at most 4,096, and at most the positions of the model. A prompt no longer than the attention
         window is lengthened beyond it. The default is shortened to the positions of the model.
     seed : int
         Seed of the random prompts.
-    tokenizer, family, device, dtype, device_map, attn_implementation, trust_remote_code
-        As for :func:`diffscope.load`; for an opened model they have no effect.
     progress : callable, optional
         Called with (runs of the model begun, runs in all, words). Layers that are not differential take fewer runs.
 
@@ -61,19 +53,7 @@ def check(
     DiffscopeError
         The model could not be run on any prompt, or takes no prompt of that length; also the errors of :func:`diffscope.load`.
     """
-    if isinstance(model, Scope):
-        scope = model
-    else:
-        scope = load(
-            model,
-            tokenizer,
-            device=device,
-            dtype=dtype,
-            device_map=device_map,
-            attn_implementation=attn_implementation,
-            trust_remote_code=trust_remote_code,
-            family=family,
-        )
+    scope = model if isinstance(model, Scope) else load(model, tokenizer)
     check_length(scope, length)
     modules = scope.family.modules(scope.model)
     kinds = sorted({type(module).__name__ for module in modules})
