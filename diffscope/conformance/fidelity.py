@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from diffscope.attention.fidelity import UNDECIDED
+from diffscope.attention.fidelity import UNDECIDED, Fidelity
 from diffscope.attention.layer import LayerAttention
 from diffscope.conformance.report import Report
 from diffscope.conformance.run import CheckRun
@@ -23,35 +22,22 @@ from diffscope.scope.images import ImageModel
 from diffscope.scope.two_sides import Denoiser
 
 
-@dataclass(frozen=True)
-class LayerProof:
+class LayerProof(NamedTuple):
     """How close one layer was rebuilt.
 
     Attributes
     ----------
     number : int
         The layer.
-    error : float
-        Relative to rounding; NaN if the layer was refused.
-    tolerance : float
-        The largest error that rounding explains.
-    decided : bool
-        Whether the same comparison refuses other readings.
+    fidelity : Fidelity
+        Of a refused layer its error is NaN.
     cause : str
         Likely cause of a refusal; empty if the layer was rebuilt.
-    reason : str
-        Why it is undecided; empty if it is decided.
-    error_float32 : float
-        The error of a float32 run of a half-precision layer, else NaN.
     """
 
     number: int
-    error: float
-    tolerance: float
-    decided: bool
+    fidelity: Fidelity
     cause: str = ""
-    reason: str = ""
-    error_float32: float = math.nan
 
 
 class ObservedLayer(NamedTuple):
@@ -102,7 +88,7 @@ def check_fidelity(run: CheckRun, window: int | None) -> list[ObservedLayer]:
     all_observed = [each for observed in observed_by_kind for each in observed]
     _judge_decided(report, all_observed)
     for each in all_observed:
-        report.note(each.proof.number, each.proof.error, each.proof.tolerance)
+        report.note(each.proof.number, each.proof.fidelity.error, each.proof.fidelity.tolerance)
     if unseen := tuple(sorted({*scope.layer_numbers} - {each.proof.number for each in all_observed})):
         report.add("undecided", "fidelity", "the model did not run the attention of these layers", unseen)
     if window is not None and prompts.long <= window:
@@ -156,29 +142,26 @@ def observe_layers(scope: Scope, batch: list) -> list[ObservedLayer]:
 def observe(scope: Scope, passage: AttentionPass) -> ObservedLayer:
     """Return a layer with its proof, or with the likely cause of its refusal."""
     try:
-        layer, proof = prove_passage(scope.family, passage)
+        layer, fidelity = prove_passage(scope.family, passage)
+        cause = ""
     except FidelityError as error:
         cause = str(error).partition("); ")[2] or str(error)
         layer = scope.family.read(passage)
-        tolerance = tolerated(layer, passage.observed.dtype)
-        return ObservedLayer(layer, passage.module, LayerProof(layer.layer, math.nan, tolerance, False, cause), passage.warnings)
-    of_layer = LayerProof(
-        layer.layer, proof.error, proof.tolerance, proof.decided, reason=proof.reason, error_float32=proof.error_float32
-    )
-    return ObservedLayer(layer, passage.module, of_layer, passage.warnings)
+        fidelity = Fidelity(math.nan, tolerated(layer, passage.observed.dtype), rows=0, decided=False)
+    return ObservedLayer(layer, passage.module, LayerProof(layer.layer, fidelity, cause), passage.warnings)
 
 
 def judge(report: Report, kind: str, proofs: list[LayerProof]) -> None:
     """Report how well layers were rebuilt on one kind of prompts."""
-    report.fidelity[kind] = float(torch.tensor([proof.error for proof in proofs]).max())  # a NaN stays a NaN
+    report.fidelity[kind] = float(torch.tensor([proof.fidelity.error for proof in proofs]).max())  # a NaN stays a NaN
     for cause in dict.fromkeys(proof.cause for proof in proofs if proof.cause):
         layers = _numbers(proof for proof in proofs if proof.cause == cause)
         report.add("fail", "fidelity", f"{kind}: not what the model computed; {cause}", layers)
     rebuilt = [proof for proof in proofs if not proof.cause]
     if rebuilt:
-        worst = max(rebuilt, key=lambda proof: proof.error)
+        worst = max((proof.fidelity for proof in rebuilt), key=lambda fidelity: fidelity.error)
         says = f"{kind}: rebuilt to {worst.error:.1e} (tolerance {worst.tolerance:.0e})"
-        in_float32 = [proof.error_float32 for proof in rebuilt if not math.isnan(proof.error_float32)]
+        in_float32 = [error for proof in rebuilt if not math.isnan(error := proof.fidelity.error_float32)]
         says += f"; each layer run in float32: {max(in_float32):.1e}" if in_float32 else ""
         report.add("pass", "fidelity", says, _numbers(rebuilt))
 
@@ -190,12 +173,12 @@ def _numbers(proofs: Iterable[LayerProof]) -> tuple[int, ...]:
 
 def _judge_decided(report: Report, observed: list[ObservedLayer]) -> None:
     """Report whether the same comparison would have refused other pairings, on any of the prompts."""
-    decided = {each.proof.number for each in observed if each.proof.decided}
+    decided = {each.proof.number for each in observed if each.proof.fidelity.decided}
     proved = {each.proof.number for each in observed if not each.proof.cause and each.layer.differential}
     # A standard layer has no pairing to decide, but it may have a formula that half precision cannot decide.
-    open_formulas = {each.proof.number for each in observed if each.proof.reason not in ("", UNDECIDED)}
+    open_formulas = {each.proof.number for each in observed if each.proof.fidelity.reason not in ("", UNDECIDED)}
     undecided = (proved | open_formulas) - decided
-    reasons = {each.proof.number: each.proof.reason for each in observed if each.proof.number in undecided}
+    reasons = {each.proof.number: each.proof.fidelity.reason for each in observed if each.proof.number in undecided}
     for reason in dict.fromkeys(reasons.values()):
         layers = tuple(sorted(number for number, of_layer in reasons.items() if of_layer == reason))
         report.add("undecided", "pairing", reason, layers)

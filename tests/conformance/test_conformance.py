@@ -11,6 +11,7 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import diffscope
 from diffscope import DiffscopeError
+from diffscope.attention.fidelity import Fidelity
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
 from diffscope.conformance.fidelity import LayerProof, judge
@@ -209,7 +210,7 @@ def test_what_is_left_is_counted_in_words():
 
 def test_the_worst_error_stands_beside_its_own_tolerance():
     report = Report("m", "f", "", "", "", "", layers=[{}])
-    judge(report, "a prompt", [LayerProof(0, 1e-5, 2e-5, True), LayerProof(1, 5e-5, 8e-5, True)])
+    judge(report, "a prompt", [LayerProof(0, Fidelity(1e-5, 2e-5, 1, True)), LayerProof(1, Fidelity(5e-5, 8e-5, 1, True))])
     assert report.findings[0].says == "a prompt: rebuilt to 5.0e-05 (tolerance 8e-05)"
     report.note(1, 5e-5, 8e-5)  # its scores are large on this prompt
     report.note(1, 1e-5, 2e-5)
