@@ -48,7 +48,7 @@ notebooks: dev
 
 # The pictures of the dashboard that docs show, taken anew; needs Chromium.
 screenshots: dev
-	$(BIN)/python -m tools.screenshots --docs
+	$(BIN)/python -m tools.screenshots
 
 # The animation at the top of README; needs Chromium.
 animation: dev
