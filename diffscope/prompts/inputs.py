@@ -6,8 +6,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from diffscope.errors import PromptError
 from diffscope.fields import shown
 from diffscope.prompts.chats import write_chat
@@ -19,9 +17,6 @@ from diffscope.prompts.tokenizer_output import IDS, MASK, Pack, read_fields, ref
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# Of tensors, arrays and a tokenizer's output only their dimensions tell: (N,) is one prompt, (B, N) a batch.
-OnePrompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-PromptBatch = list[str] | list[Tensor] | Sequence[Sequence[int]] | Sequence[Sequence[Mapping[str, Any]]]
 Spans = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None  # of one prompt or of all, or one mapping a prompt
 Plain = str | list[int] | Embedded  # every form comes down to a text, which may be a ChatText, token ids, or embeddings
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray as xr
@@ -24,7 +24,7 @@ from diffscope.families.packs import apart
 from diffscope.models.folders import steps_of, without_step
 from diffscope.models.loading import load_model, move, named_dtype
 from diffscope.prompts.embeddings import Embedded
-from diffscope.prompts.inputs import OnePrompt, PromptBatch, Spans
+from diffscope.prompts.inputs import Spans
 from diffscope.prompts.selection import whole_number
 from diffscope.scope import answers
 from diffscope.scope.editing import EditBlock
@@ -169,15 +169,6 @@ class Scope(HookedModel):
     def tokenize(self, prompt: Any) -> list[int]:
         """Return the token ids of one prompt."""
         return list(self.encode(prompt).ids)
-
-    @overload
-    def generate(self, prompt: OnePrompt, max_new_tokens: int = 8) -> str: ...
-
-    @overload
-    def generate(self, prompt: PromptBatch, max_new_tokens: int = 8) -> list[str]: ...
-
-    @overload
-    def generate(self, prompt: Any, max_new_tokens: int = 8) -> Any: ...
 
     def generate(self, prompt: Any, max_new_tokens: int = 8) -> str | list[str]:
         """Continue a prompt greedily, or each prompt of a batch.
