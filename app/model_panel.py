@@ -28,7 +28,7 @@ from diffscope.conformance import Report, check
 from diffscope.errors import DiffscopeError, ModelNotFound
 from diffscope.figures.escaping import short_name, visible
 from diffscope.hypotheses import TESTS, Settings, forecast
-from diffscope.hypotheses.gathering import steps_of
+from diffscope.hypotheses.gathering import checkpoint_names
 from diffscope.hypotheses.rules import CHECKPOINTS
 from diffscope.models.outline import check_memory
 from diffscope.numbers import counted, duration
@@ -299,7 +299,7 @@ def show_tests(loaded, model: SessionModel, differential: bool) -> None:
     st.markdown("#### Tests")
     of_model = lacking_of_model(loaded, differential)
     for needs, (lacks, how) in NEEDS.items():
-        if needs == "checkpoints" and len(steps_of(resolve(model.name))) >= CHECKPOINTS:
+        if needs == "checkpoints" and len(checkpoint_names(resolve(model.name))) >= CHECKPOINTS:
             lacks, how = NEEDS["model"]
         if of_model is not None and (
             needs in ("model", "checkpoints") or (needs == "pair" and (loaded.tokenizer is None or loaded.crosses))

@@ -138,12 +138,12 @@ def _written(span) -> str:
     return f"[{', '.join(map(_written, span))}]" if isinstance(span, (list, tuple)) else repr(span)
 
 
-def choose_subject(saved_too: bool = True, at_step: bool = True, two_sides: bool = False) -> Subject | None:
+def choose_subject(at_step: bool = True, two_sides: bool = False) -> Subject | None:
     """The model and prompt that the reader chose in the sidebar; None while something is missing, which is said.
 
     With `two_sides` the model may have an encoder whose text the decoder's tokens look at.
     """
-    name = choose_model(saved_too=saved_too, at_step=at_step)
+    name = choose_model(at_step=at_step)
     if name is None:
         return None
     if is_saved(name):

@@ -199,12 +199,12 @@ def visits(new_page, address: str, count: int) -> dict[str, float]:
     return first | {f"{name}: later visit": statistics.median(of[1:]) for name, of in times.items()}
 
 
-def save_wide(folder: Path, positions: int = 4096) -> Path:
-    """Save a copy of the bundled model with more positions."""
+def save_wide(folder: Path) -> Path:
+    """Save a copy of the bundled model that has 4,096 positions."""
     wide = folder / "wide"
     shutil.copytree(BUNDLED / "mini-diff", wide, ignore=shutil.ignore_patterns("checkpoints", "SHA256SUMS"))
     config = json.loads((wide / "config.json").read_text())
-    (wide / "config.json").write_text(json.dumps(config | {"max_position_embeddings": positions}))
+    (wide / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
     return wide
 
 
@@ -268,9 +268,9 @@ def long_prompt(new_page, address: str, folder: Path) -> dict[str, float]:
     }
 
 
-def save_long(folder: Path, tokens: int = 16384) -> int:
-    """Save a capture of a long prompt; return how many bytes the view of one head gets."""
-    capture = random_capture(tokens, heads=4, layers=2)
+def save_long(folder: Path) -> int:
+    """Save a capture of 16,384 tokens; return how many bytes the view of one head gets."""
+    capture = random_capture(16384, heads=4, layers=2)
     capture.save(folder / "long.dscope")
     return len(attention_view.buffer(capture, 0, 0))
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from diffscope.attention.memory import trim_heap
+from diffscope.attention.memory import free_memory, trim_heap
 from diffscope.errors import MissingExtra, first_line
 
 OK, WRONG, REFUSED, MEMORY, TIME, ABSENT = "ok", "wrong", "refused", "out of memory", "over time", "not installed"
@@ -62,12 +62,6 @@ def memory(name: str, pid: int | str = "self") -> float:
     except (FileNotFoundError, ProcessLookupError):
         return 0.0
     return next((1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:")), 0.0)
-
-
-def available() -> float:
-    """Return the bytes of memory that can still be had."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 class Job(Protocol):
@@ -136,7 +130,7 @@ class Child:
 
     def _answer(self) -> Answer:
         pid, end = self._process.pid, time.monotonic() + self.limits.seconds
-        allowed = memory("VmRSS", pid) + self.limits.share * available()
+        allowed = memory("VmRSS", pid) + self.limits.share * free_memory(torch.device("cpu"))
         while not self._connection.poll(POLL):
             if memory("VmRSS", pid) > allowed:
                 return self._stopped(MEMORY, f"over {allowed / 2**30:.1f} GiB")

@@ -80,9 +80,9 @@ def print_alike(first: float, second: float) -> bool:
     return two_figures(first) == two_figures(second) or max(abs(first), abs(second)) < LEAST
 
 
-def course(before: float, after: float, printed: Callable[[float], str] = two_figures, plural: bool = False) -> str:
+def course(before: float, after: float, plural: bool = False) -> str:
     """Write both ends of a change, so that neither is taken for its size: falls from 10.8 to 1.6, rises from, stays at."""
-    first, last = printed(before), printed(after)
+    first, last = two_figures(before), two_figures(after)
     if first == last:
         return f"{'stay' if plural else 'stays'} at {last}"
     verb = "rise" if after > before else "fall"

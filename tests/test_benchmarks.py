@@ -13,10 +13,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from benchmarks import meter, results
 from benchmarks.engine import __main__ as engine
 from benchmarks.engine import methods, report, subjects, sweeps
+from diffscope.attention.memory import free_memory
 from tests import reference
 
 ROOT = Path(__file__).parents[1]
@@ -105,7 +107,7 @@ def test_a_failure_is_named_and_the_others_go_on():
     assert died.state == meter.REFUSED and "3" in died.why
     assert refused.state == meter.REFUSED and refused.why.startswith("ValueError: ")
     assert worked.state == meter.OK and len(worked.seconds) == 2
-    hurried, narrow = meter.Limits(1.0, share=1.0), meter.Limits(120.0, share=2**28 / meter.available())
+    hurried, narrow = meter.Limits(1.0, share=1.0), meter.Limits(120.0, share=2**28 / free_memory(torch.device("cpu")))
     cases = ((job(time.sleep, 60), hurried, meter.TIME), (job(operator.mul, b"x", 2**31), narrow, meter.MEMORY))
     for run, strict, state in cases:
         with meter.Child(run, "cpu", patient) as child:

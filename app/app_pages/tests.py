@@ -28,7 +28,7 @@ from diffscope.figures.tests import quantities
 from diffscope.hypotheses import TESTS, lacking, report, summary
 from diffscope.hypotheses.accounts import ACCOUNTS, LEGEND
 from diffscope.hypotheses.conclusion import by_word, of_kind, overall
-from diffscope.hypotheses.gathering import steps_of
+from diffscope.hypotheses.gathering import checkpoint_names
 from diffscope.hypotheses.rules import A2, ANSWER, CHECKPOINTS, KNOCK_OUT
 from diffscope.hypotheses.tests import KINDS
 from diffscope.numbers import counted
@@ -291,7 +291,7 @@ def _what_tests_need(choices: TestRequest) -> str:
     needs = Counter(TESTS[test].needs for test in choices.asked)
     able = needs["model"]
     able += needs.pop("pair", 0) if choices.beside else 0
-    able += needs.pop("checkpoints", 0) if len(steps_of(resolve(choices.model))) >= CHECKPOINTS else 0
+    able += needs.pop("checkpoints", 0) if len(checkpoint_names(resolve(choices.model))) >= CHECKPOINTS else 0
     wanted = {name: lacks for name, (lacks, _) in NEEDS.items() if name != "model" and needs[name]}
     others = [f"{needs[name]} need{'' if needs[name] > 1 else 's'} {lacks}" for name, lacks in wanted.items()]
     if needs["cohort"]:

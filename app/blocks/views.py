@@ -21,6 +21,7 @@ from diffscope.views import heads as head_grid
 from diffscope.views import tokens as token_strip
 
 KEPT_MAPS = 8  # heads
+HELD = "held"  # the key of the component that holds the views of other heads
 
 
 def show_heads(
@@ -133,33 +134,30 @@ def _maps(cap, layer: int, head: int, key: str):
     return kept[layer, head]
 
 
-def hold_heads(bundle: bytes, key: str = "held") -> None:
+def hold_heads(bundle: bytes) -> None:
     """Let the page hold the views of all heads, so that it shows another one at once."""
-    component("held", attention_view.HELD.streamlit)(data=bundle, key=key, on_wanted_change=_nothing)
+    component("held", attention_view.HELD.streamlit)(data=bundle, key=HELD, on_wanted_change=_nothing)
 
 
 @st.fragment
-def hold_heads_beside(
-    cap, layer: int, head: int, query: int, sentences, about: str, key: str = "held", view: str = "view"
-) -> None:
+def hold_heads_beside(cap, layer: int, head: int, query: int, sentences, about: str) -> None:
     """Let the page fetch the heads beside the one that is shown ahead, one at a time, while nobody asks for anything else.
 
-    `sentences` returns what is said of a head at the query, of what `about` names. `view` is the key of the view that shows
-    the head.
+    `sentences` returns what is said of a head at the query, of what `about` names.
     """
-    place = (st.session_state.get(key) or {}).get("wanted")
+    place = (st.session_state.get(HELD) or {}).get("wanted")
     wanted = [(int(place["layer"]), int(place["head"]))] if place else []
     with show_errors():
         bundle = attention_view.bundle(
             cap,
             [each for each in wanted if each in attention_view.places_of(cap)],
             sentences=sentences,
-            maps=lambda layer, head: _maps(cap, layer, head, view),
+            maps=lambda layer, head: _maps(cap, layer, head, "view"),
             beside=(layer, head),
             about=about,
             query=query,
         )
-        component("held", attention_view.HELD.streamlit)(data=bundle, key=key, on_wanted_change=_nothing)
+        component("held", attention_view.HELD.streamlit)(data=bundle, key=HELD, on_wanted_change=_nothing)
 
 
 def _nothing() -> None:
@@ -188,9 +186,7 @@ def drawn_keys(attention, query: int, most: int) -> tuple[int, int] | None:
     return (max(0, query - most + 1), query + 1) if attention.mask.kind in ("causal", "window") else (0, LARGEST)
 
 
-def show_text(
-    cap, layer: int, head: int, query: int, on_query=None, on_mark=None, marked: Collection[str] = (), key: str = "strip"
-):
+def show_text(cap, layer: int, head: int, query: int, on_query=None, on_mark=None, marked: Collection[str] = ()):
     """Show the prompt with each token on the colour of what a query gives it.
 
     Before the next run `on_query(position)` is called when a token is clicked, and `on_mark(marks)` when tokens are selected and
@@ -199,7 +195,7 @@ def show_text(
     """
 
     def state():
-        return st.session_state.get(key) or {}
+        return st.session_state.get("strip") or {}
 
     def clicked():
         if on_query is not None and state().get("query") is not None:
@@ -212,7 +208,9 @@ def show_text(
 
     with show_errors():
         data = token_strip.data(cap, layer, head, query, markable=on_mark is not None, marked=marked)
-        component("tokens", token_strip.COMPONENT.streamlit)(data=data, key=key, on_query_change=clicked, on_marked_change=named)
+        component("tokens", token_strip.COMPONENT.streamlit)(
+            data=data, key="strip", on_query_change=clicked, on_marked_change=named
+        )
 
 
 def show_lambda(cap, layer: int | None = None):

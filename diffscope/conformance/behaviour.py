@@ -11,8 +11,8 @@ from torch import Tensor
 
 from diffscope import edits
 from diffscope.attention.layer import LayerAttention
-from diffscope.conformance.fidelity import LayerProof, ObservedLayer, judge, observe
 from diffscope.conformance.prompts import SHORT
+from diffscope.conformance.rebuilding import LayerProof, ObservedLayer, judge, observe
 from diffscope.conformance.run import CheckRun
 from diffscope.errors import DiffscopeError, FidelityError
 from diffscope.families import AttentionPass

@@ -10,8 +10,8 @@ from torch import nn
 from diffscope.conformance.behaviour import ORDERED, STEPS, check_cache, check_observation, check_order, check_second_map
 from diffscope.conformance.description import differences, facts
 from diffscope.conformance.design import check_design
-from diffscope.conformance.fidelity import check_fidelity
 from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, declared_window, long_enough
+from diffscope.conformance.rebuilding import check_fidelity
 from diffscope.conformance.report import VERDICTS, Report
 from diffscope.conformance.run import CheckRun, Progress, count_runs
 from diffscope.families.coverage import unread_layers

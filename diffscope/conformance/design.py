@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from diffscope.conformance.description import in_words, schedule_offset, shares_keys
-from diffscope.conformance.fidelity import ObservedLayer
+from diffscope.conformance.rebuilding import ObservedLayer
 from diffscope.conformance.run import CheckRun
 from diffscope.families import Convention
 from diffscope.models import lambda_init_schedule

@@ -271,7 +271,7 @@ def gather(
     settings = replace(settings, template=settings.template or template)
     scopes: dict[Model, Scope] = {}
     standards = baselines if "pair" in needs else []
-    trainings = [steps for name in models if "checkpoints" in needs and (steps := steps_of(name))]
+    trainings = [steps for name in models if "checkpoints" in needs and (steps := checkpoint_names(name))]
 
     def opened(names: Sequence[Model], settings: Settings = settings, series: bool = False) -> Models:
         for name in names:
@@ -316,7 +316,7 @@ def _diff_models(folder: Path, cohort: xr.Dataset) -> tuple[list[str], list[str]
     return models, baselines
 
 
-def steps_of(model: Model) -> list[str]:
+def checkpoint_names(model: Model) -> list[str]:
     """Return the checkpoints that a training left beside a model, ``NAME@STEP``; none of a hub id, a checkpoint or a Scope."""
     if isinstance(model, Scope):
         return []

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from diffscope.numbers import listed
+
 VERSION = version("diffscope-attention")
 NAMES = {"python": "Python"}  # names of programs that differ from their attribute
 
@@ -44,6 +46,5 @@ def other_versions(made: Iterable[Mapping[str, str]], **here: str) -> str:
     for name, this in {**provenance(dated=False), **here}.items():
         versions = sorted({attributes[name] for attributes in made if name in attributes})
         if versions and versions != [this]:
-            several = " and ".join(filter(None, (", ".join(versions[:-1]), versions[-1])))
-            parts.append(f"{NAMES.get(name, name)} {several} ({this} here)")
+            parts.append(f"{NAMES.get(name, name)} {listed(versions)} ({this} here)")
     return ", ".join(parts)

@@ -14,8 +14,8 @@ from diffscope import DiffscopeError
 from diffscope.attention.fidelity import Fidelity
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
-from diffscope.conformance.fidelity import LayerProof, judge
 from diffscope.conformance.prompts import declared_window
+from diffscope.conformance.rebuilding import LayerProof, judge
 from diffscope.conformance.report import Report
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
