@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from diffscope.errors import CorruptFile, MissingExtra, UnsupportedModel, translated
 from diffscope.fields import shown
-from diffscope.models.stored import stored_tensors
+from diffscope.models.stored import Stored
 
 CLASS = "_class_name"
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -23,7 +24,9 @@ def is_of_diffusers(fields: dict[str, Any]) -> bool:
     return CLASS in fields and "_diffusers_version" in fields
 
 
-def load_denoiser(name: str, folder: Path, fields: dict[str, Any], dtype: torch.dtype | None = None) -> nn.Module:
+def load_denoiser(
+    name: str, folder: Path, tensors: Mapping[str, Stored], fields: dict[str, Any], dtype: torch.dtype | None = None
+) -> nn.Module:
     """Load a model of diffusers from a folder with config.json and safetensors; by default in the dtype of its weights.
 
     MissingExtra without diffusers; UnsupportedModel if it has no such model; CorruptFile if the weights do not fit.
@@ -37,7 +40,7 @@ def load_denoiser(name: str, folder: Path, fields: dict[str, Any], dtype: torch.
             f"config.json of {name} says {CLASS} = {shown(fields[CLASS])}, no model of diffusers {diffusers.__version__}; "
             "give the folder of a transformer, or install the diffusers that has it"
         )
-    stored = Counter(tensor.dtype for tensor in stored_tensors(folder)[0].values())
+    stored = Counter(tensor.dtype for tensor in tensors.values())
     usual = DTYPES.get(stored.most_common(1)[0][0], torch.float32) if stored else torch.float32
     unreadable = (OSError, SafetensorError, RuntimeError, ValueError)
     with translated(CorruptFile, f"the weights of {name} cannot be loaded", "copy them again", errors=unreadable):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig
 
@@ -26,6 +26,7 @@ from diffscope.models.quiet import quietly
 from diffscope.models.settings import (
     CODE,
     PACKED,
+    Weights,
     check_adapter,
     check_asked,
     check_counts,
@@ -42,7 +43,6 @@ from diffscope.models.stored import (
     on_paper,
     read_fields,
     stored_tensors,
-    unreadable,
 )
 from diffscope.models.vision import fetched, is_of_timm, load_timm
 from diffscope.storage.checksum import check_sums
@@ -53,27 +53,23 @@ OTHERWISE = "open a model of another kind with its own class, and give the model
 
 
 def check_weights(folder: Path) -> None:
-    """Refuse a folder whose weights are pickles, missing or damaged."""
+    """Refuse a folder whose weights are pickles or missing, or of which a file has too large a header."""
     files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
-        if pickles:
-            raise CorruptFile(
-                f"{folder} offers its weights as a pickle ({pickles[0]}), which can run code when opened; "
-                "convert them with save_pretrained(..., safe_serialization=True)"
-            )
-        raise ModelNotFound(f"{folder} holds no .safetensors weights; save the model there with save_pretrained")
-    for file in files:
+    for file in files:  # diffusers reads files of other names than transformers
         check_header(file)
-        try:
-            with safe_open(file, framework="pt"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise unreadable(file, error) from None
+    if files:
+        return
+    pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
+    if pickles:
+        raise CorruptFile(
+            f"{folder} offers its weights as a pickle ({pickles[0]}), which can run code when opened; "
+            "convert them with save_pretrained(..., safe_serialization=True)"
+        )
+    raise ModelNotFound(f"{folder} holds no .safetensors weights; save the model there with save_pretrained")
 
 
 def check_folders(home: Path, weights: Path) -> None:
-    """Refuse a model whose files do not match the digests of their folders, or whose weights cannot be opened."""
+    """Refuse a model whose files do not match the digests of their folders, or whose weights are pickles or missing."""
     tokenizer = tokenizer_folder(home)
     for folder in {place.absolute() for place in (home, weights, tokenizer) if place is not None}:
         check_regular(folder)
@@ -110,12 +106,12 @@ def read_config(name: str, home: Path | None, **options) -> PretrainedConfig:
         return AutoConfig.from_pretrained(home, **options)
 
 
-def check_settings(name: str, fields: dict[str, Any], weights: Path | None, implementation: Any, trust: bool) -> None:
+def check_settings(name: str, fields: dict[str, Any], held: Weights | None, implementation: Any, trust: bool) -> None:
     """Refuse settings that fetch and run code, or that describe more than the weights hold, before anything is built."""
     check_dtype(name, fields)
     check_asked(name, fields, trust)
     check_asked(name, {"attn_implementation": implementation}, trust)
-    check_counts(name, fields, None if weights is None else in_all(stored_tensors(weights)[0]))
+    check_counts(name, fields, held)
 
 
 @quietly()
@@ -138,10 +134,13 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
     home, weights = locate(name)
     options = dict(trust_remote_code=trust_remote_code)
     source = name if home is None else home
+    tensors = None
     if home is not None and weights is not None:
         check_folders(home, weights)
+        tensors, _ = stored_tensors(weights)
     fields = read_settings(name, home)
-    check_settings(name, fields, weights, attn_implementation, trust_remote_code)
+    held = None if tensors is None else in_all(tensors)
+    check_settings(name, fields, held, attn_implementation, trust_remote_code)
     foreign = "timm" if is_of_timm(fields) else "diffusers" if is_of_diffusers(fields) else None
     config = None if foreign else read_config(name, home, **options)
     if weights is not None and config is not None and not check_generation(weights):  # transformers would look for it on the hub
@@ -153,16 +152,16 @@ def load_model(name: str, *, dtype=None, device=None, device_map=None, attn_impl
             )
         if foreign == "timm":
             model = load_timm(name, weights or fetched(name), dtype)
-        elif weights is None:
+        elif tensors is None:
             raise ModelNotFound(
                 f"{name} is a model of diffusers on the hub; load it with diffusers and give its transformer: "
                 "diffscope.load(pipeline.transformer)"
             )
         else:
-            model = load_denoiser(name, weights, fields, dtype)
+            model = load_denoiser(name, weights, tensors, fields, dtype)
         return (model if device is None else move(model, device)).eval(), None
-    if weights is not None and is_built_in(config) and not {CODE, PACKED} & fields.keys():
-        check_size(name, in_all(stored_tensors(weights)[0]), on_paper(name, config))
+    if held is not None and is_built_in(config) and not {CODE, PACKED} & fields.keys():
+        check_size(name, held, on_paper(name, config))
     with (
         translated(UnsupportedModel, f"{name} cannot be built from its config.json"),
         translated(UnsupportedModel, f"{name} cannot be opened as a language model", OTHERWISE, errors=(ValueError, ImportError)),

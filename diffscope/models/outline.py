@@ -17,9 +17,9 @@ from diffscope.attention.memory import free_memory
 from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, translated
 from diffscope.models.denoising import CLASS, is_of_diffusers
 from diffscope.models.folders import locate
-from diffscope.models.loading import check_weights
+from diffscope.models.loading import check_weights, read_settings
 from diffscope.models.settings import CODE, PACKED, check_asked, check_counts, check_regular
-from diffscope.models.stored import Stored, check_fit, check_size, in_all, on_paper, read_fields, stored_tensors
+from diffscope.models.stored import Stored, check_fit, check_size, in_all, on_paper, stored_tensors
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,11 @@ def outline(name: str) -> Outline:
         home = weights = _cached(name)
     if home is None or weights is None:
         tensors, nbytes = _on_hub(name)
-        fields = _fields_on_hub(name)
     else:
         check_regular(home)
         check_weights(weights)
         tensors, nbytes = stored_tensors(weights)
-        fields = read_fields(home / "config.json")
+    fields = read_settings(name, home)
     held = in_all(tensors)
     check_counts(name, fields, held)
     kind = str(fields.get("model_type") or (is_of_diffusers(fields) and fields[CLASS]) or "")
@@ -144,8 +143,3 @@ def _on_hub(name: str) -> tuple[dict[str, Stored], int]:
     tensors = {each: Stored(str(info.dtype), tuple(info.shape)) for header in headers for each, info in header.items()}
     nbytes = sum(max((info.data_offsets[1] for info in header.values()), default=0) for header in headers)
     return tensors, nbytes
-
-
-def _fields_on_hub(name: str) -> dict[str, Any]:
-    with translated(ModelNotFound, f"config.json of {name} is not to be had from the hub"):
-        return PretrainedConfig.get_config_dict(name)[0]
