@@ -298,44 +298,6 @@ class OpenModels:
             self.tell(done, total, words)
 
 
-def take(
-    scope: Scope,
-    prompts: Sequence[Prompt],
-    parts: Sequence[str] = (LAST_QUERY,),
-    *,
-    untrained: int = 0,
-    seed: int = 0,
-    others: Sequence[Sequence[int]] = (),
-) -> xr.Dataset:
-    """Take the evidence of one model.
-
-    Parameters
-    ----------
-    scope : Scope
-    prompts : sequence of Prompt
-    parts : sequence of str
-        Names of ``PARTS``; the last query is always taken.
-    untrained : int
-        Models of random weights that are made like it.
-    seed : int
-        Of the first of them.
-    others : sequence of token ids
-        Other prompts with their answers; see :func:`ablations.replacement_losses`.
-
-    Returns
-    -------
-    Dataset
-        Quantities and outcomes by name, as this module says, and ``weight`` (layer, head), A1's mass on the answer.
-    """
-    model = OpenModels([scope], lambda: prompts, lambda *_: others, untrained, seed)
-    evidence = model.take(LAST_QUERY, 0)
-    for part in dict.fromkeys((LAST_QUERY, *parts)):
-        evidence = evidence if part == LAST_QUERY else evidence.assign(model.take(part, 0).data_vars)
-        if untrained and PARTS[part].labels and PARTS[part].untrained:
-            evidence = evidence.assign(model.take_untrained(part, 0).data_vars)
-    return evidence
-
-
 def evidence_of(last_query: LastQuery, prompts: Sequence[Prompt], **more: Mapping[str, xr.DataArray]) -> xr.Dataset:
     """Return the evidence of a model from what was measured of it already.
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import diffscope
-from diffscope.evidence.take import take
+from diffscope.evidence.take import LAST_QUERY, OpenModels
 from diffscope.hypotheses import Models, Settings
 from diffscope.stats.ragged import stack_layers
 
@@ -12,7 +12,12 @@ def test_a_dataset_of_a_model_is_read_as_the_open_model():
     scope = diffscope.load("mini-diff")
     settings = Settings(prompts=5, length=128, needles=3, untrained=2, weights="answer")
     opened = Models.open([scope], settings)
-    evidence = take(scope, opened.prompts, ["previous", "blind"], untrained=2, seed=settings.seed)
+    model = OpenModels([scope], lambda: opened.prompts, untrained=2, seed=settings.seed)
+    evidence = model.take(LAST_QUERY, 0)
+    evidence = evidence.assign(model.take_untrained(LAST_QUERY, 0).data_vars)
+    for part in ("previous", "blind"):
+        evidence = evidence.assign(model.take(part, 0).data_vars)
+    evidence = evidence.assign(model.take_untrained("previous", 0).data_vars)
     assert evidence["shared_noise.sharing"].dims == ("prompt", "layer", "head") and evidence["blind_A1"].dims == ("few",)
     assert evidence["untrained.previous.a2"].dims == ("untrained", "fewer", "layer", "head")
     read = Models([evidence], ["mini-diff"], weights="answer")
