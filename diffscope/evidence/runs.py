@@ -32,7 +32,6 @@ from diffscope.evidence.quantities import (
 )
 from diffscope.evidence.run_file import EVIDENCE, EVIDENCE_FORMAT, defined
 from diffscope.evidence.take import (
-    Tell,
     take_a2_out,
     take_blind,
     take_branches,
@@ -66,13 +65,11 @@ DISTRACTORS = (8, 24)
 PROMPTS = 20
 FEW = 5  # prompts of what takes long: one at each depth
 TEXTS = 16
-UNTRAINED = 4
+UNTRAINED = 4  # models of random weights
 CELL = ("step", "distractors")
 
 
-def take_run(
-    folder: str | Path, template: str = TEMPLATE, seed: int = 0, *, untrained: int = UNTRAINED, progress: Tell | None = None
-) -> xr.Dataset:
+def take_run(folder: str | Path, template: str = TEMPLATE, seed: int = 0) -> xr.Dataset:
     """Take the evidence of a run at each of its checkpoints and at its end, on prompts that belong to the run's seed.
 
     Parameters
@@ -83,10 +80,6 @@ def take_run(
         The needle sentence that it was trained on.
     seed : int
         Of the training. The prompts of a seed are the same for all arms, and other than those of other seeds.
-    untrained : int
-        Models of random weights that are made like it at each checkpoint.
-    progress : callable, optional
-        Called with (done, total, words).
 
     Returns
     -------
@@ -98,7 +91,8 @@ def take_run(
           its standard error over prompts ``end_error``, of what is taken at the end alone;
         - ``outcome`` (measure, step, distractors): of whole models, the answers' ``loss``, ``log_odds`` and ``right`` among them;
         - ``weight`` (step, distractors, layer, head): A1's mass on the answer;
-        - ``null`` (quantity, untrained, step, distractors): of the untrained models, mean over heads weighted by A1's mass;
+        - ``null`` (quantity, untrained, step, distractors): of models of random weights that are made like it at each
+          checkpoint, mean over heads weighted by A1's mass;
           ``null_by_layer`` (…, layer): mean over the heads of each layer;
         - ``lam``, ``lambda_star`` (step, distractors, layer), ``lam_init`` (layer).
     """
@@ -106,23 +100,15 @@ def take_run(
     names = _checkpoint_names(folder)
     last = load(folder)
     cells, several = _prompts(Retrieval(last.tokenizer, held_out=True, template=template), seed)
-    total = len(names) + untrained
-    rows = []
-    for done, (step, name) in enumerate(names.items()):
-        if progress:
-            progress(done, total, f"evidence of step {step}")
-        final = done == len(names) - 1
-        rows.append(_of_model(last if final else load(name), cells, several, final))
-    null = []
-    for index in range(untrained):
-        if progress:
-            progress(len(names) + index, total, f"untrained model {index + 1}")
-        null.append(_null(last, FIRST_SEED + seed * untrained + index, cells, rows))
+    *before, _ = names.values()
+    rows = [_of_model(load(name), cells, several, final=False) for name in before]
+    rows.append(_of_model(last, cells, several, final=True))
+    null = [_null(last, FIRST_SEED + seed * UNTRAINED + index, cells, rows) for index in range(UNTRAINED)]
     return _assembled(rows, list(names), null).assign_attrs(
         format=EVIDENCE_FORMAT,
         revision=revision(),
         settings=json.dumps(
-            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": FEW, "untrained": untrained}
+            {"seed": seed, "template": template, "length": LENGTH, "prompts": PROMPTS, "few": FEW, "untrained": UNTRAINED}
         ),
         model=last.family.name,
         differential=int(rows[-1][DISTRACTORS[0]].last_query.differential),
@@ -130,13 +116,11 @@ def take_run(
     )
 
 
-def store_run(
-    folder: str | Path, template: str = TEMPLATE, seed: int = 0, progress: Tell | None = None, *, arm: str = ""
-) -> Path:
+def store_run(folder: str | Path, template: str = TEMPLATE, seed: int = 0, *, arm: str = "") -> Path:
     """Write the evidence of a run, of an arm if it is one of a cohort, beside its model, and return the file."""
     path = Path(folder) / EVIDENCE
     with torch.random.fork_rng(devices=[]):
-        evidence = take_run(folder, template, seed, progress=progress)
+        evidence = take_run(folder, template, seed)
     save_statistics(evidence.assign_attrs({"arm": arm} if arm else {}), path, dated=False)
     return path
 

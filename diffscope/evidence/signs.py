@@ -26,10 +26,10 @@ BLINDED = {"A2": (2, 1), "A1": (1, 1), "A2 elsewhere": (2, 2)}  # the map, and h
 SIGNS = ["negative", "scattered", "plus", "zero"]
 
 
-def scattered_negatives(layers: Indices = None, heads: Indices = None, seed: int = SEED) -> Edit:
+def scattered_negatives(layers: Indices = None, seed: int = SEED) -> Edit:
     """Return the control of D⁺: what setting negative weights to 0 adds to a row is added at keys drawn at random instead."""
     label = "negative weights of D made up for at random keys"
-    return Edit(label, lambda layer, heads: ScatterNegatives(heads, seed), Stage.DIFFERENCE, layers, heads)
+    return Edit(label, lambda layer, heads: ScatterNegatives(heads, seed), Stage.DIFFERENCE, layers)
 
 
 def rises_by_signs(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:

@@ -6,7 +6,6 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity
@@ -146,15 +145,9 @@ class Compared:
         return f"of {len(self.measured)}: {', '.join(counts)}"
 
 
-def read_claims(path: Path | None = None) -> tuple[dict[str, str], list[Claim]]:
-    """Return the sources, by the short names that tables have for them, and what they claim.
-
-    Parameters
-    ----------
-    path : Path, optional
-        A file like ``claims.toml`` of the shipped study, which it is by default.
-    """
-    record = tomllib.loads((path or find_claims()).read_text(encoding="utf-8"))
+def read_claims() -> tuple[dict[str, str], list[Claim]]:
+    """Return the sources of the shipped study, by the short names that tables have for them, and what they claim."""
+    record = tomllib.loads(find_claims().read_text(encoding="utf-8"))
     return record["sources"], [Claim(**{**claim, "bearings": _bearings(claim["bearings"])}) for claim in record["claims"]]
 
 

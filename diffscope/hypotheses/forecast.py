@@ -87,7 +87,7 @@ class Speed:
         return Forecast(self.overhead + self.pace * self.work(tokens), tokens * self.token_bytes)
 
 
-def measured_speed(scope: Scope, seed: int = 0) -> Speed:
+def measured_speed(scope: Scope) -> Speed:
     """Time captures of random prompts, each longer than the one before, until one takes long enough to tell.
 
     Raises
@@ -95,7 +95,7 @@ def measured_speed(scope: Scope, seed: int = 0) -> Speed:
     DiffscopeError
         As of :meth:`~diffscope.scope.Scope.capture`.
     """
-    prompts = Prompts(scope, seed, SHORTEST)
+    prompts = Prompts(scope, 0, SHORTEST)
     shortest = min(SHORTEST, scope.max_length or SHORTEST)
     longest = min(LONGEST, scope.max_length or LONGEST)
     scope.capture(prompts.of_length(shortest))  # whatever is done once is done now

@@ -150,7 +150,7 @@ def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
         monkeypatch.setattr(runs, name, value)
     folder = tmp_path / "diff" / "seed-0"
     shutil.copytree(diffscope.models.folders.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
-    monkeypatch.setitem(runs.take_run.__kwdefaults__, "untrained", 3)
+    monkeypatch.setattr(runs, "UNTRAINED", 3)
     path = runs.store_run(folder, seed=0, arm="diff")
     models, stored = open_runs([path]), run_file.open_evidence(path)
     assert models.a2_cost.of == "A2" and models.a2_cost.value > 1 and models.a2_cost.layers[0] > 3

@@ -48,7 +48,7 @@ def cohort(tmp_path_factory, tokenizer):
     patch.setattr(runs, "DISTRACTORS", (4,))
     patch.setattr(runs, "LENGTH", 128)
     patch.setattr(runs, "TEXTS", 2)
-    patch.setitem(runs.take_run.__kwdefaults__, "untrained", 2)
+    patch.setattr(runs, "UNTRAINED", 2)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"
