@@ -8,14 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import xarray as xr
 from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.hypotheses.board import Result, run
-from diffscope.hypotheses.rules import KNOCK_OUT, Weights
-from diffscope.hypotheses.settings import UNTRAINED, Settings
+from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.tests import NEEDED, chosen
@@ -43,15 +43,9 @@ def test(
     cohort: str | Path | None = None,
     tests: str | Sequence[str] | None = None,
     seeds: Collection[int] | None = None,
-    prompts: int = 40,
-    length: int = 160,
-    needles: int = 4,
-    seed: int = 50_000,
-    template: str | None = None,
-    untrained: int = UNTRAINED,
     own: str | Path | Sequence[TextPrompt] | None = None,
-    weights: Weights = KNOCK_OUT,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> Board:
     """Test hypotheses of how differential attention works, and judge them by the rules they declared.
 
@@ -67,21 +61,13 @@ def test(
         Ids of tests, by default all; ``diffscope.hypotheses.TESTS`` has what they declare.
     seeds : collection of int, optional
         Only these seeds of the cohort.
-    prompts, length, needles : int
-        Retrieval prompts, tokens a prompt, and needles a prompt, that of the question included.
-    seed : int
-        Of prompts and untrained models.
-    template : str, optional
-        The needle sentence; by default the one that the cohort or the first model was trained on.
-    untrained : int
-        Models of random weights that a trained one is compared with.
     own : path, or sequence of TextPrompt, optional
         A person's own prompts in place of retrieval prompts, as :func:`diffscope.tasks.read_prompts` reads them from a file; each
         has an answer, and a span ``answer`` where its text states it.
-    weights : {"knock-out", "a2", "answer"}
-        What heads count with: what the answer loses without each, without A2 of each, or A1's mass on the answer.
     progress : callable, optional
         Called with (tests done, tests in all, words); it never goes back.
+    **settings
+        Prompts, and how much is spent on them: the fields of :class:`Settings`, such as ``prompts=12`` and ``weights="a2"``.
 
     Returns
     -------
@@ -94,10 +80,11 @@ def test(
         There is no such test, no such model, or nothing to test.
     """
     needs = {declared.needs for declared in chosen(tests)}
-    settings = Settings(prompts, length, needles, seed, template, untrained, weights=weights)
+    given = Settings(**settings)
     if own is not None:
-        settings = with_own(settings, read_prompts(own) if isinstance(own, str | Path) else own)
-    subjects = gather(_several(model), _several(baseline), cohort, seeds=seeds, needs=needs, settings=settings, progress=progress)
+        given = with_own(given, read_prompts(own) if isinstance(own, str | Path) else own)
+    named = _several(model), _several(baseline), cohort
+    subjects = gather(*named, seeds=seeds, needs=needs, settings=given, progress=progress)
     return subjects.run(tests)
 
 

@@ -17,8 +17,6 @@ from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
 
-UNTRAINED = 24  # models of random weights
-
 
 @dataclass
 class Settings:
@@ -54,7 +52,7 @@ class Settings:
     needles: int = 4
     seed: int = 50_000
     template: str | None = None
-    untrained: int = UNTRAINED
+    untrained: int = 24
     first: int = 0
     own: tuple[TextPrompt, ...] = ()
     weights: Weights = KNOCK_OUT
