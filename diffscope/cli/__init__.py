@@ -14,7 +14,6 @@ from diffscope import __version__
 from diffscope.cli.output import OUT_OF_MEMORY, STOPPED, kept_when_stopped, note, ran_out_of_memory
 from diffscope.errors import DiffscopeError, DiffscopeWarning, MissingChecksum
 
-RENAMED = {"--family": "--cohort"}
 COMMANDS = ("models", "check", "capture", "measure", "figure", "evaluate", "train", "monitor", "sweep", "test", "study", "app")
 
 cli = typer.Typer(
@@ -67,9 +66,6 @@ def main(arguments=None):
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         path = context.command_path if context else "diffscope"
-        option = getattr(error, "option_name", None)
-        if option in RENAMED:
-            return _fail(f"{option} is called {RENAMED[option]}; see {path} --help", error.exit_code)
         return _fail(f"{error.format_message().rstrip('.')}; see {path} --help", error.exit_code)
     except DiffscopeError as error:
         return _fail(str(error))

@@ -7,7 +7,7 @@ import typer
 
 from diffscope.cli.options import Device, Json, check_out_folder, typed
 from diffscope.cli.output import counting, note, say, show_json, show_table
-from diffscope.cli.test import Family, check_format, keep, show_board, show_verdicts
+from diffscope.cli.test import check_format, keep, show_board, show_verdicts
 from diffscope.errors import DiffscopeError
 
 EXAMPLE = (
@@ -56,7 +56,6 @@ def command(
     processes: Processes = None,
     device: Device = None,
     as_json: Json = False,
-    family: Family = None,
 ):
     """Show the tests on a whole cohort, side by side, with a summary: noise cancellation, sparsification, or signed heads."""
     if action not in OPTIONS:

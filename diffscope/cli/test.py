@@ -54,15 +54,6 @@ Out = Annotated[
 ]
 
 
-def refuse_family(value: str | None) -> None:
-    """Name the option that took its place."""
-    if value is not None:
-        raise DiffscopeError("--family is called --cohort now")
-
-
-Family = Annotated[str | None, typer.Option("--family", hidden=True, callback=refuse_family)]
-
-
 def command(
     ctx: typer.Context,
     ids: Ids = None,
@@ -81,7 +72,6 @@ def command(
     dtype: Dtype = None,
     out: Out = None,
     as_json: Json = False,
-    family: Family = None,
 ):
     """Test whether a model cancels noise or is sparse, with controls, by rules that were declared beforehand.
 

@@ -65,8 +65,6 @@ __all__ = [
     "training",
 ]
 
-RENAMED = {"overview": "heads", "lambda": "lambdas", "family": "cohort"}
-
 
 def figure(name: str, subject: Any, **choices: Any) -> Figure:
     """Draw a figure by its name, for callers that have the name as a string. Otherwise call the function of that name.
@@ -97,8 +95,6 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     DiffscopeError
         It says which there are.
     """
-    if name in RENAMED:
-        raise DiffscopeError(f"the figure {name!r} is called {RENAMED[name]!r}")
     if name not in FIGURES:
         raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
     check_keywords(name, inspect.signature(FIGURES[name]), choices)

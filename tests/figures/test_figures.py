@@ -343,9 +343,6 @@ def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert all(name in dir(figures) and getattr(figures, name) is function for name, function in FIGURES.items())
     with pytest.raises(DiffscopeError, match=f"no figure 'map': there are {', '.join(sorted(ALL + OF_READINGS))}"):
         figure("map", cap)
-    for old, new in {"overview": "heads", "lambda": "lambdas"}.items():
-        with pytest.raises(DiffscopeError, match=f"is called '{new}'"):
-            figure(old, cap)
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -132,7 +132,6 @@ def test_the_command_runs_shows_and_refuses(folder, tmp_path, capsys):
     for arguments, words in (
         (["study", "draw"], "choose show or run"),
         (["study", "run"], "needs a cohort"),
-        (["study", "run", "--family", str(folder)], "--family is called --cohort now"),
         (["study", "show", str(out), "--board", "mine"], "no board 'mine'"),
         (["study", "show", str(tmp_path)], "there is no study"),
         (["study", "show", str(out), "--cohort", str(folder), "--length", "64"], "takes no --cohort, --length; leave them out"),
