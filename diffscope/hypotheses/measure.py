@@ -249,8 +249,7 @@ def cost_of(subject: Any) -> Cost | None:
     if isinstance(subject, xr.Dataset):
         return _of_runs(subject)
     if not isinstance(subject, Sequence):
-        cost = getattr(subject, A2_COST, None)
-        return None if cost is None else Cost(cost.value, cost.low, cost.high, cost.of)
+        return getattr(subject, A2_COST, None)
     costs = [cost_of(training) for training in subject]
     known = [cost for cost in costs if cost is not None]
     if len(known) < len(costs) or len({cost.of for cost in known}) > 1:

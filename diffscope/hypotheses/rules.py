@@ -144,7 +144,8 @@ class Cost:
     value, low, high : float
         Rise of the loss of the answer, in nats, and its 95 % interval, which a single prompt does not have (NaN).
     of : {"A2", "whole heads"}
-        What was taken out: the second map alone, or, if only that is known, the head with both of its maps.
+        What was taken out: the second map alone, or, if only that is known, the head with both of its maps. Whole heads are no
+        bound: to lose A2 leaves A1 as it was not trained to stand, which can cost more than to lose both.
     """
 
     value: float
@@ -156,7 +157,7 @@ class Cost:
     def idle(self) -> bool:
         """Whether it is less than the smallest effect that matters, so that there is nothing for an account to explain.
 
-        Only of A2 alone: what whole heads cost is no bound on that, since to lose A2 leaves A1 as it was not trained to stand.
+        Only of A2 alone, on which what whole heads cost is no bound.
         """
         return self.of == "A2" and self.value < IDLE
 

@@ -39,22 +39,6 @@ NO_A2_COST = "what A2 of each head costs, which this evidence does not hold; wei
 Progress = Callable[[float, int, str], None]
 
 
-@dataclass(frozen=True)
-class A2Cost(Cost):
-    """By how much the loss of the answer rises without A2, mean over heads as they count, and what A2 of each layer costs.
-
-    Attributes
-    ----------
-    value, low, high, of
-        As of :class:`diffscope.hypotheses.rules.Cost`; the interval is over seeds if there are several and else over prompts.
-        Whole heads are no bound: to lose A2 leaves A1 as it was not trained to stand, which can cost more than to lose both.
-    layers : tuple of float
-        What A2 of a whole layer costs at once, mean over seeds and prompts; of whole heads the sum of what each costs alone.
-    """
-
-    layers: tuple[float, ...] = ()
-
-
 class Models:
     """One model, or several that differ in their seed alone, or the checkpoints of one training, by their evidence.
 
@@ -273,7 +257,7 @@ class Models:
         return costs
 
     @cached_property
-    def a2_cost(self) -> A2Cost | None:
+    def a2_cost(self) -> Cost | None:
         """What the second map costs the answer in the heads that count, as they count.
 
         Of whole heads if the evidence does not hold what A2 alone costs. The interval is over seeds; of one model over its
@@ -283,7 +267,7 @@ class Models:
         if not self.differential:
             return None
         ends = self._ends(PART_OF_LABEL[A2_OUT])
-        of: Literal["A2", "whole heads"] = "A2" if all(f"{A2_OUT}.loss" in end for end in ends) else WHOLE
+        of = "A2" if all(f"{A2_OUT}.loss" in end for end in ends) else WHOLE
         name = f"{A2_OUT if of == 'A2' else KNOCK_OUT}.loss"
         ends = self._ends(PART_OF_LABEL[A2_OUT if of == "A2" else KNOCK_OUT])
         if not all(name in end for end in ends):
@@ -293,17 +277,16 @@ class Models:
         values = np.array([weighted(costs, weights, HEADS).values for costs, weights in zip(in_float64, counting)])
         if not np.isfinite(values).any():
             return None
-        layers = np.mean([cost_by_layer(end, of) for end in ends], 0).tolist()
         if values.size > 1:
             cost = estimate(Sample(values, prompts=self.prompts_are), leave_out=False)  # (seed, prompt)
             if cost.why:  # of too few prompts
                 return None
-            return A2Cost(cost.value, cost.low, cost.high, of, tuple(layers))
+            return Cost(cost.value, cost.low, cost.high, of)
         held = ends[0].get(f"error.{name}")  # of a single prompt there is no error
         error = np.nan if held is None else float(weighted(held, counting[0], HEADS).item())
         reach = t_half_width(error, ends[0].attrs.get("prompts_of_costs", 1) - 1)
         value = float(values.item())
-        return A2Cost(value, value - reach, value + reach, of, tuple(layers))
+        return Cost(value, value - reach, value + reach, of)
 
     def _counted(self, of_models: Sequence) -> Sequence:
         """Return those of the models whose heads are weighed: of a series the last."""
@@ -380,7 +363,7 @@ class Pair:
         return self.diff.layer_numbers
 
     @property
-    def a2_cost(self) -> A2Cost | None:
+    def a2_cost(self) -> Cost | None:
         """What the second map costs the answer in the heads of the DIFF model that count."""
         return self.diff.a2_cost
 
