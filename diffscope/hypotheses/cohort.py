@@ -21,14 +21,14 @@ BASELINES = {"standard": "standard attention", "double-width": "DIFF's head coun
 SIGMA = 0.5  # standard deviation of the injected noise, in units of the scaled scores
 BY_COST = "cmrr_over_paired_by_cost"
 BY_HEAD = {"heads": "cmrr_over_paired_by_head", "weights": "answer_mass"}  # (arm, seed, layer, head)
-#: attention masses of runs, all heads alike, and what they are of
+#: attention masses of runs, all heads alike, as the evidence calls them, and what they are of; of one map as of D
 MASSES = {
-    "share": "answer's share of |D|",
-    "raw": "answer's raw sum of D",
-    "signed": "answer's sum of D over 1 − λ",
-    "positive": "answer's share of the positive part of D",
-    "needles": "the other sentences' share of |D|",
-    "sink": "the first token's share of |D|",
+    "share": ("answer_mass.share", "answer's share of |D|"),
+    "raw": ("answer_mass.raw", "answer's raw sum of D"),
+    "signed": ("answer_mass.signed", "answer's sum of D over 1 − λ"),
+    "positive": ("answer_mass.positive", "answer's share of the positive part of D"),
+    "needles": ("answer_mass.needles", "the other sentences' share of |D|"),
+    "sink": ("sink_shares.d", "the first token's share of |D|"),
 }
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import xarray as xr
 
+from diffscope.hypotheses.cohort import formed
 from diffscope.hypotheses.gathering import Subjects, gather
 from diffscope.hypotheses.settings import Settings
-from diffscope.hypotheses.stored import formed_models_of, open_cohort
+from diffscope.hypotheses.stored import models_of, open_cohort
 from diffscope.hypotheses.study import ALL, WEIGHTS, Study
 from diffscope.hypotheses.study_tables import arm_results, descriptives, survival
 from diffscope.hypotheses.subjects import Progress
@@ -72,7 +73,7 @@ def _with_weights(
     """
     of_models = [verdict for verdict in board if verdict.test.needs in ("model", "pair") and not verdict.test.judged]
     left = [verdict.test.id for verdict in of_models if set(verdict.test.quantities) - set(verdict.estimates)]
-    pairs = formed_models_of(cohort, dataset, "diff", "standard")
+    pairs = models_of(cohort, dataset, "diff", "standard", which=formed)
     if not left or len(pairs[0]) < 2:
         return None
     return gather(*pairs, cohort, needs={"model", "pair"}, **options), left

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.evidence.heads import HEADS, mean_over_prompts, weighted
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
 from diffscope.evidence.run_file import EVIDENCE, at_step, open_evidence
-from diffscope.hypotheses.cohort import formed
+from diffscope.hypotheses.cohort import MASSES, finished, formed
 from diffscope.hypotheses.rules import KNOCK_OUT as BY_KNOCK_OUT
 from diffscope.hypotheses.rules import Weights
 from diffscope.hypotheses.subjects import WHOLE, Models, Pair
@@ -20,15 +20,7 @@ from diffscope.lab.training.cohort import DATASET, open_dataset
 from diffscope.lab.training.run import WEIGHTS
 
 REJECTION = "rejected_noise.over_paired"
-#: masses in D by name, as the evidence calls them; of standard attention in its one map
-MASSES = {
-    "share": "answer_mass.share",
-    "raw": "answer_mass.raw",
-    "signed": "answer_mass.signed",
-    "positive": "answer_mass.positive",
-    "needles": "answer_mass.needles",
-    "sink": "sink_shares.d",
-}
+Which = Callable[[xr.Dataset], xr.DataArray]  # from a cohort to whether each of its runs counts, (arm, seed)
 
 
 def open_cohort(folder: Path) -> xr.Dataset:
@@ -54,39 +46,32 @@ def with_seeds(cohort: xr.Dataset, seeds: Collection[int] | None) -> xr.Dataset:
     return cohort.sel(seed=sorted(seeds))
 
 
-def models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
-    """Return for each arm the folders of its models, of those seeds that all of the arms have finished."""
+def models_of(folder: Path, cohort: xr.Dataset, *arms: str, which: Which = finished) -> list[list[str]]:
+    """Return for each arm the folders of its models, of those seeds that all of the arms have, finished or as `which` says."""
+    return [[str(path.parent) for path in of_arm] for of_arm in _files_of(folder, cohort, arms, WEIGHTS, which)]
+
+
+def _files_of(folder: Path, cohort: xr.Dataset, arms: Sequence[str], file: str, which: Which) -> list[list[Path]]:
+    """Return for each arm a file of its runs, of those seeds that count in all of the arms and have it in all."""
     if set(arms) - set(cohort["arm"].values):
         return [[] for _ in arms]
-    finished = (cohort["finished"].sel(arm=list(arms)) == 1).all("arm").values
-    seeds = [int(seed) for seed in cohort["seed"].values[finished]]
-    complete = [seed for seed in seeds if all((folder / arm / f"seed-{seed}" / WEIGHTS).is_file() for arm in arms)]
-    return [[str(folder / arm / f"seed-{seed}") for seed in complete] for arm in arms]
-
-
-def formed_models_of(folder: Path, cohort: xr.Dataset, *arms: str) -> list[list[str]]:
-    """Return the same, of the seeds alone in which the lookup circuit formed in all of the arms."""
-    if set(arms) - set(cohort["arm"].values):
-        return [[] for _ in arms]
-    seeds = cohort["seed"].values[formed(cohort).sel(arm=list(arms)).all("arm").values]
-    return models_of(folder, cohort.sel(seed=seeds), *arms)
-
-
-def runs_with_evidence(folder: str | Path, *arms: str) -> list[list[Path]]:
-    """Return for each arm of a cohort's folder the evidence of its runs, of those seeds of which all of the arms have it."""
-    paths = [{path.parent.name: path for path in sorted(Path(folder).glob(f"{arm}/seed-*/{EVIDENCE}"))} for arm in arms]
-    seeds = sorted(set.intersection(*map(set, paths)), key=lambda name: int(name.removeprefix("seed-")))
-    return [[of_arm[seed] for seed in seeds] for of_arm in paths]
+    seeds = cohort["seed"].values[which(cohort).sel(arm=list(arms)).all("arm").values]
+    by_seed = [[folder / arm / f"seed-{seed}" / file for arm in arms] for seed in seeds]
+    complete = [paths for paths in by_seed if all(path.is_file() for path in paths)]
+    return [[paths[place] for paths in complete] for place in range(len(arms))]
 
 
 def open_runs(paths: Sequence[Path], weights: Weights = BY_KNOCK_OUT) -> Models:
     """Open the evidence of the ends of runs."""
-    return Models.of_runs([open_evidence(path) for path in paths], [str(path.parent) for path in paths], weights)
+    return Models([at_step(open_evidence(path)) for path in paths], [str(path.parent) for path in paths], weights=weights)
 
 
 def open_checkpoints(path: Path, weights: Weights = BY_KNOCK_OUT) -> Models:
     """Open the evidence of the checkpoints of one run."""
-    return Models.of_checkpoints(open_evidence(path), str(path.parent), weights)
+    evidence = open_evidence(path)
+    steps = evidence["step"].values.tolist()
+    places = [at_step(evidence, place, place) for place in range(len(steps))]
+    return Models(places, [f"{path.parent}@{step}" for step in steps], steps=steps, weights=weights)
 
 
 def stored_models(
@@ -96,21 +81,12 @@ def stored_models(
 
     None if no formed run of DIFF has any. Heads count with `weights`, as of :class:`~diffscope.hypotheses.Settings`.
     """
-    (alone,) = _formed(runs_with_evidence(folder, "diff"), cohort, "diff")
+    (alone,) = _files_of(folder, cohort, ["diff"], EVIDENCE, formed)  # what has not formed answers with no head
     if not alone:
         return None
-    diff, standard = _formed(runs_with_evidence(folder, "diff", "standard"), cohort, "diff", "standard")
+    diff, standard = _files_of(folder, cohort, ["diff", "standard"], EVIDENCE, formed)
     pair = Pair(open_runs(diff, weights), open_runs(standard, weights)) if standard else None
     return open_runs(alone, weights), pair, [open_checkpoints(path, weights) for path in alone]
-
-
-def _formed(paths: list[list[Path]], cohort: xr.Dataset, *arms: str) -> list[list[Path]]:
-    """Return those of the seeds in which the circuit formed in all of these arms: what has not formed answers with no head."""
-    if set(arms) - {str(arm) for arm in cohort["arm"].values}:
-        return [[] for _ in arms]
-    together = formed(cohort).sel(arm=list(arms)).all("arm")
-    seeds = {int(seed) for seed in cohort["seed"].values[together.values]}
-    return [[path for path in of_arm if int(path.parent.name.removeprefix("seed-")) in seeds] for of_arm in paths]
 
 
 def with_evidence(cohort: xr.Dataset, folder: Path) -> xr.Dataset:
@@ -181,5 +157,5 @@ def head_mean_masses(end: xr.Dataset) -> dict[str, xr.DataArray]:
     Means over heads, then layers, as a published table may have them; of the sum over 1 − λ, which has no bound, the median over
     all heads. What a head lacks is left out.
     """
-    values = {name: mean_over_prompts(end[of]) for name, of in MASSES.items() if of in end}
+    values = {name: mean_over_prompts(end[of]) for name, (of, _) in MASSES.items() if of in end}
     return {name: of.median(HEADS) if name == "signed" else of.mean("head").mean("layer") for name, of in values.items()}

@@ -249,7 +249,7 @@ def numbers_of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: flo
     """
     end = at_step(evidence)
     values = {(words, END, None): float(end[name].mean()) for name, words in OUTCOMES.items() if name in end}
-    values |= {(f"{MASSES[name]}, heads alike", END, None): float(mass) for name, mass in head_mean_masses(end).items()}
+    values |= {(f"{MASSES[name][1]}, heads alike", END, None): float(mass) for name, mass in head_mean_masses(end).items()}
     values[WHEN, END, None] = _right_minus_wrong(evidence.isel(step=-1))
     without = mean_over_prompts(end["knock_out.loss"])  # (layer, head)
     values |= {(words, END, None): float(getattr(without, how)()) for how, words in HEAD.items()}

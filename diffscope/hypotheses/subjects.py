@@ -22,7 +22,6 @@ from diffscope.evidence.heads import (
     weighted,
 )
 from diffscope.evidence.quantities import A2_OUT, KNOCK_OUT
-from diffscope.evidence.run_file import at_step
 from diffscope.evidence.take import LAST_QUERY, PART_OF_LABEL, PARTS, OpenModels, part_of_outcome
 from diffscope.hypotheses.rules import A2, ANSWER, Cost, Weights
 from diffscope.hypotheses.rules import KNOCK_OUT as BY_KNOCK_OUT
@@ -107,18 +106,6 @@ class Models:
         )
         steps = [int(name.rpartition("@")[2]) for name in names] if series else None
         return cls(names=names, steps=steps, weights=settings.weights, source=source)
-
-    @classmethod
-    def of_runs(cls, evidence: Sequence[xr.Dataset], names: Sequence[str] = (), weights: Weights = BY_KNOCK_OUT) -> Models:
-        """Return the ends of runs, whose stored evidence is given; see :func:`diffscope.evidence.runs.take_run`."""
-        return cls([at_step(run) for run in evidence], names, weights=weights)
-
-    @classmethod
-    def of_checkpoints(cls, evidence: xr.Dataset, name: str = "", weights: Weights = BY_KNOCK_OUT) -> Models:
-        """Return the checkpoints of one run, whose stored evidence is given."""
-        steps = evidence["step"].values.tolist()
-        places = [at_step(evidence, place, place) for place in range(len(steps))]
-        return cls(places, [f"{name}@{step}" for step in steps], steps=steps, weights=weights)
 
     @property
     def scopes(self) -> Sequence[Scope]:

@@ -20,7 +20,7 @@ from diffscope.hypotheses.board import Estimates
 from diffscope.hypotheses.measure import cost_of
 from diffscope.hypotheses.sentence import cost_in_words
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
-from diffscope.hypotheses.stored import open_checkpoints, open_runs, runs_with_evidence
+from diffscope.hypotheses.stored import open_checkpoints, open_runs
 from diffscope.hypotheses.subjects import cost_by_layer
 from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
@@ -69,7 +69,7 @@ def test_idle_heads_come_out_idle_and_working_ones_not(scope, models):
 
 def test_the_kept_cohort_by_what_its_heads_cost(laptop_runs):
     """Of the shipped study's runs; by A1's mass on the answer beside it, as it was published."""
-    paths = runs_with_evidence(laptop_runs / "laptop", "diff")[0]
+    paths = sorted((laptop_runs / "laptop/diff").glob(f"seed-*/{run_file.EVIDENCE}"))
     models = open_runs(paths)
     board = run(["amplifier", "common-mode-injection", "sparsity"], model=models)
     found = {verdict.test.id: verdict.estimates for verdict in board}
@@ -136,7 +136,7 @@ def test_heads_of_untrained_models_count_as_those_of_the_trained(scope, models):
 
 
 def test_a_verdict_says_how_heads_were_weighted_and_is_read_again(laptop_runs):
-    paths = runs_with_evidence(laptop_runs / "laptop", "diff")[0]
+    paths = sorted((laptop_runs / "laptop/diff").glob(f"seed-*/{run_file.EVIDENCE}"))
     (first,), (second,) = (run("sparsity", model=open_runs(paths, weights)) for weights in ("knock-out", "answer"))
     assert "weighted by what the answer's loss rises by without each" in first.statistic
     assert "weighted by A1's mass on the answer" in second.statistic and second.statistic != first.statistic

@@ -21,7 +21,6 @@ from diffscope.hypotheses.stored import (
     cohort_variables,
     open_checkpoints,
     open_runs,
-    runs_with_evidence,
     stored_models,
     with_evidence,
 )
@@ -82,7 +81,7 @@ def test_evidence_is_what_the_model_says(cohort):
 
 
 def test_tests_read_what_was_kept(cohort):
-    paths = runs_with_evidence(cohort, "diff", "standard")
+    paths = [sorted((cohort / arm).glob(f"seed-*/{run_file.EVIDENCE}")) for arm in ("diff", "standard")]
     diff, standard = map(open_runs, paths)
     verdicts = run(
         model=diff, pair=Pair(diff, standard), checkpoints=[open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE)]
@@ -236,7 +235,7 @@ def test_evidence_says_its_format_and_who_took_it(cohort):
 
 
 def test_what_evidence_does_not_hold_is_missing(cohort):
-    stored = open_runs(runs_with_evidence(cohort, "diff")[0])
+    stored = open_runs(sorted((cohort / "diff").glob(f"seed-*/{run_file.EVIDENCE}")))
     assert stored.tables("shared_noise")[0][0].values
     with pytest.raises(DiffscopeError, match="open models, since evidence"):
         stored.tables("tails")
