@@ -14,7 +14,7 @@ from scipy.stats import norm
 from diffscope.errors import Missing
 from diffscope.hypotheses.rules import Measure, Place
 from diffscope.hypotheses.statistics import Estimate, Sample, failures_at_worst, first_to_form
-from diffscope.lab.training.onsets import Criterion, onset
+from diffscope.lab.training.onsets import Criterion, onsets_of
 
 MANY = (24, 48)  # distractors
 BASELINES = {"standard": "standard attention", "double-width": "DIFF's head count at double width"}
@@ -84,11 +84,8 @@ def onsets(cohort: xr.Dataset, criterion: Criterion) -> xr.DataArray:
 
     NaN where a run is missing, and of arms that continue another's formed model.
     """
-    curves = measured(cohort, "retrieval").transpose("arm", "seed", "step")
-    steps = curves["step"].values
-    reached = [[onset(steps, curve, criterion) for curve in of_seeds] for of_seeds in curves.values]
-    own = ~cohort["arm"].isin(continued_arms(cohort))
-    return curves.isel(step=0, drop=True).copy(data=reached).where(finished(cohort) & own)
+    steps = onsets_of(measured(cohort, "retrieval"), criterion).transpose("arm", "seed")
+    return steps.where(finished(cohort) & ~cohort["arm"].isin(continued_arms(cohort)))
 
 
 def octaves_of_steps(cohort: xr.Dataset, steps: xr.DataArray, arm: str, other: str) -> np.ndarray:

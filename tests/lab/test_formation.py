@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from diffscope.lab.training.formation import formation, onsets
+from diffscope.lab.training.cohort import ONSETS
+from diffscope.lab.training.formation import formation
+from diffscope.lab.training.onsets import Criterion, onsets_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.storage.statistics import open_statistics
 from tests.lab.small_recipes import pair
@@ -43,8 +44,5 @@ def test_the_criterion_decides_what_is_trained_and_old_recipes_do_not_name_it():
 
 
 def test_onsets_are_the_first_step_with_a_share_right(laptop_runs):
-    steps = [5, 10, 15, 20]
-    assert onsets(steps, [np.nan, 0.5, 0.79, 0.85]).tolist()[:2] == [10, 20]
-    assert np.isnan(onsets(steps, [np.nan, 0.5, 0.79, 0.85])[2])
     kept = open_statistics(laptop_runs / "laptop/diff/seed-0/scores.nc")  # along which it was evaluated every 25 steps
-    assert onsets(kept["step"].values, kept["retrieval"].values).tolist() == [325, 400, 400]
+    assert [onsets_of(kept["retrieval"], Criterion(share)).item() for share in ONSETS] == [325, 400, 400]

@@ -14,7 +14,8 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.items import Item, Outcome
-from diffscope.lab.training.formation import ONSETS, SHARES, onsets
+from diffscope.lab.training.formation import SHARES
+from diffscope.lab.training.onsets import Criterion, onsets_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
 from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, source_arm, tuning_runs, tuning_table
@@ -24,6 +25,7 @@ from diffscope.storage.statistics import open_statistics, without_attrs
 
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
+ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,9 @@ def collect(cohort: Cohort) -> xr.Dataset:
     dataset = _over_runs(recipe, finished)
     dataset["formation_limit"] = float(recipe.stages[0].steps)
     if (shares := next((dataset[name] for name in SHARES if name in dataset), None)) is not None:
-        dataset["onset"] = _onsets(shares)
+        reached = [onsets_of(shares, Criterion(share)).assign_coords(share=share) for share in ONSETS]
+        steps = xr.concat(reached, "share").transpose("arm", "seed", "share")
+        dataset["onset"] = steps.where(np.isfinite(steps))
     rates = everything.rates()
     dataset["rate"] = "arm", [rates.get(source_arm(recipe, arm), np.nan) for arm in recipe.arms]
     table = everything.tuning()
@@ -168,15 +172,6 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
     counts = dataset.get("parameters", xr.full_like(dataset["formation"], np.nan))  # unknown of runs that diverged
     dataset["parameters"] = counts.max("seed")  # equal for all finished seeds
     return dataset
-
-
-def _onsets(shares: xr.DataArray) -> xr.DataArray:
-    """Return the onsets (arm, seed, share) of runs from their shares of right answers (arm, seed, step)."""
-    steps = shares["step"].values
-    values = xr.apply_ufunc(
-        lambda of_run: onsets(steps, of_run), shares, input_core_dims=[["step"]], output_core_dims=[["share"]], vectorize=True
-    )
-    return values.assign_coords(share=list(ONSETS))
 
 
 def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:

@@ -1,4 +1,4 @@
-"""When a run has learned its task: by the criterion that its recipe declares, and by onsets that are the same for all runs."""
+"""When a run has learned its task, by the criterion that its recipe declares."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from diffscope.lab.training.onsets import FORMED_BY, Criterion, onset
+from diffscope.lab.training.onsets import FORMED_BY, onset
 from diffscope.lab.training.recipe import Recipe
 
 SHARES = ("retrieval", "copied")  # of right answers; a recipe evaluates one of them
-ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
 
 
 def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
@@ -30,15 +29,3 @@ def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
 def share_of(row: dict) -> float | None:
     """Return the share of right answers in a row of metrics, or None if the run was not evaluated there."""
     return next((row[name] for name in SHARES if name in row), None)
-
-
-def onsets(steps: Sequence[int], shares: Sequence[float]) -> np.ndarray:
-    """Return for each of ``ONSETS`` the first step with that share of right answers, NaN if it is not reached: (share,).
-
-    Parameters
-    ----------
-    steps, shares
-        Of the rows of a run; a share is NaN where the run was not evaluated.
-    """
-    reached = np.array([onset(steps, shares, Criterion(level)) for level in ONSETS])
-    return np.where(np.isfinite(reached), reached, np.nan)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import xarray as xr
 
 ROUNDING = 1e-6  # what a mean of shares may lack of a bound that it reaches
 
@@ -75,3 +76,15 @@ def onset(steps: Sequence[int] | np.ndarray, shares: Sequence[float] | np.ndarra
     reached = windows.mean(1) if criterion.averaged else windows.min(1)
     met = np.flatnonzero(reached >= criterion.share - ROUNDING)
     return float(at[met[0] + (criterion.evaluations - 1 if criterion.averaged else 0)]) if met.size else math.inf
+
+
+def onsets_of(shares: xr.DataArray, criterion: Criterion) -> xr.DataArray:
+    """Return the onset, as of :func:`onset`, of every curve of shares (…, step): (…)."""
+    steps = shares["step"].values
+    return xr.apply_ufunc(
+        lambda curve: onset(steps, curve, criterion),
+        shares,
+        input_core_dims=[["step"]],
+        vectorize=True,
+        output_dtypes=[float],
+    )
