@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xarray as xr
 
-from diffscope.evidence.quantities import A1_MASS, DIFFERENCES, RATIOS
+from diffscope.evidence.quantities import DIFFERENCES, RATIOS
 
 HEADS = ["layer", "head"]
 COSTS_NOTHING = 0.1  # nats of the answer's loss, of all heads of a layer
@@ -166,7 +166,7 @@ def _mass_of_a1(evidence: xr.Dataset, span: str) -> xr.DataArray | None:
     """Return A1's mass on a key set, (layer, head); None if it is not held."""
     if span == "answer":
         return evidence["weight"]
-    name = f"{A1_MASS}.{span}"
+    name = f"a1_mass.{span}"
     return mean_over_prompts(evidence[name]) if name in evidence else None
 
 

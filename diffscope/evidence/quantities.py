@@ -6,7 +6,7 @@ by, so that their mean is the ratio of the sums) or logarithms.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -19,36 +19,16 @@ Read = Callable[..., Quantities]
 NORMALISATIONS = ("share", "raw", "signed", "positive")
 SIGNS = {"rho": ("", 1), "cosine": ("_cosine", -1), "js": ("_js", 1)}  # ρ and JS are small where maps agree, a cosine is large
 
-#: labels of quantities: the evidence names each LABEL.NAME
-SHARED_NOISE = "shared_noise"
-AMPLIFIER = "amplifier"
-KEY_GAIN = "key_gain"
-ANSWER_MASS = "answer_mass"
-A1_MASS = "a1_mass"
-SPARSER = "sparser"
-SPARSITY_OF_MAPS = "sparsity_of_maps"
-SINK_SHARES = "sink_shares"
-LAMBDA_FIT = "lambda_fit"
-FLOW_SHARES = "flow_shares"
-PULLS = "pulls"
-RANK_RATIOS = "rank_ratios"
-REJECTED_NOISE = "rejected_noise"
-NOISE_SWEEP = "noise_sweep"
-PARTS_OF_MAPS = "parts_of_maps"
-TAKEN_BACK = "taken_back"
-SHARE_WHEN = "share_when"
-PREVIOUS = "previous"
+#: labels of what edits cost the answer; that of other quantities is the name of the function that reads them
 KNOCK_OUT = "knock_out"
 A2_OUT = "a2_out"
-TAILS = "tails"
-LIKENESS = "likeness"
 
 #: the key set whose mass in A1 a ratio is over, and quantities that are one ratio minus another, by label
 RATIOS = {
-    KEY_GAIN: dict.fromkeys(NORMALISATIONS, "answer"),
-    AMPLIFIER: {"noise_gain": "irrelevant", "noise_gain_without_needles": "context", "signal_gain": "answer"},
+    "key_gain": dict.fromkeys(NORMALISATIONS, "answer"),
+    "amplifier": {"noise_gain": "irrelevant", "noise_gain_without_needles": "context", "signal_gain": "answer"},
 }
-DIFFERENCES = {AMPLIFIER: {"gain": ("noise_gain", "signal_gain")}}
+DIFFERENCES = {"amplifier": {"gain": ("noise_gain", "signal_gain")}}
 
 
 def shared_noise(last_query: LastQuery) -> Quantities:
@@ -146,7 +126,9 @@ def flow_shares(flows: xr.Dataset) -> Quantities:
 
 
 def pulls(flows: xr.Dataset) -> Quantities:
-    """Return which way the loss pushes the scores of the two maps."""
+    """Return which way the loss pushes the scores of the two maps; nothing without a second map."""
+    if "push" not in flows:
+        return {}
     return {"push": flows["push"], "cosine": flows["cosine"], "ratio": flows["ratio_lambda"]}
 
 
@@ -207,26 +189,16 @@ def share_when(last_query: LastQuery, right: np.ndarray) -> Quantities:
     return {"right": share.where(is_right), "wrong": share.where(~is_right)}
 
 
-#: functions of quantities by label, for each table that they are read off
-OF_LAST_QUERY: dict[str, Read] = {
-    SHARED_NOISE: shared_noise,
-    AMPLIFIER: amplifier,
-    KEY_GAIN: key_gain,
-    ANSWER_MASS: answer_mass,
-    A1_MASS: a1_mass,
-    SPARSER: sparser,
-    SPARSITY_OF_MAPS: sparsity_of_maps,
-    SINK_SHARES: sink_shares,
-}
-OF_PROMPTS: dict[str, Read] = {LAMBDA_FIT: lambda_fit}
-OF_FLOWS: dict[str, Read] = {FLOW_SHARES: flow_shares, PULLS: pulls}
-OF_INJECTION: dict[str, Read] = {REJECTED_NOISE: rejected_noise}
-OF_ATTRIBUTION: dict[str, Read] = {TAKEN_BACK: taken_back}
+#: functions of quantities, for each table that they are read off
+OF_LAST_QUERY = (shared_noise, amplifier, key_gain, answer_mass, a1_mass, sparser, sparsity_of_maps, sink_shares)
+OF_FLOWS = (flow_shares, pulls)
+OF_INJECTION = (rejected_noise,)
+OF_ATTRIBUTION = (taken_back,)
 
 
-def named(functions: Mapping[str, Read], *taken: Any) -> Quantities:
-    """Return the quantities of several functions of one table, by LABEL.NAME."""
-    return {f"{label}.{name}": array for label, read in functions.items() for name, array in read(*taken).items()}
+def named(functions: Iterable[Read], *taken: Any) -> Quantities:
+    """Return the quantities of several functions of one table, by LABEL.NAME: a label is the name of its function."""
+    return {f"{read.__name__}.{name}": array for read in functions for name, array in read(*taken).items()}
 
 
 def a1_on(last_query: LastQuery, span: str) -> xr.DataArray:

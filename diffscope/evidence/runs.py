@@ -18,31 +18,9 @@ from diffscope.evidence.ablations import answers, replacement_losses, with_answe
 from diffscope.evidence.heads import HEADS, weighted
 from diffscope.evidence.last_query import LastQuery, last_query_of, layers_in_batches, read
 from diffscope.evidence.noise import injection
-from diffscope.evidence.quantities import (
-    LAMBDA_FIT,
-    NOISE_SWEEP,
-    OF_LAST_QUERY,
-    PARTS_OF_MAPS,
-    SHARE_WHEN,
-    lambda_fit,
-    named,
-    noise_sweep,
-    parts_of_maps,
-    share_when,
-)
+from diffscope.evidence.quantities import OF_LAST_QUERY, lambda_fit, named, noise_sweep, parts_of_maps, share_when
 from diffscope.evidence.run_file import EVIDENCE, EVIDENCE_FORMAT, defined
-from diffscope.evidence.take import (
-    take_a2_out,
-    take_blind,
-    take_branches,
-    take_flows,
-    take_knock_out,
-    take_noise,
-    take_noise_losses,
-    take_previous,
-    take_ranks,
-    take_signs,
-)
+from diffscope.evidence.take import PARTS
 from diffscope.evidence.untrained import untrained_like
 from diffscope.instruments.map_parts import anatomy
 from diffscope.lab.training.cohort import Cohort
@@ -209,12 +187,12 @@ def _of_cell(
 ) -> _Taken:
     last_query = read(scope, prompts)
     answered = answers(scope, prompts)
-    values = named(OF_LAST_QUERY, last_query) | named({SHARE_WHEN: share_when}, last_query, answered.right)
-    values |= take_flows(scope, prompts[:FEW])
+    values = named(OF_LAST_QUERY, last_query) | named([share_when], last_query, answered.right)
+    values |= PARTS["flows"].take(scope, prompts[:FEW])
     if last_query.differential:
         few = prompts if final else prompts[:FEW]
-        values |= take_noise(scope, few) | take_branches(scope, few)
-    outcomes = {**answered._asdict(), **named({LAMBDA_FIT: lambda_fit}, last_query)}
+        values |= PARTS["noise"].take(scope, few) | PARTS["branches"].take(scope, few)
+    outcomes = {**answered._asdict(), **named([lambda_fit], last_query)}
     ends: dict[str, xr.DataArray] = {}
     if final:
         ends, more = _at_end(scope, prompts, several)
@@ -232,16 +210,16 @@ def _at_end(
     """
     few, others = prompts[:FEW], prompts[FEW : 2 * FEW]
     answered = answers(scope, several)
-    outcomes = take_noise_losses(scope, few)
+    outcomes = PARTS["noise_losses"].take(scope, few)
     outcomes |= {"two_questions_right": answered.right, "two_questions_loss": answered.loss}
-    values = take_knock_out(scope, few)
+    values = PARTS["knock_out"].take(scope, few)
     captured = scope.capture([prompt.ids for prompt in few])
     if not captured.differential:
         return values, outcomes
-    values |= take_a2_out(scope, few) | take_previous(scope, prompts) | take_ranks(scope, few)
-    values |= named({NOISE_SWEEP: noise_sweep}, injection(scope, few))
-    values |= named({PARTS_OF_MAPS: parts_of_maps}, anatomy(captured, scope.capture([prompt.ids for prompt in others])))
-    outcomes |= take_signs(scope, few) | take_blind(scope, few)
+    values |= PARTS["a2_out"].take(scope, few) | PARTS["previous"].take(scope, prompts) | PARTS["ranks"].take(scope, few)
+    values |= named([noise_sweep], injection(scope, few))
+    values |= named([parts_of_maps], anatomy(captured, scope.capture([prompt.ids for prompt in others])))
+    outcomes |= PARTS["signs"].take(scope, few) | PARTS["blind"].take(scope, few)
     outcomes |= dict(replacement_losses(scope, few, [with_answer(prompt) for prompt in others]).data_vars)
     of_layers = {name: values.pop(name) for name in list(values) if "head" not in values[name].dims}
     return values, outcomes | of_layers
@@ -268,9 +246,9 @@ def _null(
         weights = read[-1].answering  # the heads that answer at the end are followed
         few = prompts[:FEW]
         for number, (last_query, match) in enumerate(zip(read, matches)):
-            values = named(OF_LAST_QUERY, last_query) | take_flows(model, few, match)
+            values = named(OF_LAST_QUERY, last_query) | PARTS["flows"].take(model, few, match)
             if last_query.differential and number == len(matches) - 1:  # of trained models, too, they are judged at the end alone
-                values |= take_noise(model, few, match) | take_branches(model, few, match)
+                values |= PARTS["noise"].take(model, few, match) | PARTS["branches"].take(model, few, match)
             table[number, count] = {name: _means_over_heads(array, weights) for name, array in values.items()}
     return table
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Any
 
 import xarray as xr
 
@@ -24,15 +25,13 @@ from diffscope.evidence.noise import SIGMA, injected, log_odds_lost
 from diffscope.evidence.quantities import (
     A2_OUT,
     KNOCK_OUT,
-    LIKENESS,
     OF_ATTRIBUTION,
     OF_FLOWS,
     OF_INJECTION,
     OF_LAST_QUERY,
-    OF_PROMPTS,
-    PREVIOUS,
-    RANK_RATIOS,
-    TAILS,
+    Quantities,
+    Read,
+    lambda_fit,
     named,
     rank_ratios,
 )
@@ -43,7 +42,7 @@ from diffscope.tasks.prompt import Prompt
 FEW = 10  # prompts of what takes long: two at each depth
 FEWER = 5  # of untrained models, which differ more from each other than with the prompt
 ANSWER_HIDDEN = "answer_hidden"
-Take = Callable[..., Mapping[str, xr.DataArray]]  # (scope, prompts, match) → variables by name, (prompt, …)
+READ_OFF_LAST_QUERY = (*OF_LAST_QUERY, lambda_fit)
 Tell = Callable[[int, int, str], None]  # (done, total, words)
 
 
@@ -53,13 +52,15 @@ class Part:
 
     Attributes
     ----------
-    take : callable
-        From (scope, prompts, match) to variables by name, each (prompt, …). `match`, of untrained models, is what each layer is
-        made like; see :func:`~diffscope.evidence.untrained.matched`.
+    measure : callable
+        From (scope, prompts, match) to variables by name, each (prompt, …), or to what its quantities are read off. `match`, of
+        untrained models, is what each layer is made like; see :func:`~diffscope.evidence.untrained.matched`.
     words : str
         What is done, to be shown.
-    labels : tuple of str
-        The labels of its quantities.
+    read : tuple of callable
+        Functions of what was measured, each to the quantities of a label, which is its name.
+    label : str
+        The label of quantities that are measured as they are.
     outcomes : tuple of str
         The names of its outcomes, those of single layers not among them.
     few : bool
@@ -68,44 +69,29 @@ class Part:
         Whether its quantities are taken of untrained models too.
     """
 
-    take: Take
+    measure: Callable[..., Any]
     words: str
-    labels: tuple[str, ...] = ()
+    read: tuple[Read, ...] = ()
+    label: str = ""
     outcomes: tuple[str, ...] = ()
     few: bool = True
     untrained: bool = True
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of its quantities."""
+        return tuple(read.__name__ for read in self.read) or ((self.label,) if self.label else ())
+
+    def take(self, *given: Any) -> Quantities:
+        """Return its variables by name, of what :attr:`measure` is given."""
+        measured = self.measure(*given)
+        return named(self.read, measured) if self.read else dict(measured)
 
 
 def take_last_query(last_query: LastQuery) -> dict[str, xr.DataArray]:
     """Return every quantity of the answering query, and what its heads count with."""
     layers = {name: last_query.layers[name] for name in ("lam", "lam_init", "lambda_star")}
-    return named(OF_LAST_QUERY | OF_PROMPTS, last_query) | layers | {"weight": last_query.answering}
-
-
-def take_ranks(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
-    """Return effective ranks of the second map, by LABEL.NAME."""
-    return named({RANK_RATIOS: rank_ratios}, maps.second_map_ranks(scope, prompts, match))
-
-
-def take_flows(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
-    """Return shares of the information flow, and of differential models which way the loss pushes, by LABEL.NAME."""
-    table = flows(scope, prompts, match)
-    return named(OF_FLOWS if "push" in table else dict(list(OF_FLOWS.items())[:1]), table)
-
-
-def take_noise(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
-    """Return common-mode rejection of injected noise, by LABEL.NAME."""
-    return named(OF_INJECTION, injected(scope, prompts, match))
-
-
-def take_branches(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
-    """Return what each branch adds to the logits, by LABEL.NAME."""
-    return named(OF_ATTRIBUTION, attributed(scope, prompts, match))
-
-
-def take_knock_out(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
-    """Return what the answer loses without each head."""
-    return _by_measure(KNOCK_OUT, costs.lost_without_heads(scope, prompts))
+    return named(READ_OFF_LAST_QUERY, last_query) | layers | {"weight": last_query.answering}
 
 
 def take_a2_out(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.DataArray]:
@@ -142,25 +128,24 @@ def take_hidden_answer(scope: Scope, prompts: Sequence[Prompt]) -> dict[str, xr.
     return {ANSWER_HIDDEN: rises["together"]} | _of_layers(ANSWER_HIDDEN, rises["layers"])
 
 
-def take_previous(scope: Scope, prompts: Sequence[Prompt], match: Sequence[Match] | None = None) -> dict[str, xr.DataArray]:
-    """Return what the maps give to the token before the answer's number, by LABEL.NAME."""
-    return _labelled(PREVIOUS, signs.previous_token_share(scope, prompts, match))
-
-
 LAST_QUERY = "last_query"
 STAND_INS = "stand_ins"
 #: what the evidence of a model consists of
 PARTS = {
-    LAST_QUERY: Part(read, "reading", (*OF_LAST_QUERY, *OF_PROMPTS), few=False),
-    "flows": Part(take_flows, "gradients", tuple(OF_FLOWS)),
-    "noise": Part(take_noise, "injected noise", tuple(OF_INJECTION)),
-    "branches": Part(take_branches, "attribution by branches", tuple(OF_ATTRIBUTION)),
-    "ranks": Part(take_ranks, "ranks of the second map", (RANK_RATIOS,)),
-    "previous": Part(take_previous, "the token before the number", (PREVIOUS,)),
-    "tails": Part(lambda *of: _labelled(TAILS, maps.tails(*of)), "outliers", (TAILS,)),
-    "likeness": Part(lambda *of: _labelled(LIKENESS, maps.likeness(*of)), "likeness of heads", (LIKENESS,)),
-    "knock_out": Part(take_knock_out, "without each head", (KNOCK_OUT,), untrained=False),
-    "a2_out": Part(take_a2_out, "without A2 of each head", (A2_OUT,), ("without_a2",), untrained=False),
+    LAST_QUERY: Part(read, "reading", READ_OFF_LAST_QUERY, few=False),
+    "flows": Part(flows, "gradients", OF_FLOWS),
+    "noise": Part(injected, "injected noise", OF_INJECTION),
+    "branches": Part(attributed, "attribution by branches", OF_ATTRIBUTION),
+    "ranks": Part(maps.second_map_ranks, "ranks of the second map", (rank_ratios,)),
+    "previous": Part(
+        lambda *of: _labelled("previous", signs.previous_token_share(*of)), "the token before the number", label="previous"
+    ),
+    "tails": Part(lambda *of: _labelled("tails", maps.tails(*of)), "outliers", label="tails"),
+    "likeness": Part(lambda *of: _labelled("likeness", maps.likeness(*of)), "likeness of heads", label="likeness"),
+    "knock_out": Part(
+        lambda *of: _by_measure(KNOCK_OUT, costs.lost_without_heads(*of)), "without each head", label=KNOCK_OUT, untrained=False
+    ),
+    "a2_out": Part(take_a2_out, "without A2 of each head", label=A2_OUT, outcomes=("without_a2",), untrained=False),
     STAND_INS: Part(
         ablations.replacement_losses,
         "a simpler second map",

@@ -158,11 +158,12 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
 
 def test_untrained_models_are_made_like_each_step(cohort):
     kept = run_file.open_evidence(cohort / "diff/seed-0" / run_file.EVIDENCE)
-    names = {*OF_LAST_QUERY, *OF_FLOWS, *OF_INJECTION, *OF_ATTRIBUTION}
+    at_the_end = {read.__name__ for read in (*OF_INJECTION, *OF_ATTRIBUTION)}
+    names = {read.__name__ for read in (*OF_LAST_QUERY, *OF_FLOWS)} | at_the_end
     assert {str(name).partition(".")[0] for name in kept["quantity"].values} == {*names, "share_when"}
     for name in sorted(names):
         of = [quantity for quantity in kept["quantity"].values if str(quantity).startswith(f"{name}.")]
-        steps = slice(None) if name not in {*OF_INJECTION, *OF_ATTRIBUTION} else slice(-1, None)
+        steps = slice(None) if name not in at_the_end else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
     series = open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE, "answer")
     (first, second, _, *again), null = series.tables("shared_noise")[1], kept["null"].sel(quantity="shared_noise.sharing")

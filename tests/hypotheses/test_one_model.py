@@ -217,7 +217,7 @@ def test_a_part_of_the_evidence_is_taken_once_and_of_few_prompts_if_it_takes_lon
         calls.append((scope.name, match is None, len(prompts)))
         return {"previous.a1": xr.DataArray(np.zeros((len(prompts), 3, 2)), dims=("prompt", "layer", "head"))}
 
-    monkeypatch.setitem(take.PARTS, "previous", replace(take.PARTS["previous"], take=count))
+    monkeypatch.setitem(take.PARTS, "previous", replace(take.PARTS["previous"], measure=count))
     models = Models.open([diffscope.load("mini-diff")], replace(FEW, weights="answer"))
     for _ in range(2):
         models.tables("previous")
