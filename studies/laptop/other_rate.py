@@ -16,10 +16,12 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from diffscope.errors import DiffscopeError
+from diffscope.lab.items import lock, torch_threads
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import read_metrics
-from diffscope.lab.training.train import train
+from diffscope.lab.training.runs import place_of
+from diffscope.lab.training.train import train_run
 from studies.laptop.results import write_result
 
 PROCESSES = 2
@@ -28,7 +30,10 @@ PROCESSES = 2
 def formed_at(arm: str, rate: float, seed: int, folder: Path) -> int | None:
     """Return the step at which a run forms, None if it does not; train it first if it is not trained yet."""
     recipe = Recipe.load("laptop").tuned(rate)
-    run = train(recipe, arm, folder / f"rate-{rate:g}", seed=seed, threads=1)
+    out = folder / f"rate-{rate:g}"
+    run = out / arm / f"seed-{seed}"
+    with lock(out, place_of(arm, seed)), torch_threads(1):
+        train_run(recipe, arm, seed, run, "cpu")
     return formation(read_metrics(run), recipe)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.train import train_run
 
 PIECE = """
 name = "small"
@@ -200,3 +201,12 @@ def pair() -> Recipe:
     """Return the recipe of a pair of models, as small as it still trains."""
     with TemporaryDirectory() as folder:
         return recipe_in(Path(folder), PAIR)
+
+
+def train(recipe: Recipe, arm: str, out: Path, seed: int | None = None, device="cpu", tensorboard=False, progress=None) -> Path:
+    """Train one run in its place in the folder of a cohort, by default with the recipe's first seed; return its folder."""
+    seed = recipe.seeds[0] if seed is None else seed
+    place = Path(arm) / f"seed-{seed}"
+    board = out / "tensorboard" / place if tensorboard else None
+    train_run(recipe, arm, seed, out / place, device, board=board, progress=progress)
+    return out / place

@@ -26,7 +26,6 @@ from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
-from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.monitoring.tensorboard import events
 from diffscope.storage import provenance as store
@@ -36,7 +35,7 @@ from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.scoring import answers
 from studies.laptop import preregister as reading
-from tests.lab.small_recipes import FORMING, PIECE
+from tests.lab.small_recipes import FORMING, PIECE, train
 
 
 @pytest.fixture(autouse=True)

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.lab.training import train as module
+from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.initialisation import initialise
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe, Stage
-from diffscope.lab.training.train import train
 from diffscope.models import DiffForCausalLM
 from diffscope.storage.checksum import KEY, write_proven_json
 from diffscope.tasks import Retrieval
 from tests.forked import begun, ended
-from tests.lab.small_recipes import PIECE, pair
+from tests.lab.small_recipes import PIECE, pair, train
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_both_arms_see_the_same_prompts_in_the_same_order(monkeypatch, tmp_path)
 
 def test_an_unknown_arm_is_refused_before_anything_is_made(tmp_path):
     with pytest.raises(DiffscopeError, match="its arms are: diff, standard"):
-        train(pair(), "v9", tmp_path)
+        Cohort(pair(), tmp_path, arms=("v9",))
     assert not list(tmp_path.iterdir())
 
 

@@ -19,13 +19,12 @@ from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.initialisation import losses, tokenizer_for, with_text
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.train import train
 from diffscope.lab.training.train_cohort import check_prompts, train_cohort
 from diffscope.tasks import Backcopy
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
 from tests.forked import begun, ended
-from tests.lab.small_recipes import COPYING, RUNNING, recipe_in
+from tests.lab.small_recipes import COPYING, RUNNING, recipe_in, train
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from diffscope import cards
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.train import train
 from diffscope.models import folders
 from diffscope.storage.checksum import check_sums
 from diffscope.tasks import Backcopy, Retrieval
@@ -22,7 +21,7 @@ from diffscope.tasks import training_sentence as trained_on
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.sampling import draw
 from studies.laptop import text as text_cohort
-from tests.lab.small_recipes import COPYING, PIECE
+from tests.lab.small_recipes import COPYING, PIECE, train
 from tools import kinds_of_models
 from tools import publish as tool
 from tools.publish import card_text, publish

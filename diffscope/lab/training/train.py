@@ -7,7 +7,6 @@ same order, and a run that was killed goes on exactly from its last saved state.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from pathlib import Path
 import torch
 
 from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.lab.items import lock, torch_threads
 from diffscope.lab.training.board import watching
 from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.evaluations import evaluations
@@ -41,7 +39,7 @@ from diffscope.lab.training.run import (
     save_weights,
     write_metrics,
 )
-from diffscope.lab.training.runs import SCORES, place_of
+from diffscope.lab.training.runs import SCORES
 from diffscope.lab.training.stages import LOG_EVERY, RETRIEVAL
 from diffscope.models import DiffForCausalLM
 from diffscope.models.folders import CHECKPOINTS, RUN, checkpoint_folder
@@ -59,61 +57,6 @@ class NotFormed(DiffscopeError):
 
 class Diverged(DiffscopeError):
     """A loss is not finite."""
-
-
-def train(
-    recipe: str | Recipe,
-    arm: str,
-    out: str | os.PathLike,
-    *,
-    seed: int | None = None,
-    threads: int | None = None,
-    device: str = "cpu",
-    tensorboard: bool = False,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> Path:
-    """Train one arm with one seed, or resume where an earlier run of it stopped.
-
-    Parameters
-    ----------
-    recipe : str or Recipe
-        A bundled recipe's name, a TOML file, or the recipe itself.
-    arm : str
-    out : path
-        Gets ``ARM/seed-N/`` with the final model, its tokenizer, ``checkpoints/`` and ``metrics.jsonl``.
-    seed : int, optional
-        By default the recipe's first.
-    threads : int, optional
-        Processor threads; by default torch's.
-    device : str
-    tensorboard : bool
-        Whether the metrics, and what a :func:`diffscope.monitor` measures on rows of the first step, go to
-        ``out/tensorboard/ARM/seed-N`` too. The monitor's folder is ``monitor`` in that of the run.
-    progress : callable, optional
-        Called with (steps done, steps in all, a short note).
-
-    Returns
-    -------
-    Path
-        The folder of the trained model.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such arm, or the folder holds a run of another recipe.
-    MissingExtra
-        `tensorboard` is set and tensorboardX is not installed.
-    """
-    recipe = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-    seed = recipe.seeds[0] if seed is None else seed
-    recipe.config(arm, recipe.vocab_size)  # an unknown arm is refused before anything is made
-    check_tools(device, tensorboard)
-    out = Path(out)
-    folder = out / arm / f"seed-{seed}"
-    board = out / "tensorboard" / arm / f"seed-{seed}" if tensorboard else None
-    with lock(out, place_of(arm, seed)), torch_threads(threads or torch.get_num_threads()):
-        train_run(recipe, arm, seed, folder, device, board=board, progress=progress)
-    return folder
 
 
 def train_run(

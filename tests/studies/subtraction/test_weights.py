@@ -10,9 +10,8 @@ import torch
 import diffscope
 from diffscope.errors import CorruptFile, DiffscopeError
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.train import train
 from studies.subtraction.runs import pack_weights
-from tests.lab.small_recipes import COPYING
+from tests.lab.small_recipes import COPYING, train
 
 
 @pytest.fixture(scope="module")
