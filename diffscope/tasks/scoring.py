@@ -45,25 +45,9 @@ class Answers(NamedTuple):
     rank: np.ndarray
 
 
-class Batch(NamedTuple):
-    """Prompts that run together.
-
-    Attributes
-    ----------
-    members : ndarray of int (prompt,)
-        Which of all prompts they are.
-    ids : Tensor (prompt, token)
-        Each prompt with all of its answer but the last token, which nothing follows.
-    answer : Tensor (prompt, width)
-        The tokens that are to be predicted.
-    """
-
-    members: np.ndarray
-    ids: Tensor
-    answer: Tensor
-
-
-def batches(prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens: int | None = None) -> Iterator[Batch]:
+def batches(
+    prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens: int | None = None
+) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
     """Group prompts with equally many tokens, and equally many in their answers, into batches of about equal size.
 
     Parameters
@@ -73,6 +57,15 @@ def batches(prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens:
         About how many prompt tokens may run together; by default any number.
     answer_tokens : int, optional
         About how many answer tokens may run together; by default any number.
+
+    Yields
+    ------
+    ndarray of int (prompt,)
+        Which of all prompts they are.
+    Tensor (prompt, token)
+        Each prompt with all of its answer but the last token, which nothing follows.
+    Tensor (prompt, width)
+        The tokens that are to be predicted.
     """
     shapes: dict[tuple[int, int], list[int]] = {}
     for index, prompt in enumerate(prompts):
@@ -80,9 +73,9 @@ def batches(prompts: Sequence[Prompt], tokens: int | None = None, answer_tokens:
     for (length, width), members in shapes.items():
         limits = ((length, tokens), (width, answer_tokens))
         parts = max([1, *(-(-len(members) * size // most) for size, most in limits if most is not None)])
-        for batch in np.array_split(members, min(len(members), parts)):
-            ids = torch.tensor([[*prompts[i].ids, *prompts[i].answer[:-1]] for i in batch])
-            yield Batch(batch, ids, torch.tensor([prompts[i].answer for i in batch]))
+        for some in np.array_split(members, min(len(members), parts)):
+            ids = torch.tensor([[*prompts[i].ids, *prompts[i].answer[:-1]] for i in some])
+            yield some, ids, torch.tensor([prompts[i].answer for i in some])
 
 
 @torch.no_grad()

@@ -61,13 +61,12 @@ def test_scores_in_float64_are_bounded_without_being_asked_for(scope, prompts, m
 
 
 def test_a_batch_holds_prompts_of_one_shape_and_every_prompt_once(prompts):
-    whole = list(batches(prompts))
-    assert [len(batch.members) for batch in whole] == [5, 5]
+    assert [len(members) for members, _, _ in batches(prompts)] == [5, 5]
     parts = list(batches(prompts, tokens=200, answer_tokens=4))
-    assert sorted(np.concatenate([batch.members for batch in parts])) == list(range(10))
-    for batch in parts:
-        assert len(batch.members) * batch.answer.shape[1] <= 4
-        for index, ids, answer in zip(batch.members, batch.ids.tolist(), batch.answer.tolist()):
+    assert sorted(np.concatenate([members for members, _, _ in parts])) == list(range(10))
+    for members, tokens, wanted in parts:
+        assert len(members) * wanted.shape[1] <= 4
+        for index, ids, answer in zip(members, tokens.tolist(), wanted.tolist()):
             assert ids == prompts[index].ids + prompts[index].answer[:-1] and answer == prompts[index].answer
 
 
