@@ -28,13 +28,14 @@ from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.gradients import RATIO, BranchGradients
 from diffscope.monitoring.kept_maps import Head, captured, images
 from diffscope.monitoring.measuring import BRANCHES, LARGEST, by_length, measured
-from diffscope.monitoring.questions import ANSWERED, Questions
+from diffscope.monitoring.questions import ANSWERED, averages, digest
 from diffscope.monitoring.record import ALERTS, LOGGED, WEIGHTS, Record
 from diffscope.monitoring.schedule import EARLY, Schedule
 from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
 from diffscope.numbers import numbered, short_duration
 from diffscope.prompts.inputs import Spans
+from diffscope.scope.answers import encode_questions
 from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
 from diffscope.stats.averaging import average, averaged
@@ -155,7 +156,7 @@ class Monitor:
         self._batches = list(by_length(inputs))
         spanned = ["span_mass"] if any("answer" in prompt.spans for prompt in inputs.prompts) else []
         self.statistics = _averageable([*USUAL, *spanned] if statistics is None else statistics)
-        self._questions = None if answers is None else Questions(self.scope, inputs, answers, distractors)
+        self._questions = None if answers is None else encode_questions(self.scope, inputs, answers, distractors)
         self.gradients = gradients
         self._gradients: BranchGradients | None = None  # in the first process
         if gradients:
@@ -332,7 +333,7 @@ class Monitor:
         with undisturbed(self.scope.model):
             per_prompt = measured(self.scope, self._batches, self.statistics, self.queries)
             drawn = self._drawn(step)
-            answered = self._questions.scores(self.scope) if self._questions else {}
+            answered = {} if self._questions is None else averages(self.scope, self._questions)
         means, by_head = average(per_prompt, ["head", "prompt"]), average(per_prompt, "prompt")
         if self._gradients:
             ratio = self._gradient_ratio(by_head)
@@ -521,7 +522,7 @@ class Monitor:
             "statistics": list(self.statistics),
             "queries": repr(self.queries),
             "prompts": hashlib.sha256(json.dumps(prompts).encode()).hexdigest(),
-            **({"answers": self._questions.digest} if self._questions else {}),
+            **({} if self._questions is None else {"answers": digest(self._questions)}),
             **({"gradients": "of both branches"} if self.gradients else {}),
         }
 
