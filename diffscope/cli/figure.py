@@ -46,7 +46,6 @@ Distractor = Annotated[
 ]
 Prompts = Annotated[str, typer.Option(metavar="N|FILE", help="How many prompts are drawn, or a file of your own.")]
 Length = Annotated[list[int] | None, typer.Option(min=1, metavar="TOKENS", help="Lengths of prompts that are drawn. Repeatable.")]
-Cohort = Annotated[Path | None, typer.Option(metavar="FOLDER", help="A trained cohort, for the figure cohort.")]
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="Where to draw it: .pdf, .svg, .png, .pgf, .html or .json.")]
 Also = Annotated[str, typer.Option("--sidecars", metavar="A,B|all", help="What is written beside it: data, latex, provenance.")]
 
@@ -69,7 +68,6 @@ def command(
     distractor: Distractor = None,
     prompts: Prompts = "",
     length: Length = None,
-    cohort: Cohort = None,
     also: Also = "",
     as_json: Json = False,
     device: Device = None,
@@ -81,10 +79,6 @@ def command(
     if out is None:
         raise DiffscopeError("nothing says where to draw; give --out FILE, or see what there is with --list")
     check_out(out)
-    if cohort is not None:
-        if kind not in (None, "cohort") or saved is not None:
-            raise DiffscopeError("a cohort is drawn as the figure cohort, and of its folder alone; leave --kind and PATH out")
-        saved, kind = cohort, "cohort"
     kind = kind or "maps"
     choices = {word: choice for word, choice in ctx.meta[CHOICES].items() if choice not in (None, [])}
     if "where" in choices:

@@ -150,9 +150,7 @@ def kind_of(args):
     kinds += [arg.partition("=")[2] for arg in args if arg.startswith("--kind=")]
     if len(kinds) > 1:
         raise DiffscopeError(f"--kind is given {len(kinds)} times; a figure is of one kind")
-    if kinds:
-        return kinds[0]
-    return "cohort" if any(arg.partition("=")[0] == "--cohort" for arg in args) else "maps"
+    return kinds[0] if kinds else "maps"
 
 
 def check_kind(kind):

@@ -33,7 +33,6 @@ Baseline = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME|FOLDER|HUB-ID", help="The standard model that it is matched with, seed by seed. Repeatable."),
 ]
-All = Annotated[bool, typer.Option("--all", help="All tests, as without any ID.")]
 Listed = Annotated[bool, typer.Option("--list", help="Show what is asked, predicted and needed; run nothing.")]
 Prompts = Annotated[
     str, typer.Option(metavar="COUNT|FILE", help="How many retrieval prompts, over five depths; or a file of your own prompts.")
@@ -60,7 +59,6 @@ def command(
     model: Models = None,
     baseline: Baseline = None,
     cohort: Cohort = None,
-    everything: All = False,
     listed: Listed = False,
     prompts: Prompts = "40",
     length: Length = 160,
@@ -82,8 +80,6 @@ def command(
     from diffscope.hypotheses.tests import chosen
     from diffscope.tasks.template import check_template
 
-    if everything and ids:
-        raise DiffscopeError("--all is all tests; leave out the names, or --all")
     tests = chosen(ids)
     if listed:
         _show_declared(tests, as_json)

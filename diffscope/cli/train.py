@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from diffscope.cli.options import Device, Json, check_out, check_out_folder
+from diffscope.cli.options import Device, Json, check_out_folder
 from diffscope.cli.output import counting, kept_when_stopped, note, show_json, show_table, working
 from diffscope.cli.sweep import Count, Ray
 from diffscope.cli.training_report import (
@@ -29,8 +29,7 @@ EXAMPLE = (
 
 SAVED = "what was saved is kept, and the same command goes on"
 
-Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
-Preset = Annotated[str | None, typer.Option(metavar="laptop|gpu", help="The same as the name of a bundled recipe.")]
+Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
 Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the cohort; all without. Repeatable.")]
 Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; all of the recipe without. Repeatable.")]
 Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go; what stopped goes on from there.")]
@@ -38,9 +37,6 @@ Threads = Annotated[int, typer.Option(min=1, help="Processor threads of each run
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Instead of the recipe's.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's events too, into FOLDER/tensorboard.")]
 Table = Annotated[bool, typer.Option("--table", help="Show what the arms are made of and how well their parameters match.")]
-Draw = Annotated[
-    Path | None, typer.Option("--figure", metavar="FILE", help="Draw curves and answers: .pdf, .svg, .png, .pgf, .html or .json.")
-]
 Text = Annotated[Path | None, typer.Option(metavar="FOLDER", help="The corpus of a recipe that trains on one.")]
 AnyText = Annotated[bool, typer.Option("--any-text", help="Take another corpus than the one that the recipe names.")]
 Status = Annotated[
@@ -56,8 +52,7 @@ Report = Annotated[
 
 
 def command(
-    recipe: Recipe = None,
-    preset: Preset = None,
+    recipe: Recipe,
     arm: Arms = None,
     seed: Seeds = None,
     out: Out = None,
@@ -73,17 +68,11 @@ def command(
     report: Report = False,
     status: Status = False,
     evidence: Anew = False,
-    figure: Draw = None,
     as_json: Json = False,
 ):
     """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
-    mode = _mode({"--table": table, "--status": status, "--recompute-evidence": evidence, "--report": report})
-    if figure is not None:
-        _check_figure(figure, mode)
-    if (recipe is None) == (preset is None):
-        raise DiffscopeError("name one recipe: diffscope train laptop, or --preset laptop, or a .toml file")
-    name = preset if recipe is None else recipe
-    chosen = _chosen(name, learning_rate, text, any_text)
+    _check_modes({"--table": table, "--status": status, "--recompute-evidence": evidence, "--report": report})
+    chosen = _chosen(recipe, learning_rate, text, any_text)
     if table:
         _show_arms(chosen, as_json)
         return
@@ -97,36 +86,25 @@ def command(
         _take_anew(wanted)
         return
     if report:
-        show_report(wanted, figure, as_json)
+        show_report(wanted, as_json)
         return
-    cohorts = with_following(wanted, name, text, any_text)
+    cohorts = with_following(wanted, recipe, text, any_text)
     if status:  # which reads files alone
         show_status(cohorts, processes or 1, as_json)
         return
     _check_following(cohorts[1:], learning_rate)
     failed = train_all(cohorts, quiet=as_json, processes=processes, ray=ray, threads=threads, tensorboard=tensorboard)
-    if figure is not None or as_json:
-        show_report(wanted, figure, as_json)
+    if as_json:
+        show_report(wanted, as_json)
     if failed:
         raise DiffscopeError(failed)
 
 
-def _mode(modes):
-    """Return which of options by name takes the place of the training, None if none does."""
+def _check_modes(modes):
+    """Refuse more than one of the options, by name, that take the place of the training."""
     chosen = [name for name, on in modes.items() if on]
     if len(chosen) > 1:
         raise DiffscopeError(f"{' and '.join(chosen)} exclude each other; give one of them")
-    return chosen[0] if chosen else None
-
-
-def _check_figure(figure, mode):
-    """Refuse a figure that could not be kept, or that what takes the place of the training does not draw."""
-    from diffscope.figures.figure import check_suffix
-
-    if mode not in (None, "--report"):
-        raise DiffscopeError(f"{mode} draws no figure; leave --figure out, or give it with --report")
-    check_out(figure)
-    check_suffix(figure)
 
 
 def _chosen(name, learning_rate, text, any_text):

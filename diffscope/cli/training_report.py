@@ -1,6 +1,5 @@
 """What ``diffscope train`` says of the runs in a folder."""
 
-import diffscope
 from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
@@ -172,7 +171,7 @@ def _show_status(rows, processes):
     )
 
 
-def show_report(cohort, figure, as_json):
+def show_report(cohort, as_json):
     """Show what the finished runs of a cohort, or of those arms and seeds that it names, learned, and which failed."""
     from diffscope.lab.training.cohort import DATASET, summary
 
@@ -192,9 +191,6 @@ def show_report(cohort, figure, as_json):
         _show_runs(dataset, rows, cohort.recipe)
     total, done = (sum("tuning" not in run.spec for run in runs) for runs in (cohort.planned(), outcome.done))
     note(f"{done} of {total} runs are finished; all that was measured is in {cohort.out / DATASET}")
-    if figure is not None:
-        diffscope.figure("cohort", dataset).save(figure)
-        note(f"saved {figure}")
 
 
 def _show_runs(dataset, rows, recipe):

@@ -56,7 +56,6 @@ def test_the_command_shows_and_keeps(folder, capsys):
         ([], "nothing to test"),
         (["--cohort", "nowhere"], "holds no cohort.nc"),
         (["--model", "mini-diff", "--out", "board.pdf"], "as '.pdf'"),
-        (["sparsity", "--all", "--model", "mini-diff"], "--all is all tests"),
         (["--model", "mini-diff", "--prompts", "5"], "--prompts 5 are too few; give 10 or more"),
         (["--model", "mini-diff", "--prompts", "nowhere.jsonl"], "no file of prompts 'nowhere.jsonl'"),
     ],

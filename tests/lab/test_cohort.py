@@ -199,10 +199,11 @@ def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path):
 def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
     _, out, _ = cohort_run
     path = str(out.parent / "small.toml")
-    assert main(["train", path, "--out", str(out), "--report", "--figure", str(tmp_path / "f.png"), "--json"]) == 0
+    assert main(["train", path, "--out", str(out), "--report", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert [row["formation"] for row in printed["arms"]] == [{"0": None, "1": None}] * 2 and not printed["failed"]
-    assert (tmp_path / "f.png").stat().st_size > 10_000
+    assert main(["figure", str(out), "--kind", "cohort", "--out", str(tmp_path / "f.png")]) == 0
+    assert (tmp_path / "f.png").stat().st_size > 10_000 and capsys.readouterr()
     dataset = open_statistics(out / "cohort.nc")
     assert dataset["exact_match"].sizes == {"arm": 2, "seed": 2, "length": 2, "distractors": 2, "prompt": 5}
     curves = open_statistics(out / "metrics.parquet")
@@ -210,14 +211,12 @@ def test_a_cohort_on_the_command_line(cohort_run, tmp_path, capsys):
     assert main(["train", path, "--out", str(out), "--report"]) == 0
     assert "formed at step" in capsys.readouterr().out
     for arguments, words in (
-        ([path, "--preset", "laptop", "--out", "x"], "name one recipe"),
+        (["--table"], "'RECIPE'"),
         ([path, "--arm", "none", "--out", str(tmp_path)], "has no arm 'none'"),
         ([path], "needs --out"),
-        ([path, "--out", str(tmp_path), "--report", "--figure", str(tmp_path / "f.jpg")], "cannot write a figure as '.jpg'"),
         ([path, "--report", "--out", str(tmp_path)], "no run in"),
         ([path, "--status", "--out", path], "is a file; give --out a folder"),
         ([path, "--status", "--report", "--out", str(out)], "--status and --report exclude each other"),
-        ([path, "--status", "--figure", str(tmp_path / "f.png"), "--out", str(out)], "--status draws no figure"),
         (["", "--table"], "no recipe ''"),
         *(([path, "--table", "--learning-rate", rate], "has to be above 0") for rate in ("-1", "0", "nan", "inf")),
     ):
