@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from diffscope.lab.training.formation import SHARES
 from diffscope.lab.training.onsets import Criterion, onsets_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
-from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, runs, source_arm, tuning_runs, tuning_table
+from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, scored_run, source_arm, tuning_run
 from diffscope.numbers import counted
 from diffscope.storage.provenance import other_versions
 from diffscope.storage.statistics import open_statistics, without_attrs
@@ -44,7 +45,7 @@ class Cohort:
     Raises
     ------
     DiffscopeError
-        The recipe has no such arm, or a seed is one of those that choose its rates.
+        The recipe has no such arm, or no model can be made of one, or a seed is one of those that choose its rates.
     """
 
     recipe: Recipe
@@ -54,18 +55,46 @@ class Cohort:
     device: str = "cpu"
 
     def __post_init__(self):
-        for arm in self.arms:
+        for arm in self.arms or self.recipe.arms:
             self.recipe.config(arm, self.recipe.vocab_size)
         if self.recipe.tuning is not None and (used := sorted({*self.seeds} & {*self.recipe.tuning.seeds})):
             raise DiffscopeError(f"seeds {used} choose the rates in [tuning], and are not used again; give others")
 
     def tuning_runs(self) -> list[Item]:
         """Return the runs that choose a rate, none of a recipe without tuning."""
-        return [] if self.recipe.tuning is None else tuning_runs(self.recipe, self.arms)
+        tuning = self.recipe.tuning
+        if tuning is None:
+            return []
+        each = product(self._tuned_arms(), tuning.rates, tuning.seeds)
+        return [tuning_run(self.recipe, arm, rate, seed) for arm, rate, seed in each]
+
+    def _tuned_arms(self) -> list[str]:
+        """Return the arms whose rate is chosen: one that continues another has that one's rate."""
+        return list(dict.fromkeys(source_arm(self.recipe, arm) for arm in self.arms or self.recipe.arms))
 
     def tuning(self) -> xr.Dataset | None:
-        """Tabulate the results of the runs that choose a rate; None of a recipe without tuning."""
-        return None if self.recipe.tuning is None else tuning_table(self.recipe, self.out, self.arms)
+        """Tabulate the results of the runs that choose a rate; None of a recipe without tuning.
+
+        Returns
+        -------
+        xarray.Dataset
+            ``tuning_area`` (arm, rate, tuning_seed), the mean over steps of the loss that is lowered (on answers, or on text
+            where there are none), in nats: infinite where it diverged, NaN where the run is missing; ``tuning_formation``, the
+            step at which it formed, NaN where it did not.
+        """
+        tuning = self.recipe.tuning
+        if tuning is None:
+            return None
+        coords = {"arm": self._tuned_arms(), "rate": list(tuning.rates), "tuning_seed": list(tuning.seeds)}
+        shape = tuple(len(values) for values in coords.values())
+        table = {name: np.full(shape, np.nan) for name in ("area", "formation")}
+        planned = self.tuning_runs()
+        opened = results(self.out, planned)
+        for index, run in enumerate(planned):
+            if run.place in opened:
+                for name, values in table.items():
+                    values.flat[index] = float(opened[run.place][name])
+        return xr.Dataset({f"tuning_{name}": (tuple(coords), values) for name, values in table.items()}, coords)
 
     def rates(self) -> dict[str, float]:
         """Return the learning rate of each arm for which it is known."""
@@ -77,11 +106,20 @@ class Cohort:
     def planned(self) -> list[Item]:
         """Return all runs, those that choose a rate first; runs whose rate is not known yet have the recipe's."""
         rates = dict.fromkeys(self.recipe.arms, self.recipe.learning_rate) | self.rates()
-        return [*self.tuning_runs(), *runs(self.recipe, self.arms, self.seeds, rates)]
+        return [*self.tuning_runs(), *self._runs(rates)]
 
     def runs(self) -> list[Item]:
         """Return the runs whose rates are known, without those that choose them."""
-        return runs(self.recipe, self.arms, self.seeds, self.rates())
+        return self._runs(self.rates())
+
+    def _runs(self, rates: Mapping[str, float]) -> list[Item]:
+        """Return the runs of arms whose rate is given, group by group, all arms of a seed before those of the next seed."""
+        planned = []
+        for group, usual in self.recipe.groups:
+            known = {arm: rates.get(source_arm(self.recipe, arm)) for arm in group if arm in (self.arms or group)}
+            for seed in dict.fromkeys(self.seeds or usual):
+                planned += [scored_run(self.recipe, arm, rate, seed) for arm, rate in known.items() if rate is not None]
+        return planned
 
     def outcome(self) -> Outcome:
         """Return which of :meth:`planned` are done."""

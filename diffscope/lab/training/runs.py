@@ -27,61 +27,21 @@ NEAR = (0, 2, 4, 6)  # near-duplicates among the distractors, at the middle leng
 TUNING = "tuning"  # the folder of runs that choose a rate
 
 
-def tuned_arms(recipe: Recipe, arms: Sequence[str] = ()) -> list[str]:
-    """Return the arms whose rate is chosen, for some arms or for all: one that continues another has that one's rate."""
-    if recipe.tuning is None:
-        return []
-    return list(dict.fromkeys(source_arm(recipe, arm) for arm in arms or recipe.arms))
-
-
 def source_arm(recipe: Recipe, arm: str) -> str:
     """Return the arm that has chosen an arm's rate: the one that it continues, or itself."""
     return recipe.continued[arm].arm if arm in recipe.continued else arm
 
 
-def tuning_runs(recipe: Recipe, arms: Sequence[str] = ()) -> list[Item]:
-    """Return the runs that show how well each learning rate does, of some arms or of all."""
-    return [
-        run_of({"tuning": True, **_spec(recipe.tuned(rate), arm, seed)})
-        for arm in tuned_arms(recipe, arms)
-        for rate in recipe.tuning.rates
-        for seed in recipe.tuning.seeds
-    ]
+def tuning_run(recipe: Recipe, arm: str, rate: float, seed: int) -> Item:
+    """Return the run that shows how well an arm does at a rate."""
+    return run_of({"tuning": True, **_spec(recipe.tuned(rate), arm, seed)})
 
 
-def runs(
-    recipe: Recipe,
-    arms: Sequence[str] = (),
-    seeds: Sequence[int] = (),
-    rates: Mapping[str, float] | None = None,
-) -> list[Item]:
-    """Return the runs of a cohort, group by group, all arms of a seed before those of the next seed; by default all of them.
-
-    Of a recipe with tuning, only the arms whose rates are given.
-
-    Raises
-    ------
-    DiffscopeError
-        The recipe has no such arm.
-    """
-    for arm in arms or recipe.arms:
-        recipe.config(arm, recipe.vocab_size)
-    planned = []
-    for group, usual in recipe.groups:
-        chosen = [arm for arm in group if not arms or arm in arms]
-        for seed in dict.fromkeys(seeds or usual):
-            planned += [_run(recipe, arm, seed, rates) for arm in chosen if _rate(recipe, arm, rates) is not None]
-    return planned
-
-
-def _rate(recipe: Recipe, arm: str, rates: Mapping[str, float] | None) -> float | None:
-    return recipe.learning_rate if recipe.tuning is None else (rates or {}).get(source_arm(recipe, arm))
-
-
-def _run(recipe: Recipe, arm: str, seed: int, rates: Mapping[str, float] | None) -> Item:
-    tuned = replace(recipe, learning_rate=_rate(recipe, arm, rates))
+def scored_run(recipe: Recipe, arm: str, rate: float, seed: int) -> Item:
+    """Return the run of an arm at its rate, which is scored in the end."""
     parts = {name: part for name in ("grid", "plain_text") if (part := getattr(recipe, name)) is not None}
     scored = {name: without_defaults(part) for name, part in parts.items()}
+    tuned = replace(recipe, learning_rate=rate)
     return run_of({**_spec(tuned, arm, seed), "scoring": json.dumps({**scored, "near": NEAR}, sort_keys=True)})
 
 
@@ -158,29 +118,6 @@ def run_label(run: Item) -> str:
     """Return the name of a run for people: its arm and seed, and the rate of one that is to choose it."""
     rate = f", rate {run.spec['rate']:g}" if "tuning" in run.spec else ""
     return f"{run.spec['arm']}, seed {run.spec['seed']}{rate}"
-
-
-def tuning_table(recipe: Recipe, out: Path, arms: Sequence[str] = ()) -> xr.Dataset:
-    """Tabulate the results of the runs that choose a rate.
-
-    Returns
-    -------
-    xarray.Dataset
-        ``tuning_area`` (arm, rate, tuning_seed), the mean over steps of the loss that is lowered (on answers, or on text where
-        there are none), in nats: infinite where it diverged, NaN where the run is missing; ``tuning_formation``, the step at
-        which it formed, NaN where it did not.
-    """
-    chosen = tuned_arms(recipe, arms)
-    coords = {"arm": chosen, "rate": list(recipe.tuning.rates), "tuning_seed": list(recipe.tuning.seeds)}
-    shape = tuple(len(values) for values in coords.values())
-    table = {name: np.full(shape, np.nan) for name in ("area", "formation")}
-    planned = tuning_runs(recipe, arms)
-    opened = results(out, planned)
-    for index, run in enumerate(planned):
-        if run.place in opened:
-            for name, values in table.items():
-                values.flat[index] = float(opened[run.place][name])
-    return xr.Dataset({f"tuning_{name}": (tuple(coords), values) for name, values in table.items()}, coords)
 
 
 def chosen_rates(table: xr.Dataset, rule: str = LEAST_LOSS) -> dict[str, float]:
