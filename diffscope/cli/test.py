@@ -180,9 +180,10 @@ def keep(verdicts, out, subjects, statements=()):
 
 
 def _show_declared(tests, as_json):
+    from diffscope.hypotheses.verdict import DECLARED
+
     if as_json:
-        names = ("id", "kind", "question", "source", "statistic", "controls", "of", "rule", "needs", "limits")
-        show_json([{name: getattr(test, name) for name in names} for test in tests])
+        show_json([{name: getattr(test, name) for name in DECLARED} for test in tests])
         return
     show_table(("kind", "test", "needs", "question"), [(test.kind, test.id, test.needs, test.question) for test in tests])
     for test in tests:

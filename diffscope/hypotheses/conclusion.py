@@ -10,6 +10,7 @@ from diffscope.hypotheses.rules import MEASURED
 from diffscope.hypotheses.sentence import CORRECTIONS, answers, number
 from diffscope.hypotheses.tests import KINDS, PRIMARIES
 from diffscope.hypotheses.verdict import Verdict
+from diffscope.numbers import listed
 from diffscope.stats.intervals import LEVEL
 
 OUTCOMES = {  # what the word of a test on which accounts agree says of the benefit
@@ -76,7 +77,7 @@ def overall(verdicts: Sequence[Verdict]) -> list[str]:
 def _benefit(verdict: Verdict) -> str:
     """Say what a primary shows of which accounts predict the same: whether there is a benefit to explain."""
     words = {account: verdict.verdicts[account] for account in verdict.test.predictions}
-    alike = OUTCOMES[next(iter(words.values()))].format(accounts=_listed(list(words))) if len(set(words.values())) == 1 else ""
+    alike = OUTCOMES[next(iter(words.values()))].format(accounts=listed(list(words))) if len(set(words.values())) == 1 else ""
     return f"{verdict.test.question} {_by_comparison(verdict)}. Verdict: {alike or verdict.shown}{_p(verdict)}."
 
 
@@ -119,13 +120,7 @@ def _supported(judged: Sequence[Verdict]) -> str:
 
 
 def _named(accounts: Sequence[str]) -> str:
-    return _listed([ACCOUNTS[account] for account in accounts])
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Join names with commas, and "and" before the last."""
-    *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    return listed([ACCOUNTS[account] for account in accounts])
 
 
 def _costs(judged: Sequence[Verdict]) -> str:

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.scope import Scope, load
-from diffscope.stats.intervals import t_half_width
+from diffscope.stats.intervals import LEVEL, t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
@@ -20,7 +20,6 @@ from diffscope.tasks.sampling import DEPTHS, draw
 from diffscope.tasks.scoring import answers
 from diffscope.tasks.training_sentence import template_of
 
-LEVEL = 0.05
 SEED = 60_000  # of the prompts that are scored over a training
 NEEDLES = 4
 

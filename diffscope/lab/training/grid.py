@@ -32,7 +32,6 @@ class Grid:
     without: tuple[tuple[int, int], ...] = ()  # (length, distractors) of cells whose sentences do not fit
 
     def rules(self) -> Iterator[Rule]:
-        """Yield, for each rule, the message for a field that breaks it and whether the field obeys it."""
         check_template(self.template)
         yield (
             f"lengths = {self.lengths} and distractors = {self.distractors} have to hold a number each",
@@ -64,7 +63,6 @@ class PlainText:
     texts: int
 
     def rules(self) -> Iterator[Rule]:
-        """Yield, for each rule, the message for a field that breaks it and whether the field obeys it."""
         yield f"length = {self.length} and texts = {self.texts} have to be 2 or more", min(self.length, self.texts) >= 2
 
 

@@ -44,7 +44,6 @@ class Stage:
     spacing: float = 0.0  # fewest tokens of a prompt a mention: in shorter prompts are fewer mentions, and cities in proportion
 
     def rules(self) -> Iterator[Rule]:
-        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         check_template(self.template)
         fewest, most = self.needles
         shares = (self.near, self.unanswerable)
@@ -123,7 +122,6 @@ class Copying:
     rows: int
 
     def rules(self) -> Iterator[Rule]:
-        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"length = {self.length} has to be 3 or more, and rows = {self.rows} 1 or more", self.length >= 3 and self.rows >= 1
 
 
@@ -141,7 +139,6 @@ class Tuning:
     rule: str = LEAST_LOSS  # or "formed in all": the least loss among the rates at which all seeds formed
 
     def rules(self) -> Iterator[Rule]:
-        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"steps = {self.steps} has to be {LOG_EVERY} or more: losses are written down that often", self.steps >= LOG_EVERY
@@ -156,7 +153,6 @@ class Minor:
     seeds: tuple[int, ...]
 
     def rules(self) -> Iterator[Rule]:
-        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
 
 
@@ -172,7 +168,6 @@ class Continued:
     top_keys: int
 
     def rules(self) -> Iterator[Rule]:
-        """Yield for each rule the message of a field that breaks it, and whether the field keeps it."""
         yield f"top_keys = {self.top_keys} has to be 1 or more", self.top_keys >= 1
 
     def keys(self, step: int, steps: int, last: int) -> int:
