@@ -21,13 +21,13 @@ from diffscope.lab.items import Item, note_failure
 from diffscope.lab.training import cohort as cohort_module
 from diffscope.lab.training import run as run_module
 from diffscope.lab.training import train_cohort as training
+from diffscope.lab.training.board import events
 from diffscope.lab.training.cohort import Cohort, collect, progress_by_arm, remaining_in_words, summary
 from diffscope.lab.training.formation import formation
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.runs import chosen_rates, run_folder, unformed
 from diffscope.lab.training.stages import FORMED_IN_ALL, Stage
 from diffscope.lab.training.train_cohort import train_cohort
-from diffscope.monitoring.tensorboard import events
 from diffscope.storage import provenance as store
 from diffscope.storage.statistics import open_statistics
 from diffscope.tasks import Retrieval

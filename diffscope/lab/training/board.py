@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,7 +12,6 @@ from torch import nn
 from diffscope.lab.training.drawing import Draws
 from diffscope.monitoring import Monitor
 from diffscope.monitoring.record import FOLDER
-from diffscope.monitoring.tensorboard import events
 
 EVERY = 50  # steps
 WATCHED = 4  # rows of the run's first step, on which it is watched
@@ -58,6 +57,25 @@ def watching(
             write(step, monitor.step(step, **known))
 
         yield watch
+
+
+@contextmanager
+def events(folder: Path, before: Iterable[tuple[int, Row]] = ()) -> Iterator[Callable[[int, Row], None]]:
+    """Yield a function that writes the numbers of a step as events of TensorBoard.
+
+    Earlier rows are written again first, and TensorBoard is told to drop all earlier events: when a run is killed, its last
+    events are lost, or belong to steps that will be repeated.
+    """
+    from tensorboardX import SummaryWriter
+
+    def write(step: int, numbers: Row) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
+
+    with SummaryWriter(str(folder), purge_step=0) as writer:
+        for step, numbers in before:
+            write(step, numbers)
+        yield write
 
 
 def _numbers(row: Row) -> tuple[int, Row]:
