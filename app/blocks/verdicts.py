@@ -125,7 +125,7 @@ def show_test(test, verdict=None, code: str = "") -> None:
 
     Parameters
     ----------
-    test : Test or Measurement
+    test : Test
     verdict : Verdict, optional
         What came of it, where it was run.
     code : str

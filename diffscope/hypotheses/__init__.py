@@ -10,7 +10,7 @@ _MODULES = {
     "board": ("run",),
     "conclusion": ("lacking", "summary"),
     "gathering": ("gather", "test"),
-    "rules": ("Declared", "Measurement", "Test"),
+    "rules": ("Test",),
     "settings": ("Settings",),
     "subjects": ("Models", "Pair"),
     "tests": ("TESTS",),

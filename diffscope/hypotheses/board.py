@@ -8,7 +8,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError, Missing, PromptError
 from diffscope.hypotheses.measure import A2_COST, cost_of, over_trainings
-from diffscope.hypotheses.rules import MEASURED, Cost, Declared, Test, state
+from diffscope.hypotheses.rules import MEASURED, Cost, Test, state
 from diffscope.hypotheses.statistics import Estimate, as_estimate
 from diffscope.hypotheses.subjects import Models, Pair, Progress
 from diffscope.hypotheses.tests import NEEDED, TESTS, chosen
@@ -79,7 +79,7 @@ def run(
     return Board(_verdict(test, results[test.id], p) for test in declared)
 
 
-def result_of(test: Declared, subject: Subject | None) -> Result:
+def result_of(test: Test, subject: Subject | None) -> Result:
     """Return the estimates of a test, or what it needs.
 
     Raises
@@ -109,7 +109,7 @@ def result_of(test: Declared, subject: Subject | None) -> Result:
     return Estimates(estimates, _cost_there(test, estimates, subject))
 
 
-def _cost_there(test: Declared, estimates: Mapping[str, Estimate], subject: Subject) -> Cost | None:
+def _cost_there(test: Test, estimates: Mapping[str, Estimate], subject: Subject) -> Cost | None:
     """Return what the second maps cost where a test looks: its own quantity of that, or the mean over heads as they count."""
     if not test.inside or not test.without_a2:
         return cost_of(subject) if test.inside else None
@@ -117,7 +117,7 @@ def _cost_there(test: Declared, estimates: Mapping[str, Estimate], subject: Subj
     return None if without is None or without.why else Cost(without.value, without.low, without.high)
 
 
-def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
+def _verdict(test: Test, result: Result, p: Mapping[tuple[str, str], float]) -> Verdict:
     if isinstance(result, str):
         return Verdict(test, {}, {}, {}, {}, lacks=result)
     judged = {name: p[test.id, name] for name in test.judged}
@@ -126,5 +126,5 @@ def _verdict(test: Declared, result: Result, p: Mapping[tuple[str, str], float])
         quantity = test.quantities[name]
         states[name] = state(estimate, judged[name], quantity.margin, quantity.no_effect) if name in judged else MEASURED
     cost = getattr(result, A2_COST, None)
-    words = test.judge(result, states, cost) if isinstance(test, Test) else {}
+    words = test.judge(result, states, cost) if test.judged else {}
     return Verdict(test, words, result, judged, states, a2_cost=cost)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, OPEN, SILENT
 from diffscope.hypotheses.statistics import Estimate, LeaveOneOut, Sample
 from diffscope.numbers import minus
@@ -97,15 +98,12 @@ class Quantity:
         What counts as no effect is within ± of it; by default the margin.
     short : str
         A name for it among the quantities that a question asks of.
-    place : Place, optional
-        Where its number is, unless the test has a function of its own that measures it.
     """
 
     label: str
     margin: float
     within: float | None = None
     short: str = ""
-    place: Place | None = None
 
     @property
     def units(self) -> str:
@@ -163,8 +161,13 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Declared:
-    """What was written down before anything was looked at: what is estimated, of what, against what.
+class Test:
+    """What was written down before anything was looked at: what is estimated, of what, and what accounts predict of it.
+
+    An account is *silent* if it predicts nothing, if A2 is idle, or if what it predicts came out and others predict it too;
+    *against* if an interval excludes one of its predictions; *for* if all of them came out; *open* otherwise. Where nothing is
+    predicted it is a measurement: quantities by which the accounts cannot be told apart are estimated and shown, and there is no
+    verdict.
 
     Attributes
     ----------
@@ -178,6 +181,8 @@ class Declared:
         What it is measured on.
     measure : callable
         From such a subject to the sample or estimate of every quantity by name; raises :class:`Missing` if it cannot be measured.
+    predictions : dict of {"NC", "SP", "SH"} to dict of str to {"above", "below", "none"}
+        What each account predicts of the quantities; one that predicts nothing is left out.
     limits : str
         What it cannot say, whatever comes out.
     kind : {"primary", "mechanism", "measurement"}
@@ -189,7 +194,14 @@ class Declared:
     without_a2 : str
         The quantity that is itself what the second maps cost there, of a test that takes them out. By default the cost is the
         mean over heads as they count, which is small if many heads stand in for each other though all together are needed.
+
+    Raises
+    ------
+    DiffscopeError
+        Something is asked or predicted of a quantity that is not estimated, or in no word of those above.
     """
+
+    __test__ = False  # pytest's own tests have this name too
 
     id: str
     question: str
@@ -200,65 +212,49 @@ class Declared:
     quantities: Mapping[str, Quantity]
     needs: Needs
     measure: Measure
+    predictions: Mapping[str, Mapping[str, str]]
     limits: str = ""
-    kind: Kind = "measurement"
+    kind: Kind = "mechanism"
     of: str = ""
     inside: bool = False
     without_a2: str = ""
 
-    @property
-    def judged(self) -> tuple[str, ...]:
-        """Names of the quantities that a rule uses."""
-        return ()
-
-    @property
-    def rule(self) -> str:
-        """The decision rule in words."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Measurement(Declared):
-    """Quantities by which the accounts cannot be told apart: they are estimated and shown, and there is no verdict."""
-
-    @property
-    def rule(self) -> str:
-        """That there is none."""
-        return "a measurement: no verdict"
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Test(Declared):
-    """Quantities of which accounts predict something, and what follows for each account from how they come out.
-
-    An account is *silent* if it predicts nothing, if A2 is idle, or if what it predicts came out and others predict it too;
-    *against* if an interval excludes one of its predictions; *for* if all of them came out; *open* otherwise.
-
-    Attributes
-    ----------
-    predictions : dict of {"NC", "SP", "SH"} to dict of str to {"above", "below", "none"}
-        What each account predicts of the quantities; one that predicts nothing is left out.
-    """
-
-    __test__ = False  # pytest's own tests have this name too
-
-    predictions: Mapping[str, Mapping[str, str]]
-    kind: Kind = "mechanism"
+    def __post_init__(self) -> None:
+        whose, names = f"the test {self.id!r}", ", ".join(self.quantities)
+        of_names, sides = set(self.asks) <= set(self.quantities), set(self.asks.values()) <= {ABOVE, BELOW}
+        if not (self.question.endswith("?") and self.asks and of_names and sides):
+            raise DiffscopeError(
+                f"{whose} asks {self.question!r} of {dict(self.asks)}; give a question, and of one quantity at least of "
+                f"{names} whether {ABOVE} or {BELOW} 0 is a yes"
+            )
+        kinds = get_args(Kind)[:2] if self.predictions else get_args(Kind)
+        for name, word, words in (("needs", self.needs, get_args(Needs)), ("is of the kind", self.kind, kinds)):
+            if word not in words:
+                raise DiffscopeError(f"{whose} {name} {word!r}; it has to be one of {', '.join(words)}")
+        states = (ABOVE, BELOW, NONE)
+        for account, predicted in self.predictions.items():
+            if account not in ACCOUNTS or not (set(predicted) <= set(self.quantities) and set(predicted.values()) <= set(states)):
+                raise DiffscopeError(
+                    f"{whose} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
+                    f"{names}, states {', '.join(states)}"
+                )
+        if self.without_a2 and self.without_a2 not in self.quantities:
+            raise DiffscopeError(f"{whose} has no quantity {self.without_a2!r}; there are {names}")
 
     @property
     def judged(self) -> tuple[str, ...]:
-        """Names of the quantities that an account predicts something of."""
+        """Names of the quantities that an account predicts something of; none of a measurement."""
         return tuple(dict.fromkeys(name for predicted in self.predictions.values() for name in predicted))
 
     @property
     def rule(self) -> str:
-        """What each account predicts, and which of them the test can never be for."""
+        """What each account predicts, and which of them the test can never be for; of a measurement that there is no rule."""
         parts = []
         for account, predicted in self.predictions.items():
             conditions = (self.quantities[name].in_words(wanted) for name, wanted in predicted.items())
             never = "" if self.own(account) else f" (never for {account}: {self.shared(account)})"
             parts.append(f"{account} predicts that {' and '.join(conditions)}{never}")
-        return "; ".join(parts)
+        return "; ".join(parts) or "a measurement: no verdict"
 
     @property
     def tells_apart(self) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
-from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Declared, Quantity, Test, by_interval, decisive, in_nats, words_by
+from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Quantity, Test, by_interval, decisive, in_nats, words_by
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.tests import SUBJECTS
 from diffscope.numbers import minus
@@ -49,12 +49,12 @@ def undefined(estimate: Estimate) -> bool:
     return math.isnan(estimate.value) or any(map(math.isnan, ends)) or all(map(math.isinf, ends))
 
 
-def answers(test: Declared, estimates: Mapping[str, Estimate]) -> dict[str, str]:
+def answers(test: Test, estimates: Mapping[str, Estimate]) -> dict[str, str]:
     """Answer the question of a test: each word, and the numbers and intervals that it follows from.
 
     Parameters
     ----------
-    test : Test or Measurement
+    test : Test
     estimates : mapping of str to Estimate
         By quantity. Quantities that were not measured are left out; where none was, that is the answer.
 
@@ -98,7 +98,7 @@ def end(value: float) -> str:
 
 
 def sentence(
-    test: Declared,
+    test: Test,
     estimates: Mapping[str, Estimate],
     corrected: Mapping[str, float],
     states: Mapping[str, str],
@@ -107,7 +107,7 @@ def sentence(
     """Say what was measured, what was predicted and what follows; of a mechanism test only the quantities of its rule."""
     names = list(corrected if test.kind == "mechanism" else estimates)
     parts = [_in_words(test, name, estimates[name], corrected) for name in names]
-    parts += _conclusions(test, estimates, states, cost) if isinstance(test, Test) else []
+    parts += _conclusions(test, estimates, states, cost) if test.judged else []
     notes = dict.fromkeys(part for name in names for part in estimates[name].note.split(". ") if part and test.judged)
     of = (
         [
@@ -134,7 +134,7 @@ def _conclusions(test: Test, estimates: Mapping[str, Estimate], states: Mapping[
     return [f"{ACCOUNTS[account]}: {words[account]} ({reasons[account]})" for account in test.predictions]
 
 
-def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
+def _in_words(test: Test, name: str, estimate: Estimate, corrected: Mapping[str, float]) -> str:
     quantity = test.quantities[name]
     if estimate.why:
         return f"{quantity.label}: undefined, {estimate.why}"
@@ -148,7 +148,7 @@ def _in_words(test: Declared, name: str, estimate: Estimate, corrected: Mapping[
     return "; ".join(filter(None, (f"{words}; {p})", decided(estimate, quantity))))
 
 
-def _by_which_test(test: Declared, estimate: Estimate) -> str:
+def _by_which_test(test: Test, estimate: Estimate) -> str:
     """Say of a primary's p which test gives it, and what Student's t gives; nothing of other tests."""
     if by_signs(test, estimate):
         return f" by sign flips, {number(estimate.p_t)} by Student's t"
@@ -178,7 +178,7 @@ def decided(estimate: Estimate, quantity: Quantity) -> str:
     return f"{by} {', '.join(each)}"
 
 
-def _counted(test: Declared, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
+def _counted(test: Test, estimates: Mapping[str, Estimate], names: Iterable[str]) -> list[str]:
     """Count models, seeds and prompts of the estimates; where counts differ, by quantity."""
     singular, plural = SUBJECTS[test.needs]
     groups: dict[str, list[str]] = {}
@@ -212,17 +212,17 @@ def cost_in_words(cost: Cost | None) -> str:
     return in_nats(cost) if cost.of == "A2" else f"{in_nats(cost)} for {cost.of}; for A2 alone not measured"
 
 
-def whole(test: Declared) -> bool:
+def whole(test: Test) -> bool:
     """Whether a test is corrected as a whole: its p belongs to the verdict, not to each quantity."""
     return test.kind == "primary"
 
 
-def by_signs(test: Declared, estimate: Estimate) -> bool:
+def by_signs(test: Test, estimate: Estimate) -> bool:
     """Whether the p that is corrected is of the sign-flip test, and Student's t is shown beside it."""
     return test.kind == "primary" and not math.isnan(estimate.p_t)
 
 
-def uncorrected(test: Declared, estimate: Estimate) -> float:
+def uncorrected(test: Test, estimate: Estimate) -> float:
     """Return the p that is corrected: of a primary no less than sign flips of its seeds can give."""
     p = estimate.p if math.isnan(estimate.p_t) or by_signs(test, estimate) else estimate.p_t
     return max(p, estimate.least_p) if test.kind == "primary" else p

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.places import Places
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Kind, Measure, Measurement, Needs, Place, Quantity, Test
+from diffscope.hypotheses.rules import Measure, Place, Quantity, Test
 
 FILE = Path(__file__).with_name("tests.toml")
 SUBJECTS = {
@@ -38,20 +37,20 @@ OF_PLACE = {field.name: type(field.default) for field in fields(Place)} | {"othe
 PLAIN = {str: "text", dict: "a table", list: "a list", bool: "true or false", float: "a number"}
 
 
-def read_tests(text: str, check_places: bool = True) -> dict[str, Declared]:
+def read_tests(text: str) -> dict[str, Test]:
     """Read declarations of tests, in the order of a board: by kind, then by what they need.
+
+    Whether there are the numbers that quantities are read from is checked when a test first measures something, since that
+    imports all that takes evidence.
 
     Parameters
     ----------
     text : str
         TOML, in the form that the head of ``tests.toml`` describes.
-    check_places : bool
-        Whether to check at once that there are the numbers that quantities are read from, which imports all that takes evidence;
-        else a test is checked when it first measures something.
 
     Returns
     -------
-    dict of str to Declared
+    dict of str to Test
 
     Raises
     ------
@@ -61,15 +60,11 @@ def read_tests(text: str, check_places: bool = True) -> dict[str, Declared]:
     record = tomllib.loads(text)
     words = record["words"] | record["arms"] | {name: source["name"] for name, source in record["sources"].items()}
     tests = [_read(id, table, words, record["arms"]) for id, table in record["tests"].items()]
-    if check_places:
-        for test in tests:
-            if isinstance(test.measure, Places):
-                test.measure.check()
     order = [(kind, needs) for kind in KINDS for needs in SUBJECTS]
     return {test.id: test for place in order for test in tests if (test.kind, test.needs) == place}
 
 
-def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Mapping[str, str]) -> Declared:
+def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Mapping[str, str]) -> Test:
     """Make one test of its table."""
     _check_keys(f"the test {id!r}", table, REQUIRED, OPTIONAL | READING)
     chosen = table.get("arms", [])
@@ -81,8 +76,8 @@ def _read(id: str, table: Mapping[str, Any], words: Mapping[str, str], arms: Map
     table = _filled(table, words, f"the test {id!r}")
     places = {name: _place(id, name, row, table) for name, row in table["quantities"].items()}
     quantities = {
-        name: Quantity(row["label"], row["margin"], row.get("within"), row.get("short", ""), Place(**at) if at else None)
-        for (name, row), at in zip(table["quantities"].items(), places.values(), strict=True)
+        name: Quantity(row["label"], row["margin"], row.get("within"), row.get("short", ""))
+        for name, row in table["quantities"].items()
     }
     predictions = table.get("predicts", {})
     judged = {name for predicted in predictions.values() for name in predicted} if not table.get("unable") else set()
@@ -150,85 +145,39 @@ def _filled(value: Any, words: Mapping[str, str], whose: str) -> Any:
 
 
 def make_test(
-    *,
-    id: str,
-    question: str,
-    asks: Mapping[str, str],
-    source: str,
-    statistic: str,
-    controls: tuple[str, ...],
-    quantities: Mapping[str, Quantity],
-    needs: Needs,
-    measure: Measure,
-    predictions: Mapping[str, Mapping[str, str]] | None = None,
-    kind: Kind = "mechanism",
-    limits: str = "",
-    unable: str = "",
-    of: str = "",
-    inside: bool | None = None,
-    without_a2: str = "",
-) -> Declared:
-    """Make a :class:`Test` of what is declared, or a :class:`Measurement` if nothing is predicted of its quantities.
+    *, predictions: Mapping[str, Mapping[str, str]] | None = None, unable: str = "", inside: bool | None = None, **fields: Any
+) -> Test:
+    """Make a test of its attributes; what cannot tell the accounts apart is a measurement, and `unable` says why.
 
-    The parameters are the attributes of these two. What cannot tell the accounts apart is a measurement, and `unable` says why.
     A test of models, pairs or checkpoints looks inside heads unless it says otherwise; one of cohorts does only if it says so.
 
     Raises
     ------
     DiffscopeError
-        There is nothing of that name to measure; something is asked or predicted of a quantity that is not estimated; or a test
-        does not say of which heads and queries it is.
+        As of :class:`Test`; or something is predicted, and the test does not say of which heads and queries it is.
     """
-    if not question.endswith("?") or not asks or not set(asks) <= set(quantities) or not set(asks.values()) <= {ABOVE, BELOW}:
-        raise DiffscopeError(
-            f"the test {id!r} asks {question!r} of {dict(asks)}; give a question, and of one quantity at least of "
-            f"{', '.join(quantities)} whether {ABOVE} or {BELOW} 0 is a yes"
-        )
-    for name, word, words in (("needs", needs, get_args(Needs)), ("is of the kind", kind, ("primary", "mechanism"))):
-        if word not in words:
-            raise DiffscopeError(f"the test {id!r} {name} {word!r}; it has to be one of {', '.join(words)}")
-    for account, predicted in (predictions or {}).items():
-        states = (ABOVE, BELOW, NONE)
-        if account not in ACCOUNTS or not set(predicted) <= set(quantities) or not set(predicted.values()) <= set(states):
-            raise DiffscopeError(
-                f"the test {id!r} predicts {account}: {dict(predicted)}; accounts are {', '.join(ACCOUNTS)}, its quantities "
-                f"{', '.join(quantities)}, states {', '.join(states)}"
-            )
-    if without_a2 and without_a2 not in quantities:
-        raise DiffscopeError(f"the test {id!r} has no quantity {without_a2!r}; there are {', '.join(quantities)}")
-    judges = bool(predictions) and not unable
-    if judges and not of:
-        raise DiffscopeError(f"the test {id!r} does not say of which heads and queries it is; give it as of = …")
-    fields: dict[str, Any] = {
-        "id": id,
-        "question": question,
-        "asks": asks,
-        "source": source,
-        "statistic": statistic,
-        "controls": controls,
-        "quantities": quantities,
-        "needs": needs,
-        "measure": measure,
-        "limits": " ".join(filter(None, (limits, unable and f"It cannot tell the accounts apart: {unable}."))),
-        "of": of,
-        "inside": judges and (needs != "cohort" if inside is None else inside),
-        "without_a2": without_a2,
-    }
-    return Test(**fields, predictions=predictions, kind=kind) if judges else Measurement(**fields)
+    inside = fields["needs"] != "cohort" if inside is None else inside
+    limits = " ".join(filter(None, (fields.pop("limits", ""), unable and f"It cannot tell the accounts apart: {unable}.")))
+    test = Test(**fields, predictions=predictions or {}, inside=inside, limits=limits)
+    if not predictions or unable:
+        return replace(test, predictions={}, kind="measurement", inside=False)
+    if not test.of:
+        raise DiffscopeError(f"the test {test.id!r} does not say of which heads and queries it is; give it as of = …")
+    return test
 
 
-def declare(**fields: Any) -> Callable[[Measure], Declared]:
+def declare(**fields: Any) -> Callable[[Measure], Test]:
     """Decorate the function that measures a test's quantities with what is declared of them; see :func:`make_test`."""
     return lambda measure: make_test(measure=measure, **fields)
 
 
 _TEXT = FILE.read_text(encoding="utf-8")
-TESTS: dict[str, Declared] = read_tests(_TEXT, check_places=False)  # a study is shown without what takes evidence
+TESTS: dict[str, Test] = read_tests(_TEXT)
 PRIMARIES = tuple(id for id, test in TESTS.items() if test.kind == "primary")
 SOURCES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)["sources"]  # name and link of what the tests cite; see docs/sources.md
 
 
-def chosen(tests: str | Sequence[str] | None = None) -> list[Declared]:
+def chosen(tests: str | Sequence[str] | None = None) -> list[Test]:
     """Return tests by id, all without any.
 
     Raises

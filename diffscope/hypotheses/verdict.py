@@ -21,7 +21,7 @@ import numpy as np
 from diffscope import render as display
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.intervals import benjamini_hochberg, holm
-from diffscope.hypotheses.rules import BY, MEASURED, Cost, Declared, Test, decisive, words_by
+from diffscope.hypotheses.rules import BY, MEASURED, Cost, Test, decisive, words_by
 from diffscope.hypotheses.sentence import (
     ABSENT,
     CORRECTIONS,
@@ -45,7 +45,7 @@ class Verdict:
 
     Attributes
     ----------
-    test : Test or Measurement
+    test : Test
     verdicts : dict of {"NC", "SP", "SH"} to {"for", "against", "open", "silent"}
         By account; empty of a measurement and of a test that was not run.
     estimates : dict of str to Estimate
@@ -60,7 +60,7 @@ class Verdict:
         What the second map costs in the heads of the test, where that was measured.
     """
 
-    test: Declared
+    test: Test
     verdicts: Mapping[str, str]
     estimates: Mapping[str, Estimate]
     corrected: Mapping[str, float]
@@ -124,8 +124,7 @@ class Verdict:
     @property
     def reasons(self) -> dict[str, str]:
         """Why each account has its word."""
-        judged = isinstance(self.test, Test) and self.verdicts
-        return self.test.reasons(self.estimates, self.states, self.a2_cost) if judged else {}
+        return self.test.reasons(self.estimates, self.states, self.a2_cost) if self.verdicts else {}
 
     @property
     def cost(self) -> str:
@@ -135,7 +134,7 @@ class Verdict:
     @property
     def idle(self) -> bool:
         """Whether every account is silent because the second map does nothing in the heads of the test."""
-        return isinstance(self.test, Test) and self.test.idle(self.a2_cost)
+        return self.test.idle(self.a2_cost)
 
     @property
     def answers(self) -> dict[str, str]:
@@ -184,7 +183,7 @@ class Verdict:
         return {**declared, **result, **more, "estimates": rows}
 
     @classmethod
-    def from_dict(cls, record: Mapping, tests: Mapping[str, Declared]) -> Verdict:
+    def from_dict(cls, record: Mapping, tests: Mapping[str, Test]) -> Verdict:
         """Read what :meth:`as_dict` made, after JSON; `tests` are those that are declared, by id.
 
         Raises
@@ -220,7 +219,7 @@ class Board(list[Verdict]):
         return display.table(("kind", "test", "question", "answer", "verdict"), rows) + sentences
 
 
-def _same_rule(test: Declared, record: Mapping) -> bool:
+def _same_rule(test: Test, record: Mapping) -> bool:
     """Whether a verdict was made with the rule, statistic and quantities that are declared now."""
     rows = record["estimates"]
     then = {name: (row["label"], row["margin"]) for name, row in rows.items()}
@@ -230,14 +229,14 @@ def _same_rule(test: Declared, record: Mapping) -> bool:
     return same and then.items() <= now.items()
 
 
-def corrected(results: Mapping[str, Mapping[str, Estimate]], tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+def corrected(results: Mapping[str, Mapping[str, Estimate]], tests: Mapping[str, Test]) -> dict[tuple[str, str], float]:
     """Correct the p of every quantity that a rule uses.
 
     Parameters
     ----------
     results : mapping
         Estimates by test and quantity.
-    tests : mapping of str to Declared
+    tests : mapping of str to Test
         All tests that are declared, whether they were run or not.
 
     Returns
@@ -248,7 +247,7 @@ def corrected(results: Mapping[str, Mapping[str, Estimate]], tests: Mapping[str,
     return _primaries(results, tests) | _mechanisms(results, tests)
 
 
-def _primaries(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+def _primaries(results: Mapping, tests: Mapping[str, Test]) -> dict[tuple[str, str], float]:
     primaries = [test for test in tests.values() if test.kind == "primary"]
     largest = {
         test.id: float(np.max([uncorrected(test, results[test.id][name]) for name in test.judged]))  # NaN if any is
@@ -260,7 +259,7 @@ def _primaries(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[st
     return {(id, name): math.nan if math.isnan(of) else among[id] for id, of in largest.items() for name in tests[id].judged}
 
 
-def _mechanisms(results: Mapping, tests: Mapping[str, Declared]) -> dict[tuple[str, str], float]:
+def _mechanisms(results: Mapping, tests: Mapping[str, Test]) -> dict[tuple[str, str], float]:
     """Correct over distinct questions: quantities of two tests with the same label and p count once."""
     questions = {}
     for id, estimates in results.items():

@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.errors import Missing
 from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.intervals import holm
-from diffscope.hypotheses.rules import Cost, Declared, Test, state
+from diffscope.hypotheses.rules import Cost, Test, state
 from diffscope.hypotheses.statistics import Estimate, as_estimate
 from studies.subtraction.primaries import PARTS, Part
 
@@ -74,7 +74,6 @@ def judged(part: Part, estimates: Estimates, notes: Mapping[str, str] | None = N
     """Judge the estimates of a part's primaries; one that has none keeps its place in the correction with a p of 1."""
     rows = []
     for test, p in zip(part.tests, corrected(part, estimates)):
-        assert isinstance(test, Test)
         if test.id not in estimates:
             idle = test.idle(cost)
             words = dict.fromkeys(ACCOUNTS, SILENT) if idle else {}
@@ -105,7 +104,7 @@ def corrected(part: Part, estimates: Estimates) -> list[float]:
     return rest
 
 
-def _as_asked(test: Declared, states: Mapping[str, str]) -> bool:
+def _as_asked(test: Test, states: Mapping[str, str]) -> bool:
     """Whether every quantity that a primary asks about is on the side that it asks for; not if there is none."""
     return bool(states) and all(states[name] == wanted for name, wanted in test.asks.items())
 
@@ -115,7 +114,7 @@ def _p(estimates: Mapping[str, Estimate]) -> float:
     return max(1.0 if math.isnan(estimate.p) else estimate.p for estimate in estimates.values())
 
 
-def _states(test: Declared, estimates: Mapping[str, Estimate], p: float) -> dict[str, str]:
+def _states(test: Test, estimates: Mapping[str, Estimate], p: float) -> dict[str, str]:
     states = {}
     for name, quantity in test.quantities.items():
         states[name] = state(estimates[name], 1.0 if math.isnan(p) else p, quantity.margin, quantity.no_effect)

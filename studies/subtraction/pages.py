@@ -16,7 +16,7 @@ import xarray as xr
 from diffscope import figures, numbers
 from diffscope.hypotheses.accounts import ACCOUNTS
 from diffscope.hypotheses.cohort import log_odds, onsets
-from diffscope.hypotheses.rules import NONE, Declared
+from diffscope.hypotheses.rules import NONE, Test
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
 from diffscope.render import pipe_table
@@ -144,7 +144,7 @@ def _of_primary(number: str, name: str, row: Judged, cost: str) -> list[tuple[st
     return cells
 
 
-def power_of(name: str, test: Declared) -> str:
+def power_of(name: str, test: Test) -> str:
     """Say how often a primary would detect an effect of middle size that an account predicts, by the simulation."""
     rows = json.loads(POWER.read_text(encoding="utf-8"))["rows"]
     predicting = [account for account, of in test.predictions.items() if any(side != NONE for side in of.values())]

@@ -18,7 +18,7 @@ import numpy as np
 
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.accounts import ACCOUNTS
-from diffscope.hypotheses.rules import ABOVE, NONE, Declared, Quantity, Test
+from diffscope.hypotheses.rules import ABOVE, NONE, Quantity, Test
 from diffscope.hypotheses.statistics import Estimate, Sample, estimate
 from diffscope.storage.atomic import check_target, write_json
 from studies.subtraction.judging import Judged, judged, shares
@@ -49,7 +49,7 @@ SCALES = {
 OF_SEEDS = (0.9, 0.97, 1.0)  # probability per seed, of the primary that counts seeds
 
 
-def scale_of(test: Declared, quantity: Quantity) -> Scale:
+def scale_of(test: Test, quantity: Quantity) -> Scale:
     """Return the scale of a primary's quantity."""
     return SCALES["nats a token" if test.id.startswith("loss-of-text") else quantity.units]
 

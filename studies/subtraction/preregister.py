@@ -16,7 +16,7 @@ from pathlib import Path
 import xarray as xr
 
 from diffscope.errors import DiffscopeError
-from diffscope.hypotheses.rules import Declared, Test
+from diffscope.hypotheses.rules import Test
 from diffscope.lab.training.recipe import Recipe
 from diffscope.storage.atomic import write_json
 from studies.subtraction import evidence
@@ -82,8 +82,7 @@ def _of_part(name: str) -> dict:
     }
 
 
-def _of_test(test: Declared) -> dict:
-    assert isinstance(test, Test)
+def _of_test(test: Test) -> dict:
     quantities = {
         key: {"label": quantity.label, "margin": quantity.margin, "no effect within": quantity.no_effect}
         for key, quantity in test.quantities.items()

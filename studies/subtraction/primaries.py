@@ -18,7 +18,7 @@ from scipy import stats
 from diffscope.errors import Missing
 from diffscope.hypotheses import cohort
 from diffscope.hypotheses.cohort import measured, of_arm
-from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Declared, Quantity
+from diffscope.hypotheses.rules import ABOVE, BELOW, NONE, Quantity, Test
 from diffscope.hypotheses.statistics import Estimate, Sample
 from diffscope.hypotheses.tests import declare
 from diffscope.lab.training.onsets import AVERAGED
@@ -43,7 +43,7 @@ class Part:
 
     Attributes
     ----------
-    tests : tuple of Declared
+    tests : tuple of Test
         Its primaries, in the order in which they are tested.
     seeds : int
     correction : {"none", "Holm", "in order"}
@@ -52,7 +52,7 @@ class Part:
         Arms that no primary compares: the primaries may be read before such an arm is trained.
     """
 
-    tests: tuple[Declared, ...]
+    tests: tuple[Test, ...]
     seeds: int
     correction: Literal["none", "Holm", "in order"]
     may_come_later: tuple[str, ...] = ()
@@ -119,9 +119,7 @@ def share_of_seeds(holds: np.ndarray) -> Estimate:
     return Estimate(**numbers, p=float(test.pvalue), **counts, method="sign test", interval="of the share (Clopper–Pearson)")
 
 
-def _lookup(
-    other: str, words: str, statistic: str, predictions: Mapping[str, Mapping[str, str]], name: str, limits: str
-) -> Declared:
+def _lookup(other: str, words: str, statistic: str, predictions: Mapping[str, Mapping[str, str]], name: str, limits: str) -> Test:
     @declare(
         id=name,
         kind="primary",
@@ -184,7 +182,7 @@ def onsets(part: xr.Dataset) -> xr.DataArray:
     return cohort.onsets(part, AVERAGED).clip(max=limit)
 
 
-def _loss_of_text(other: str, words: str, question: str, name: str) -> Declared:
+def _loss_of_text(other: str, words: str, question: str, name: str) -> Test:
     @declare(
         id=name,
         kind="primary",
@@ -225,7 +223,7 @@ def held_out_loss(part: xr.Dataset) -> xr.DataArray:
     return measured(part, "text").sel(token="all", drop=True).astype(float)
 
 
-def _gain(name: str, where: str) -> Declared:
+def _gain(name: str, where: str) -> Test:
     @declare(
         id=name,
         kind="primary",
@@ -256,7 +254,7 @@ def _gain(name: str, where: str) -> Declared:
     return observe
 
 
-def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]], name: str, limits: str) -> Declared:
+def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]], name: str, limits: str) -> Test:
     @declare(
         id=name,
         kind="primary",
@@ -278,7 +276,7 @@ def _copies(other: str, words: str, predictions: Mapping[str, Mapping[str, str]]
     return observe
 
 
-def _sinks(ending: str, where: str) -> tuple[Declared, ...]:
+def _sinks(ending: str, where: str) -> tuple[Test, ...]:
     """Declare the primaries of a training on copies; `ending` tells the two trainings apart."""
     return (
         _gain(f"gain-at-triggers{ending}", where),
@@ -307,7 +305,7 @@ PARTS: dict[str, Part] = {
 }
 
 
-def by_id(ids: Sequence[str] = ()) -> dict[str, Declared]:
+def by_id(ids: Sequence[str] = ()) -> dict[str, Test]:
     """Return the primaries of all parts by id, or some of them."""
     tests = {test.id: test for part in PARTS.values() for test in part.tests}
     return {id: tests[id] for id in ids} if ids else tests

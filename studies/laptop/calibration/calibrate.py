@@ -35,7 +35,7 @@ from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_FLOWS, named
 from diffscope.evidence.take import LAST_QUERY, evidence_of
 from diffscope.evidence.untrained import untrained_like
-from diffscope.hypotheses import TESTS, Models, Pair, Test, run
+from diffscope.hypotheses import TESTS, Models, Pair, run
 from diffscope.hypotheses.accounts import ACCOUNTS, AGAINST, FOR, SILENT
 from diffscope.hypotheses.rules import ANSWER, state
 from diffscope.hypotheses.statistics import as_estimate
@@ -79,7 +79,7 @@ def verdict(test, subject):
 
 def tests_on(needs):
     """The tests on such a subject whose quantities can be planted, without measurements."""
-    return [test for test in TESTS.values() if isinstance(test, Test) and test.needs == needs and test.id not in OF_EDITS]
+    return [test for test in TESTS.values() if test.judged and test.needs == needs and test.id not in OF_EDITS]
 
 
 def group(seed):
