@@ -125,8 +125,6 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
 
     Parameters
     ----------
-    scope : Scope
-    queries : sequence of Query
     control : bool
         Whether to attribute A2 of the next prompt too.
 

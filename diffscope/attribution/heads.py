@@ -85,6 +85,8 @@ class FrozenHeads:
     def write(self, projection: nn.Module, wrote: Tensor, extra: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what each branch of each head writes into the residual stream, and the bias that its layer adds.
 
+        Raises UnsupportedModel if heads and bias do not add up to what the layer wrote.
+
         Parameters
         ----------
         projection : nn.Module
@@ -99,11 +101,6 @@ class FrozenHeads:
         Tensor (branch or row, head, hidden)
             In standard attention the second branch is NaN.
         Tensor (hidden,)
-
-        Raises
-        ------
-        UnsupportedModel
-            Heads and bias do not add up to what the layer wrote.
         """
         weights = self.weights if extra is None else torch.cat([self.weights, extra])
         parts, bias = _through(projection, self.outputs(weights))
@@ -146,14 +143,12 @@ def of_layer(
 ) -> tuple[list[Tensor], Tensor]:
     """Attribute the logits of each prompt's candidates to the branches of the heads of a layer; and return what its bias writes.
 
+    Raises UnsupportedModel if heads and bias do not add up to what the layer wrote.
+
     Parameters
     ----------
-    layer : LayerAttention
-    projection : nn.Module
-    stream : Stream
     number : int
         Index of its block in the stream.
-    queries : sequence of Query
     control : bool
         Whether to fill the third branch.
 
@@ -163,11 +158,6 @@ def of_layer(
         Ways: through all keys, and through the candidate's own places. Branches: A1, A2, and A2 of the next prompt. NaN where
         there is none.
     Tensor (hidden,)
-
-    Raises
-    ------
-    UnsupportedModel
-        Heads and bias do not add up to what the layer wrote.
     """
     last = [FrozenHeads.of(layer.prompt(index)) for index in range(len(queries))]
     tables = []

@@ -49,7 +49,6 @@ def record_modules(model: nn.Module, prompts: int, tokens: Sequence[int] = (-1,)
 
     Parameters
     ----------
-    model : nn.Module
     prompts : int
         Prompts of one length that run at once.
     tokens : sequence of int

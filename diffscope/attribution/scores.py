@@ -145,13 +145,7 @@ class _Cell:
 
     @classmethod
     def of(cls, layer: LayerAttention, head: int, query: int, key: int, map: Branch, against: int | str | None) -> _Cell:
-        """Return the cell that is asked for.
-
-        Raises
-        ------
-        PromptError, UnsupportedModel
-            As of :func:`score_attribution`.
-        """
+        """Return the cell that is asked for."""
         tokens, branches = layer.n_keys, _branches(layer)
         if head not in range(layer.n_heads):
             raise PromptError(f"layer {layer.layer} has no head {head}; choose from 0 to {layer.n_heads - 1}")
@@ -297,10 +291,7 @@ def read_alone(
 ) -> LayerAttention:
     """Return the layer that the module of a pass attends with if parts (part, token, hidden) are its hidden states.
 
-    Raises
-    ------
-    UnsupportedModel
-        The module cannot be run on them.
+    Raises UnsupportedModel if the module cannot be run on them.
     """
     hidden = attention_pass.hidden
     parts = parts.to(hidden.device, torch.promote_types(hidden.dtype, torch.float32))
@@ -323,10 +314,7 @@ def read_alone(
 def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) -> xr.Dataset:
     """Multiply the parts, and compare their sum with the model's own score.
 
-    Raises
-    ------
-    UnsupportedModel
-        They do not add up to it.
+    Raises UnsupportedModel if they do not add up to it.
     """
     own_q, own_k = cell.vectors(cell.layer)
     total = float(own_q @ cell.compared(own_k))

@@ -29,12 +29,8 @@ UNSUPPORTED = "so it cannot be taken apart into what its parts add (docs/instrum
 def check_decoder(scope: Scope) -> None:
     """Raise an error unless a scope is of a model that predicts tokens from those before them.
 
-    Raises
-    ------
-    DiffscopeError
-        It is no scope.
-    UnsupportedModel
-        It is of images, or its queries look at tokens of another side.
+    Raises DiffscopeError if it is no scope, and UnsupportedModel if it is of images, or its queries look at tokens of another
+    side.
     """
     if not isinstance(scope, Scope):
         raise DiffscopeError(f"this runs a model, and takes a scope, such as diffscope.load(model), not a {type(scope).__name__}")
@@ -118,19 +114,14 @@ def rows_of(unembedding: ForeignModule, tokens: Sequence[int]) -> tuple[Tensor, 
 def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candidates: Sequence[Sequence[int]]) -> Stream:
     """Read the residual stream from the recorded runs of a model.
 
+    Raises UnsupportedModel if it has no such stream.
+
     Parameters
     ----------
-    scope : Scope
     attentions : sequence of nn.Module
         The attention modules that were run, in layer order.
-    runs : Runs
     candidates : sequence of sequence of int
         For each prompt the tokens whose logits have to follow from the stream.
-
-    Raises
-    ------
-    UnsupportedModel
-        It has no such stream.
     """
     blocks = read_blocks(scope, attentions, runs)
     logits = runs.logits
@@ -149,10 +140,7 @@ def read_stream(scope: Scope, attentions: Sequence[nn.Module], runs: Runs, candi
 def attention_modules(scope: Scope, layers: Collection[int]) -> dict[int, nn.Module]:
     """Return the attention modules of some layers that were captured, by the layer's number.
 
-    Raises
-    ------
-    UnsupportedModel
-        The model runs a module several times, so that one is several layers.
+    Raises UnsupportedModel if the model runs a module several times, so that one is several layers.
     """
     modules = {number: module for module, number in scope.family.layers(scope.model).items() if number in layers}
     if modules.keys() != set(layers):
@@ -163,10 +151,7 @@ def attention_modules(scope: Scope, layers: Collection[int]) -> dict[int, nn.Mod
 def read_by(scope: Scope, runs: Runs, module: nn.Module) -> Tensor:
     """Return what an attention module read, (row, hidden).
 
-    Raises
-    ------
-    UnsupportedModel
-        The model ran it several times.
+    Raises UnsupportedModel if the model ran it several times.
     """
     run = runs.single(module)
     if run is None:
@@ -187,10 +172,7 @@ class Block:
 def read_blocks(scope: Scope, attentions: Sequence[nn.Module], runs: Runs) -> list[Block]:
     """Return the blocks of attention modules, each of which enters the next one as it is.
 
-    Raises
-    ------
-    UnsupportedModel
-        A block adds something else to the residual stream, or something between two blocks does.
+    Raises UnsupportedModel if a block adds something else to the residual stream, or something between two blocks does.
     """
     blocks = [_block(scope, runs, module) for module in attentions]
     for number, (before, after) in enumerate(pairwise(blocks)):
@@ -268,19 +250,14 @@ def _check_logits(scope: Scope, unembedding: nn.Module, last: Run, logits: Tenso
 def frozen_norm(scope: Scope, runs: Runs, residual: Tensor, entered: Tensor, between: str) -> Frozen:
     """Return the norm between the residual stream and a module as a linear map; the identity if there is none.
 
+    Raises UnsupportedModel if it is no RMSNorm and no LayerNorm.
+
     Parameters
     ----------
-    scope : Scope
-    runs : Runs
     residual, entered : Tensor (row, hidden)
         The stream, and what enters the module.
     between : str
         What the norm is between, in words.
-
-    Raises
-    ------
-    UnsupportedModel
-        It is no RMSNorm and no LayerNorm.
     """
     if torch.equal(residual, entered):
         ones = torch.ones(residual.shape[-1]).double()

@@ -315,10 +315,7 @@ OF_A_CAPTURE = (capture, f"saved {ONE_PROMPT} baseline of_kind decoder_prompt ke
 def subject(source: Source, kind: str):
     """Return what the figure of this name is drawn of.
 
-    Raises
-    ------
-    DiffscopeError
-        An option was given that this figure does not use.
+    Raises DiffscopeError if an option was given that this figure does not use.
     """
     get, read = SUBJECTS.get(kind, OF_A_CAPTURE)
     source.check(kind, read)

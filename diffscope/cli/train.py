@@ -157,7 +157,6 @@ def train_all(cohorts, *, processes=None, ray=None, threads=1, tensorboard=False
 
     Parameters
     ----------
-    cohorts : sequence of Cohort
     processes, ray, threads, tensorboard
         As of :func:`diffscope.lab.training.train_cohort.train_cohort`.
     quiet : bool

@@ -95,14 +95,9 @@ class Edit:
     def __call__(self, layer: LayerAttention) -> LayerAttention:
         """Return the changed layer, or the layer itself if the edit does not act in it.
 
-        Raises
-        ------
-        UnsupportedModel
-            The layer has no second map, and the edit needs one.
-        DiffscopeError
-            It has no such head, or is a cached step or padded and the edit needs whole maps or positions.
-        InsufficientMemory
-            Whole maps are needed, and the prompt is too long for them.
+        Raises UnsupportedModel if the layer has no second map, and the edit needs one, DiffscopeError if it has no such head, or
+        is a cached step or padded and the edit needs whole maps or positions, and InsufficientMemory if whole maps are needed,
+        and the prompt is too long for them.
         """
         if not self.applies_to(layer.layer):
             return layer

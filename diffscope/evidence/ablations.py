@@ -36,8 +36,6 @@ def replacement_losses(scope: Scope, prompts: Sequence[Prompt], others: Sequence
 
     Parameters
     ----------
-    scope : Scope
-    prompts : sequence of Prompt
     others : sequence of token ids
         Other prompts with their answers, whose mean map, and whose mean by distance, are two of the replacements.
 

@@ -22,9 +22,10 @@ LEAST = 3  # distractors: a correlation of two is 1 or -1
 def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
     """Branch attribution of the answering query of retrieval prompts, with its control.
 
+    Raises PromptError if no prompt has a distractor that begins with another token than its answer.
+
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         None the only one of its length: the control takes A2 of another prompt, with the λ and the values of the prompt itself.
         Distractors that begin with the answer's token are left out.
@@ -36,11 +37,6 @@ def attributions(scope: Scope, prompts: Sequence[Prompt]) -> xr.Dataset:
         to the mean of the distractors'; ``margin``, the first minus the second.
         What :func:`rejection` gives of what the branches add through each distractor's own number; of the control, in which the
         n-th distractor is weighed as the n-th of another prompt, with the ending ``_control``.
-
-    Raises
-    ------
-    PromptError
-        No prompt has a distractor that begins with another token than its answer.
     """
     answers = [prompt.answer for prompt in prompts]
     distractors = [

@@ -62,9 +62,10 @@ def last_rows(
 ) -> list[LastRow]:
     """Run prompts of one length and take the gradient of the loss of the token that comes next.
 
+    Raises PromptError if prompts have several lengths, and UnsupportedModel if its weights take no gradient.
+
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of token ids
         All of one length.
     targets : sequence of int
@@ -77,13 +78,6 @@ def last_rows(
     -------
     list of LastRow
         One a layer.
-
-    Raises
-    ------
-    PromptError
-        Prompts of several lengths.
-    UnsupportedModel
-        Its weights take no gradient.
     """
     lengths = tuple(map(len, prompts))
     if len(set(lengths)) != 1:

@@ -115,7 +115,6 @@ def table_of(evidence: xr.Dataset, label: str, costs: xr.DataArray | None = None
     ----------
     evidence : Dataset
         As :mod:`diffscope.evidence.take` says.
-    label : str
     costs : DataArray (layer, head), optional
         What heads cost the answer, by which they are weighted; else by A1's mass on the answer.
     weighted_by : str

@@ -33,15 +33,12 @@ def key_sets(prompt: Prompt) -> KeySets:
 def sized_spans(prompt: Prompt, rng: np.random.Generator) -> dict[str, list[int]]:
     """Draw the size control: spans of the answer's length in text beside all sentences and the question, near the answer's depth.
 
+    Raises PromptError if there are too few such places.
+
     Returns
     -------
     dict of str to list of int
         ``control_0``, ``control_1``, …: token positions.
-
-    Raises
-    ------
-    PromptError
-        There are too few such places.
     """
     width = len(prompt.spans["answer"])
     start = prompt.spans["answer"][0]

@@ -82,8 +82,6 @@ def read(
 
     Parameters
     ----------
-    scope : Scope
-    prompts : sequence of Prompt
     match : list of Match, optional
         Of another model's layers, which each layer is made like: :func:`~diffscope.evidence.untrained.matched`.
     progress : callable, optional

@@ -35,7 +35,6 @@ def injection(
 
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         Each gets draws of its own, so that their spread holds that of the noise.
     match : sequence of Match, optional
@@ -98,9 +97,10 @@ def log_odds_lost(
 ) -> xr.Dataset:
     """Measure what noise costs the answer's log-odds against all distractors' first number tokens, in all layers at once.
 
+    Raises PromptError if a prompt has no distractors, or none is left in any.
+
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         Each gets draws of its own. Distractors that begin with the answer's token are left out.
     sigmas, draws, span
@@ -111,11 +111,6 @@ def log_odds_lost(
     Dataset (prompt, sigma, mode)
         ``log_odds`` (prompt,) without noise, ``log_odds_lost`` and its standard error over draws, in nats. NaN of a prompt of
         which no distractor is left.
-
-    Raises
-    ------
-    PromptError
-        A prompt has no distractors, or none is left in any.
     """
     tables = {}
     for index, prompt in enumerate(prompts):

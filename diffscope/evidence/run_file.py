@@ -38,10 +38,8 @@ def outdated(folder: str | Path) -> list[str]:
 def open_evidence(path: str | Path) -> xr.Dataset:
     """Open the evidence that :func:`diffscope.evidence.runs.store_run` wrote.
 
-    Raises
-    ------
-    DiffscopeError
-        It is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder it lies.
+    Raises DiffscopeError if it is of another format, or of another run than the one of a cohort, ``ARM/seed-N``, in whose folder
+    it lies.
     """
     path = Path(path)
     dataset = open_statistics(path)

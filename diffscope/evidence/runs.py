@@ -111,12 +111,8 @@ def store_cohort_run(folder: Path, recipe: Recipe, seed: int) -> Path:
 def check_cohort(cohort: Cohort) -> None:
     """Draw the prompts of the evidence of a cohort, so that those that its models cannot read are known before the training.
 
-    Raises
-    ------
-    DiffscopeError
-        A prompt with its answer is longer than a model has positions.
-    PromptError
-        A prompt cannot be drawn.
+    Raises DiffscopeError if a prompt with its answer is longer than a model has positions, and PromptError if a prompt cannot be
+    drawn.
     """
     tokenizer = tokenizer_for(cohort.recipe)
     task = Retrieval(tokenizer, held_out=True, template=_template(cohort.recipe))

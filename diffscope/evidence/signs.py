@@ -68,8 +68,6 @@ def previous_token_share(scope: Scope, prompts: Sequence[Prompt], match: Sequenc
 
     Parameters
     ----------
-    scope : Scope
-    prompts : sequence of Prompt
     match : list of Match, optional
         Of another model's layers, which each layer is made like.
 
@@ -104,10 +102,7 @@ def _on_previous(layers: Sequence[LayerAttention], index: int, query: int) -> np
 def start_of_number(prompt: Prompt) -> int:
     """Return where the text states the answer.
 
-    Raises
-    ------
-    PromptError
-        It does not, or nothing stands before it.
+    Raises PromptError if it does not, or nothing stands before it.
     """
     start = min(prompt.spans.get("answer") or [0])
     if not start:

@@ -288,7 +288,6 @@ def evidence_of(last_query: LastQuery, prompts: Sequence[Prompt], **more: Mappin
 
     Parameters
     ----------
-    last_query : LastQuery
     prompts : sequence of Prompt
         That it was measured on.
     **more : mapping of str to DataArray (prompt, …)

@@ -18,10 +18,7 @@ from diffscope.errors import Missing
 def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
     """Return a freshly initialised model of the same class and configuration; `seed` has its own random stream.
 
-    Raises
-    ------
-    Missing
-        The model cannot be made from its configuration.
+    Raises Missing if the model cannot be made from its configuration.
     """
     stream = int.from_bytes(hashlib.sha256(f"untrained {seed}".encode()).digest()[:7])
     parameter = next(model.parameters())

@@ -82,10 +82,8 @@ def run(
 def result_of(test: Test, subject: Subject | None) -> Result:
     """Return the estimates of a test, or what it needs.
 
-    Raises
-    ------
-    DiffscopeError
-        What was measured is not what the test declares. Other mistakes are raised as they are, with a note that names the test.
+    Raises DiffscopeError if what was measured is not what the test declares. Other mistakes are raised as they are, with a note
+    that names the test.
     """
     if subject is None:
         return NEEDED[test.needs]

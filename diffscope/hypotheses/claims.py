@@ -163,11 +163,6 @@ def compare(claims: Sequence[Claim], boards: Mapping[str, Sequence[Verdict]]) ->
     An answer is of a 95 % interval, not corrected for how many claims there are: it has the claimed sign where all of it is on
     the claimed side of 0, the other sign where all of it is on the other side. Of a claim that there is nothing, or no more than
     what matters, or of a claimed range, the whole interval is within it or outside of it.
-
-    Parameters
-    ----------
-    claims : sequence of Claim
-    boards : mapping of str to sequence of Verdict
     """
     return [Compared(claim, tuple(_measured(bearing, boards) for bearing in claim.bearings)) for claim in claims]
 

@@ -66,10 +66,7 @@ def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
 
     NaN of missing runs and of arms that continue another.
 
-    Raises
-    ------
-    Missing
-        No run formed: of when, that says nothing.
+    Raises Missing if no run formed, which says nothing of when.
     """
     steps = measured(cohort, "formation")
     if not np.isfinite(steps.values).any():
@@ -182,18 +179,14 @@ def _name(arm: str) -> str:
 def of_cohort(cohort: xr.Dataset, *, places: Mapping[str, Place], judged: Collection[str]) -> dict[str, Sample]:
     """Measure the quantities of a test on a trained cohort: a score of an arm minus that of another, seed by seed.
 
+    Raises Missing if the cohort does not hold what a rule uses, or nothing at all.
+
     Parameters
     ----------
-    cohort : Dataset
     places : dict of str to Place
         By quantity.
     judged : collection of str
         The quantities that a rule uses. Of the others those that the cohort does not have two seeds of are left out.
-
-    Raises
-    ------
-    Missing
-        The cohort does not hold what a rule uses, or nothing at all.
     """
     scores_of = cache(lambda name: SCORES[name](cohort))
     samples: dict[str, Sample] = {}

@@ -88,13 +88,7 @@ class Speed:
 
 
 def measured_speed(scope: Scope) -> Speed:
-    """Time captures of random prompts, each longer than the one before, until one takes long enough to tell.
-
-    Raises
-    ------
-    DiffscopeError
-        As of :meth:`~diffscope.scope.Scope.capture`.
-    """
+    """Time captures of random prompts, each longer than the one before, until one takes long enough to tell."""
     prompts = Prompts(scope, 0, SHORTEST)
     shortest = min(SHORTEST, scope.max_length or SHORTEST)
     longest = min(LONGEST, scope.max_length or LONGEST)

@@ -29,9 +29,10 @@ def of_models(
 ) -> dict[str, Sample]:
     """Measure the quantities of a test on one model, several seeds of one, pairs of models, or the checkpoints of a training.
 
+    Raises Missing if the subject is of another kind, or does not hold what a rule uses, or nothing of what is measured.
+
     Parameters
     ----------
-    subject : Models or Pair
     places : dict of str to Place
         By quantity.
     judged : collection of str
@@ -39,11 +40,6 @@ def of_models(
     needs : {"model", "pair", "checkpoints"}
     over : {"", "growth", "late mean"}
         What values over checkpoints come to.
-
-    Raises
-    ------
-    Missing
-        The subject is of another kind, or does not hold what a rule uses, or nothing of what is measured.
     """
     check(subject, needs)
     apart: dict[str, list[str]] = {}  # by label, the names of numbers that are shown of some heads alone
@@ -173,10 +169,7 @@ def of_top_heads(trained: Sequence[Table], untrained: Sequence[Table], name: str
 def of_outcome(subject: Models | Pair, place: Place) -> Sample:
     """Return a number of whole models, perhaps minus another.
 
-    Raises
-    ------
-    Missing
-        The subject does not hold it.
+    Raises Missing if the subject does not hold it.
     """
     names = [name for name in (place.outcome, place.minus) if name]
     outcomes = subject.outcomes(*names)
@@ -210,10 +203,7 @@ def _stacked(weights: Sequence[xr.DataArray | None]) -> np.ndarray | None:
 def over_trainings(measure: Measure, trainings: Sequence[Models]) -> dict[str, Sample]:
     """Measure several trainings as seeds of one; one that lacks what others have is left out, which is noted.
 
-    Raises
-    ------
-    Missing
-        All of them lack it.
+    Raises Missing if all of them lack it.
     """
     measured = []
     lacking = []

@@ -26,7 +26,6 @@ def word(estimate: Estimate, side: str) -> str:
 
     Parameters
     ----------
-    estimate : Estimate
     side : {"above", "below"}
         On which side of 0 the answer is yes.
 
@@ -54,7 +53,6 @@ def answers(test: Test, estimates: Mapping[str, Estimate]) -> dict[str, str]:
 
     Parameters
     ----------
-    test : Test
     estimates : mapping of str to Estimate
         By quantity. Quantities that were not measured are left out; where none was, that is the answer.
 

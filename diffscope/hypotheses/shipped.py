@@ -25,10 +25,7 @@ def shipped() -> list[str]:
 def find_study(folder: str | Path | None = None) -> Path:
     """Return the file of a study: in a folder, or the shipped one of this name; by default the laptop's.
 
-    Raises
-    ------
-    DiffscopeError
-        There is none.
+    Raises DiffscopeError if there is none.
     """
     named = SHIPPED / DEFAULT if folder is None else Path(folder)
     path = next((place / STUDY for place in (named, SHIPPED / named) if (place / STUDY).is_file()), None)

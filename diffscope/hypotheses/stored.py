@@ -26,10 +26,7 @@ Which = Callable[[xr.Dataset], xr.DataArray]  # from a cohort to whether each of
 def open_cohort(folder: Path) -> xr.Dataset:
     """Open what ``diffscope train`` measured of a cohort.
 
-    Raises
-    ------
-    DiffscopeError
-        There is none in the folder.
+    Raises DiffscopeError if there is none in the folder.
     """
     dataset = open_dataset(folder)
     if not ({"exact_match", "finished"} <= set(dataset) and "recipe" in dataset.attrs):

@@ -71,12 +71,7 @@ TABLES = ("survival", "described", "outcomes")
 def open_study(folder: str | Path | None = None) -> Study:
     """Open a study: in a folder, or the shipped one of this name; by default the laptop's.
 
-    Raises
-    ------
-    DiffscopeError
-        There is none, or its rules are no longer these.
-    CorruptFile
-        It cannot be read.
+    Raises DiffscopeError if there is none, or its rules are no longer these, and CorruptFile if it cannot be read.
     """
     path = find_study(folder)
     if not carries_digest(path):  # every study does, and what shows one relies on how it is made

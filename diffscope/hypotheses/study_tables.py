@@ -241,7 +241,6 @@ def numbers_of_run(evidence: xr.Dataset, checkpoints: Sequence[int], turned: flo
 
     Parameters
     ----------
-    evidence : Dataset
     checkpoints : sequence of int
         Steps that all runs have a checkpoint of.
     turned : float

@@ -43,19 +43,13 @@ def read_tests(text: str) -> dict[str, Test]:
     Whether there are the numbers that quantities are read from is checked when a test first measures something, since that
     imports all that takes evidence.
 
+    Raises DiffscopeError if a declaration is not whole, names what there is not, or holds a key that means nothing; in one line
+    with the test's id.
+
     Parameters
     ----------
     text : str
         TOML, in the form that the head of ``tests.toml`` describes.
-
-    Returns
-    -------
-    dict of str to Test
-
-    Raises
-    ------
-    DiffscopeError
-        A declaration is not whole, names what there is not, or holds a key that means nothing; in one line with the test's id.
     """
     record = tomllib.loads(text)
     words = record["words"] | record["arms"] | {name: source["name"] for name, source in record["sources"].items()}
@@ -151,10 +145,7 @@ def make_test(
 
     A test of models, pairs or checkpoints looks inside heads unless it says otherwise; one of cohorts does only if it says so.
 
-    Raises
-    ------
-    DiffscopeError
-        As of :class:`Test`; or something is predicted, and the test does not say of which heads and queries it is.
+    Raises DiffscopeError as :class:`Test` does, and if something is predicted and the test does not say of which heads it is.
     """
     inside = fields["needs"] != "cohort" if inside is None else inside
     limits = " ".join(filter(None, (fields.pop("limits", ""), unable and f"It cannot tell the accounts apart: {unable}.")))
@@ -180,10 +171,7 @@ SOURCES: dict[str, dict[str, str]] = tomllib.loads(_TEXT)["sources"]  # name and
 def chosen(tests: str | Sequence[str] | None = None) -> list[Test]:
     """Return tests by id, all without any.
 
-    Raises
-    ------
-    DiffscopeError
-        There is no such test.
+    Raises DiffscopeError if there is no such test.
     """
     ids = [tests] if isinstance(tests, str) else list(tests or TESTS)
     for id in ids:

@@ -27,7 +27,6 @@ def labelled_dataset(
     ----------
     call : str
         The function that measured it, as in ``INSTRUMENTS``.
-    cap : Capture
     tables : for each prompt, for each layer, Tensors by name
         Each (head, ...).
     dims : sequence of str

@@ -46,13 +46,7 @@ def decibels(ratio: Tensor) -> Tensor:
 
 
 def left_out(values: Tensor, dim: int) -> Tensor:
-    """Return values without each index of a dimension in turn, (draw, ...); the last draw keeps all others.
-
-    Parameters
-    ----------
-    values : Tensor
-    dim : int
-    """
+    """Return values without each index of a dimension in turn, (draw, ...); the last draw keeps all others."""
     n = values.shape[dim]
     keep = [
         torch.tensor([other for other in range(n) if other != draw], dtype=torch.int64, device=values.device) for draw in range(n)

@@ -89,7 +89,6 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
 
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         Each with an answer. If some name distractors, only those count.
     """
@@ -118,10 +117,7 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
 def check_fits(scope: Scope, prompts: Sequence[Prompt]) -> None:
     """Refuse prompts of one's own that a model has no positions for, by name.
 
-    Raises
-    ------
-    PromptError
-        A prompt with its answer is too long.
+    Raises PromptError if a prompt with its answer is too long.
     """
     for prompt in prompts:
         tokens = len(prompt.ids) + max(0, len(prompt.answer) - 1)  # nothing follows the last one
@@ -169,7 +165,6 @@ def prompt_by_prompt(scope: Scope, prompts: Sequence[Prompt], progress: Callable
 
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         With an answer, distractors and spans or without.
     progress : callable, optional
@@ -217,6 +212,8 @@ def accuracy_over_training(
 ) -> xr.Dataset:
     """Score every checkpoint of a training on the same retrieval prompts.
 
+    Raises DiffscopeError if there is no checkpoint, and PromptError if the prompts cannot be drawn or run.
+
     Parameters
     ----------
     names : mapping of int to str
@@ -239,13 +236,6 @@ def accuracy_over_training(
         ``standard_error`` (binomial); ``log_odds`` of the answer against all distractors in nats, mean over prompts, with
         ``log_odds_low`` and ``log_odds_high``. Attributes ``prompts``, ``length``, ``needles``, ``chance`` (the share that
         copying any number would give) and ``sentence``.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no checkpoint.
-    PromptError
-        The prompts cannot be drawn or run.
     """
     if not names:
         raise DiffscopeError("there is no checkpoint to score; give names by step, such as {0: 'mini-diff@0', 400: …}")

@@ -17,7 +17,6 @@ def mass_by_queries(scope: Scope, prompts: Sequence[Prompt], queries: Sequence[s
 
     Parameters
     ----------
-    scope : Scope
     prompts : sequence of Prompt
         With the same spans, each of which holds tokens in all prompts or in none.
     queries : sequence of str
@@ -45,12 +44,10 @@ def copying(
     ----------
     scope : Scope
         Of a model with the task's tokenizer.
-    task : Backcopy
     length, sequences : int
         Tokens of a sequence, and sequences that the model is scored on.
     measured : int
         Sequences whose attention is measured.
-    seed : int
 
     Returns
     -------

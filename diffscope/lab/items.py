@@ -124,17 +124,12 @@ def lock(folder: str | os.PathLike, name: str, wait: bool = True) -> Iterator[bo
 
     The system releases it when its process ends, however that ends. Its file stays: to remove it would let two processes hold it.
 
+    Raises DiffscopeError if the file system has no such locks, or the folder cannot be written.
+
     Parameters
     ----------
-    folder : path
-    name : str
     wait : bool
         Whether to wait as long as another process holds it, a stopped one too, in place of yielding False.
-
-    Raises
-    ------
-    DiffscopeError
-        The file system has no such locks, or the folder cannot be written.
     """
     path = Path(folder) / LOCK_FOLDER / f"{name}.lock"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -89,10 +89,7 @@ class Plan:
     def load(cls, path: str | os.PathLike, **changes) -> Plan:
         """Read a plan from a TOML file; `changes` are fields that replace those of the file.
 
-        Raises
-        ------
-        DiffscopeError
-            The file cannot be read, or as :meth:`of`.
+        Raises DiffscopeError if the file cannot be read, or as :meth:`of`.
         """
         try:
             fields_of_file = tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -106,10 +103,7 @@ class Plan:
     def of(cls, table: Mapping) -> Plan:
         """Make a plan of fields as TOML knows them.
 
-        Raises
-        ------
-        DiffscopeError
-            A field is unknown or missing, or has a value of the wrong kind.
+        Raises DiffscopeError if a field is unknown or missing, or has a value of the wrong kind.
         """
         names = [field.name for field in fields(cls)]
         if unknown := [name for name in table if name not in names]:
@@ -169,10 +163,7 @@ class Plan:
     def subjects(self) -> list[Subject]:
         """Return the models at their steps, in order.
 
-        Raises
-        ------
-        ModelNotFound
-            No such model, or no such step of it.
+        Raises ModelNotFound if there is no such model, or no such step of it.
         """
         return [subject for model in self.models for subject in self._steps(model)]
 
@@ -250,10 +241,7 @@ def _saved_steps(home: Path | None) -> tuple[list[int], int]:
 def fingerprint(opened: str) -> str:
     """Hash a model's weights, configuration and tokenizer (pieces of large files); for a model of the hub, return its commit.
 
-    Raises
-    ------
-    ModelNotFound
-        There is no such model.
+    Raises ModelNotFound if there is no such model.
     """
     home, weights = locate(opened)
     if home is None:

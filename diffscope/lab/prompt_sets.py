@@ -140,10 +140,7 @@ PromptSet = GeneratedPrompts | FilePrompts
 def restored(spec: Mapping, count: int) -> PromptSet:
     """Return the set of prompts with this spec; of a task, its first `count` prompts.
 
-    Raises
-    ------
-    PromptError
-        The file has changed since the spec was made.
+    Raises PromptError if the file has changed since the spec was made.
     """
     fields = dict(spec)
     if "file" not in fields:
@@ -157,6 +154,9 @@ def restored(spec: Mapping, count: int) -> PromptSet:
 def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptSet]:
     """Return the sets of prompts that a table of a plan describes.
 
+    Raises PromptError if a template is missing, a field is unknown or missing or has a value of the wrong kind, or the file
+    cannot be read.
+
     Parameters
     ----------
     table : mapping
@@ -164,11 +164,6 @@ def prompt_sets(table: Mapping, template: str | None = TEMPLATE) -> list[PromptS
         combination.
     template : str, optional
         The default needle sentence. None if there is no default: then the table has to have one.
-
-    Raises
-    ------
-    PromptError
-        A template is missing, a field is unknown or missing or has a value of the wrong kind, or the file cannot be read.
     """
     fields = dict(table)
     if "file" in fields:

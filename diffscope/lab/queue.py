@@ -160,12 +160,7 @@ def _run_in_processes(
 ) -> None:
     """Let processes walk through the items, each from its own offset; one that dies costs its item and is replaced.
 
-    Raises
-    ------
-    DiffscopeError
-        A process ended before it could begin.
-    OSError
-        The disk is full.
+    Raises DiffscopeError if a process ended before it could begin, and OSError if the disk is full.
     """
     context = _context()
     state = context.RawArray("i", len(todo))

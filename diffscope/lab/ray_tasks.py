@@ -27,6 +27,8 @@ def run_on_ray(
 ) -> None:
     """Run each item as one Ray task, with a processor for each of its threads and, if `gpus`, a GPU.
 
+    Raises DiffscopeError if there is no such cluster, it has nothing to work on, or a task found the disk full.
+
     Parameters
     ----------
     todo, make, folder, tell
@@ -36,11 +38,6 @@ def run_on_ray(
         HOST:PORT.
     processes : int, optional
         The most tasks at once; by default as many as the cluster has room for.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such cluster, it has nothing to work on, or a task found the disk full.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what will change in Ray

@@ -81,9 +81,11 @@ def sweep(
 ) -> Swept:
     """Measure all shards that have no result yet, and join all results in one dataset.
 
+    Raises DiffscopeError if the plan cannot be carried out, the folder holds the sweep of another one, or shards that other
+    versions measured beside some that are to be measured, or the disk is full.
+
     Parameters
     ----------
-    plan : Plan
     out : path
         A folder for this plan alone; it gets ``dataset.zarr``.
     processes, ray, progress
@@ -95,16 +97,6 @@ def sweep(
     changed : bool
         Resume in a folder of another plan, or of shards that other versions measured: what both have in common is kept, and the
         dataset is that of this plan.
-
-    Returns
-    -------
-    Swept
-
-    Raises
-    ------
-    DiffscopeError
-        The plan cannot be carried out, the folder holds the sweep of another one, or shards that other versions measured beside
-        some that are to be measured, or the disk is full.
     """
     out = Path(out)
     target = out / f"dataset{statistics_format('dataset' + suffix)}"
@@ -181,10 +173,7 @@ def _remove_datasets(out: Path) -> None:
 def span_names(plan: Plan) -> set[str]:
     """Return the names of the spans in the first prompt of every set, drawn for the first model.
 
-    Raises
-    ------
-    PromptError
-        The prompts cannot be drawn, or lack the span whose queries the plan measures.
+    Raises PromptError if the prompts cannot be drawn, or lack the span whose queries the plan measures.
     """
     names = set()
     for prompts in plan.sets:
@@ -317,7 +306,6 @@ def assemble(parts: Sequence[Part], leading: Mapping[str, Sequence]) -> xr.Datas
 
     Parameters
     ----------
-    parts : sequence of Part
     leading : mapping of str to labels
         The first dimensions of every variable. Along the others, labels that are numbers ascend, and texts keep the order of the
         parts.

@@ -80,7 +80,6 @@ class Rule:
 
         Parameters
         ----------
-        step : int
         by_head : xarray.Dataset
             Averaged over queries and prompts. A statistic that was not measured gives no alert.
         """

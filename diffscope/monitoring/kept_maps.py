@@ -34,9 +34,10 @@ def captured(scope: Scope, inputs: Inputs, layers: Collection[int]) -> Capture:
 def images(capture: Capture, heads: Sequence[Head]) -> dict[str, np.ndarray]:
     """Draw A1, A2 and D of some heads, or the one map of standard attention.
 
+    Raises DiffscopeError if there is no such head.
+
     Parameters
     ----------
-    capture : Capture
     heads : sequence of (int, int)
         As (layer, head).
 
@@ -45,11 +46,6 @@ def images(capture: Capture, heads: Sequence[Head]) -> dict[str, np.ndarray]:
     dict of str to ndarray of uint8, (row, column, 3)
         By flat names, such as ``diffscope/maps/layer_1/head_0/D``. Blue is positive and brown negative, each map on a scale of
         its own that goes with the root of a value. A long prompt is drawn in bins, whose largest values are seen.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such head.
     """
     found = {}
     for layer, head in heads:

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 def callback_of(monitor: Monitor) -> Any:
     """Return a ``lightning.pytorch.Callback`` that measures after each step and hands the numbers to the Trainer's loggers.
 
-    Raises
-    ------
-    MissingExtra
-        Lightning is not installed.
+    Raises MissingExtra if Lightning is not installed.
     """
     try:
         from lightning.pytorch import Callback

@@ -42,10 +42,8 @@ def measured(scope: Scope, batches: Sequence[Inputs], statistics: Sequence[str],
 
     Parameters
     ----------
-    scope : Scope
     batches : sequence of Inputs
         As :func:`by_length` makes them.
-    statistics : sequence of str
     queries : QuerySample or None
         None for all.
 

@@ -134,12 +134,7 @@ class Record:
     def maps(self, step: int) -> Capture:
         """Return what some heads attended with at a step, on the first prompt.
 
-        Raises
-        ------
-        DiffscopeError
-            No maps of this step are kept.
-        CorruptFile
-            The file is damaged.
+        Raises DiffscopeError if no maps of this step are kept, and CorruptFile if the file is damaged.
         """
         file = self.path / MAPS.format(step)
         if not file.is_file():
@@ -169,12 +164,7 @@ class Record:
     def dataset(self) -> xr.Dataset:
         """Return everything that is kept, by ``step``; files that were read before are not read again.
 
-        Raises
-        ------
-        DiffscopeError
-            Nothing was measured yet.
-        CorruptFile
-            A file is damaged.
+        Raises DiffscopeError if nothing was measured yet, and CorruptFile if a file is damaged.
         """
         tables = {}
         for step in self.steps:

@@ -38,18 +38,15 @@ class Arguments:
 def arguments_of(prompt: Any, known: Sequence[str], name: str) -> list[Arguments]:
     """Return the arguments of a forward as one :class:`Arguments` a prompt, each with tensors that lead with 1.
 
+    Raises PromptError if it is something else, the forward takes no such argument, or its tensors are empty or of different
+    numbers of prompts.
+
     Parameters
     ----------
-    prompt : Arguments, mapping, or a list of these
     known : sequence of str
         The arguments that the forward takes.
     name : str
         Of the model, for messages.
-
-    Raises
-    ------
-    PromptError
-        It is something else, the forward takes no such argument, or its tensors are empty or of different numbers of prompts.
     """
     if isinstance(prompt, (list, tuple)) and prompt:
         return [part for each in prompt for part in arguments_of(each, known, name)]

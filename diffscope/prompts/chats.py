@@ -16,16 +16,12 @@ if TYPE_CHECKING:
 def write_chat(messages: Sequence, tokenizer: PreTrainedTokenizerBase | None) -> ChatText:
     """Write a chat with the tokenizer's template; unless its last message is the assistant's, with what begins the answer.
 
+    Raises PromptError if it is no chat of text alone, there is no tokenizer or template, or the template refuses it.
+
     Parameters
     ----------
     messages : sequence of dict
         Each with a ``role`` and ``content``, a text or parts of text.
-    tokenizer : PreTrainedTokenizerBase or None
-
-    Raises
-    ------
-    PromptError
-        It is no chat of text alone, there is no tokenizer or template, or the template refuses it.
     """
     for number, message in enumerate(messages):
         _check_message(number, message)

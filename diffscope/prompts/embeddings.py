@@ -32,10 +32,7 @@ class Embedded:
 def as_embeddings(value: Any) -> tuple[list[Tensor], bool]:
     """Return embeddings as one tensor (token, hidden) a prompt, and whether they are a batch.
 
-    Raises
-    ------
-    PromptError
-        They are not floats (token, hidden) or (batch, token, hidden).
+    Raises PromptError if they are not floats (token, hidden) or (batch, token, hidden).
     """
     try:
         embeddings = torch.as_tensor(value)

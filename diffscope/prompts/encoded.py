@@ -257,11 +257,8 @@ def _spelled_out(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> Parts:
 def find_span(prompt: Encoded, name: str, span: Span) -> tuple[int, ...]:
     """Return the token positions of a span, sorted.
 
-    Raises
-    ------
-    SpanError
-        It is not in the prompt; a text stands there twice; a text or character range begins or ends inside a token. The
-        message shows both readings.
+    Raises SpanError if it is not in the prompt; a text stands there twice; a text or character range begins or ends inside a
+    token. The message shows both readings.
     """
     if isinstance(span, str):
         if prompt.text is None:

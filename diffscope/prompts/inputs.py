@@ -29,22 +29,18 @@ BYTES = (bytes, bytearray, memoryview)
 def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Sequence[Plain], bool]:
     """Return the prompts that a person holds as texts, token ids or embeddings, and whether they are a batch.
 
+    Raises PromptError if it is something else, or may be meant in more than one way.
+
     Parameters
     ----------
     prompt
         One prompt or a batch in any form of docs/prompts.md. Dimensions tell one from the other, also a batch of one.
-    tokenizer : PreTrainedTokenizerBase or None
 
     Returns
     -------
     prompts : sequence of str, list of int or Embedded
         A :class:`~diffscope.prompts.tokenizer_output.Pack` if they are run in one row.
     batch : bool
-
-    Raises
-    ------
-    PromptError
-        It is something else, or may be meant in more than one way.
     """
     if isinstance(prompt, (str, Embedded)):
         return [prompt], False
@@ -66,10 +62,7 @@ def split_prompts(prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> tup
 def broadcast(values: Any, count: int, what: str) -> list:
     """Return a value for each of `count` prompts: each its own of a list or tuple, or anything else for all of them.
 
-    Raises
-    ------
-    PromptError
-        A list has another length; `what` it holds is in the message.
+    Raises PromptError if a list has another length; `what` it holds is in the message.
     """
     if not isinstance(values, (list, tuple)):
         return [values] * count

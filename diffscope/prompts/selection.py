@@ -25,10 +25,7 @@ def is_last(choice: Any, *spans: Mapping[str, Any]) -> bool:
 def checked_query(query: Any, *words: str) -> int | str:
     """Return a position, which "last" is too (-1), or one of some words.
 
-    Raises
-    ------
-    DiffscopeError
-        It is something else.
+    Raises DiffscopeError if it is something else.
     """
     if is_last(query):
         return -1
@@ -41,24 +38,19 @@ def checked_query(query: Any, *words: str) -> int | str:
 def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "queries") -> Tensor:
     """Return token positions of a prompt of n tokens, however queries or keys are chosen.
 
+    Raises DiffscopeError if there is no such span, or positions are not whole numbers in one row, or are outside of the prompt.
+
     Parameters
     ----------
     choice : str, slice, int, sequence of int, Tensor or None
         A span's name; "last", the last token, unless a span has this name; positions, negative ones counted from the end; None
         for all tokens.
-    spans : mapping of str to positions
-    n : int
     what : str
         What is chosen, for messages.
 
     Returns
     -------
     int64 Tensor, (position,)
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such span, or positions are not whole numbers in one row, or are outside of the prompt.
     """
     if is_last(choice, spans):
         return torch.tensor([n - 1])
@@ -104,10 +96,7 @@ def _of_slice(tokens: slice, n: int) -> Tensor:
 def as_indices(choice: Indices) -> tuple[int, ...] | None:
     """Return one number or several as a tuple, and None, which stands for all, as it is.
 
-    Raises
-    ------
-    DiffscopeError
-        It is anything else.
+    Raises DiffscopeError if it is anything else.
     """
     if choice is None:
         return None
@@ -124,20 +113,16 @@ def as_indices(choice: Indices) -> tuple[int, ...] | None:
 def indices_among(what: str, choice: Indices, known: Sequence[int], label: str = "") -> tuple[int, ...]:
     """Return the chosen numbers of layers or heads, by default all that are known.
 
+    Raises DiffscopeError if they are no whole numbers, or one of them is not known.
+
     Parameters
     ----------
     what : str
         "layer" or "head".
-    choice : int or sequence of int, optional
     known : sequence of int
         Ascending.
     label : str
         Begins the message.
-
-    Raises
-    ------
-    DiffscopeError
-        They are no whole numbers, or one of them is not known.
     """
     chosen = as_indices(choice)
     for number in chosen or ():
@@ -148,16 +133,12 @@ def indices_among(what: str, choice: Indices, known: Sequence[int], label: str =
 def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
     """Return whole numbers from 0, such as positions or seeds, one at least, as a tuple.
 
+    Raises DiffscopeError if they are not whole numbers from 0, or there is none.
+
     Parameters
     ----------
-    choice : int or sequence of int
     what : str
         What is taken, to begin the message with.
-
-    Raises
-    ------
-    DiffscopeError
-        They are not whole numbers from 0, or there is none.
     """
     try:
         numbers = as_indices(choice)
@@ -171,17 +152,12 @@ def from_zero(choice: Indices, what: str) -> tuple[int, ...]:
 def whole_number(value: object, least: int, most: float, what: str) -> int:
     """Return a whole number within bounds, both included.
 
+    Raises DiffscopeError if it is not a whole number, or out of bounds.
+
     Parameters
     ----------
-    value : object
-    least, most : float
     what : str
         What is taken, to begin the message with.
-
-    Raises
-    ------
-    DiffscopeError
-        It is not a whole number, or out of bounds.
     """
     try:
         number: int | None = index(cast(int, value))

@@ -84,18 +84,14 @@ def _positions(tree: ast.expr, spans: Mapping[str, frozenset[int]], n: int) -> f
 def resolved(given: Mapping[str, SpanExpr], found: Mapping[str, tuple[int, ...]], n: int) -> dict[str, tuple[int, ...]]:
     """Return sorted token positions of expressions of spans, which may name each other.
 
+    Raises SpanError if a span that is named is not there, is made of itself, or nothing is left of one.
+
     Parameters
     ----------
-    given : mapping of str to SpanExpr
     found : mapping of str to tuple of int
         The prompt's other spans.
     n : int
         Tokens of the prompt.
-
-    Raises
-    ------
-    SpanError
-        A span that is named is not there, is made of itself, or nothing is left of one.
     """
     known = {name: frozenset(at) for name, at in found.items()}
     waiting = dict(given)

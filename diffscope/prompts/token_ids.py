@@ -17,16 +17,12 @@ from diffscope.fields import shown
 def as_lists(values: Any, bools: bool = False) -> Any:
     """Return a tensor, or anything that numpy reads as an array, as lists in lists, and all else as it is.
 
+    Raises ValueError if it holds neither whole numbers nor text.
+
     Parameters
     ----------
-    values : object
     bools : bool
         Whether true and false may be in it, as 1 and 0.
-
-    Raises
-    ------
-    ValueError
-        It holds neither whole numbers nor text.
     """
     if isinstance(values, str) or not (isinstance(values, Tensor) or hasattr(values, "__array__")):
         return values
@@ -50,16 +46,12 @@ def as_ids(values: Any, bools: bool = False) -> list[int]:
 
     numpy does not decide what a list holds: it reads true and false as 1 and 0 beside numbers, and numbers as texts beside texts.
 
+    Raises ValueError if it holds anything else.
+
     Parameters
     ----------
-    values : object
     bools : bool
         Whether true and false may be in it, as 1 and 0.
-
-    Raises
-    ------
-    ValueError
-        It holds anything else.
     """
     values = as_lists(values, bools)
     if isinstance(values, (str, bytes)) or not isinstance(values, Sequence):

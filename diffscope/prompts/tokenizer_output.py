@@ -36,11 +36,8 @@ def read_fields(
 ) -> tuple[Sequence[list[int] | Embedded], bool]:
     """Read the prompts of a tokenizer's output, and whether they are a batch, which a :class:`Pack` is.
 
-    Raises
-    ------
-    PromptError
-        Fields are missing, unknown, of different shapes, or say what the model is not run with; or padding is not told from
-        tokens.
+    Raises PromptError if fields are missing, unknown, of different shapes, or say what the model is not run with; or padding is
+    not told from tokens.
     """
     output = {name: value for name, value in output.items() if value is not None and name not in PASSED_OVER}
     names = ", ".join(repr(name) for name in output)
@@ -108,10 +105,6 @@ def refuse_padding(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizer
     """Refuse rows of one length that begin or end in what looks like padding, while no mask says whether it is.
 
     A padding token that also begins or ends texts is taken for padding only if some rows have more of it than others.
-
-    Raises
-    ------
-    PromptError
     """
     pad = getattr(tokenizer, "pad_token_id", None)
     if tokenizer is None or pad is None or len({len(row) for row in rows}) > 1:

@@ -37,10 +37,7 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase | None, prompts: Sequence[
 def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
     """Return prompts as they are if each has an answer and a span that says where its text states it.
 
-    Raises
-    ------
-    PromptError
-        Some lack either; the message names them.
+    Raises PromptError if some lack either; the message names them.
     """
     for what, how, lacking in (
         ("an answer", '"answer": "…"', [prompt.city for prompt in prompts if not prompt.answer]),
@@ -84,16 +81,12 @@ def split_gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
     It is what the prompt ends with or the answer begins with. If neither has any and the span ``answer`` is the same text as the
     answer, it is the white space before that span.
 
+    Raises PromptError if prompt and answer would be one word.
+
     Parameters
     ----------
-    prompt : TextPrompt
     text : str
         That of the prompt without the white space at its end.
-
-    Raises
-    ------
-    PromptError
-        Prompt and answer would be one word.
     """
     answer = (prompt.answer or "").strip()
     given = prompt.text[len(text) :] or _white(prompt.answer or "")

@@ -31,25 +31,18 @@ def filler_of(
     Filler is what is neither the signal, nor the question, nor the sink, nor a query, nor a special token. The words that lead to
     the answer are no filler either: as many tokens before it as the end of the prompt repeats, or else those of its sentence.
 
+    Raises SpanError if there is no such span, and PromptError if nothing is left.
+
     Parameters
     ----------
-    prompt : Encoded
     signal : str
         The span that is exchanged for other tokens.
-    queries : sequence of int
     needles : bool
         Whether the span ``needles`` is filler.
     keep : sequence of str
         Other spans that stay.
     special : collection of int
         Tokens that stay wherever they stand, such as those that mark turns of a chat.
-
-    Raises
-    ------
-    SpanError
-        There is no such span.
-    PromptError
-        Nothing is left.
     """
     for name in (signal, *keep):
         if not prompt.spans.get(name):
@@ -88,14 +81,12 @@ def other_answers(
 ) -> list[list[int]]:
     """Return the answer and others in its place, of as many tokens each.
 
+    Raises PromptError if there are none of as many tokens, or the answer is no number and none are given.
+
     Parameters
     ----------
-    prompt : Encoded
-    signal : str
     count : int
         How many, the answer itself included.
-    rng : numpy.random.Generator
-    tokenizer : PreTrainedTokenizerBase, optional
     given : sequence of str, or of token ids, optional
         Other answers, of which up to `count` − 1 are drawn. By default numbers: every token of digits is exchanged for any other
         token of as many digits.
@@ -104,11 +95,6 @@ def other_answers(
     -------
     list of list of int
         All different, the prompt's own first.
-
-    Raises
-    ------
-    PromptError
-        There are none of as many tokens, or the answer is no number and none are given.
     """
     own = [prompt.ids[at] for at in prompt.spans[signal]]
     if given is not None:
@@ -170,22 +156,16 @@ def other_fillers(
 ) -> list[list[int]]:
     """Draw other tokens for the filler of a prompt: one row a draw, in the order of the positions.
 
+    Raises PromptError if there is no tokenizer for texts, a row has another length, there are fewer than two rows, or a text is
+    too short.
+
     Parameters
     ----------
-    prompt : Encoded
     filler : sequence of int
         Positions, ascending.
-    count : int
-    rng : numpy.random.Generator
-    tokenizer : PreTrainedTokenizerBase, optional
     given : sequence of str, or of rows of token ids, optional
         Texts that pieces are cut from, whole words; or other prompts of exactly as many tokens, one a draw, of which the tokens
         at the same positions are taken. By default the documentation strings of the Python standard library.
-
-    Raises
-    ------
-    PromptError
-        There is no tokenizer for texts, a row has another length, there are fewer than two rows, or a text is too short.
     """
     if given is not None and not all(isinstance(each, str) for each in given):
         rows = [list(row) for row in given]
@@ -205,18 +185,14 @@ def redrawn(task: Retrieval, prompt: Prompt, rng: np.random.Generator) -> list[i
 
     The question, the sentence that answers it, and the places and lengths of all sentences stay.
 
+    Raises PromptError if there is no other sentence of as many tokens.
+
     Parameters
     ----------
     task : Retrieval
         That the prompt was drawn by.
     prompt : Prompt
         Of one question.
-    rng : numpy.random.Generator
-
-    Raises
-    ------
-    PromptError
-        There is no other sentence of as many tokens.
     """
     ids = np.array(prompt.ids)
     number = prompt.spans["answer"]

@@ -39,6 +39,8 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = Non
     minus the logsumexp of the distractors' first tokens. 0 means that the right number is as likely as all n others together,
     −log n that it is as likely as each of them. If a prompt asks several questions, the first one counts.
 
+    Raises PromptError if a distractor is the answer, or one of the two begins with the other.
+
     Parameters
     ----------
     logits : callable
@@ -48,11 +50,6 @@ def log_odds(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = Non
         Those without an answer or without ``distractors`` have NaN.
     tokens : int, optional
         The most that run together; by default any number.
-
-    Raises
-    ------
-    PromptError
-        A distractor is the answer, or one of the two begins with the other.
     """
     branches = [_branches(prompt) for prompt in prompts]
     # The contexts to run: a prompt and a prefix that several numbers share. Their next tokens need a log p.

@@ -48,9 +48,10 @@ def check_grade(grade: str) -> None:
 def cities_by_grade(template: Template, cities: Sequence[str], qualifiers: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Choose a city to ask for, and for each grade that does not state its number a city that stands in its place.
 
+    Raises PromptError if no cities have equally many tokens.
+
     Parameters
     ----------
-    template : Template
     cities, qualifiers : sequence of str
         Names to choose from, in order of preference.
 
@@ -60,11 +61,6 @@ def cities_by_grade(template: Template, cities: Sequence[str], qualifiers: Seque
         A qualified city, such as "Old Paris".
     dict of str to str
         Another city by grade, of as many tokens.
-
-    Raises
-    ------
-    PromptError
-        No cities have equally many tokens.
     """
     for city, qualifier in itertools.product(cities, qualifiers):
         asked = f"{qualifier} {city}"
@@ -94,23 +90,18 @@ def draw_mentions(
 ) -> list[Mention]:
     """Draw the sentences of a training row, in which cities are mentioned again and again with their numbers.
 
+    Raises PromptError if there are not as many cities.
+
     Parameters
     ----------
-    template : Template
     needles : int
         Cities.
     mentions : int
         Sentences; there is one at least for each city.
-    rng : numpy.random.Generator
     near : float
         Probability that the cities are near-duplicates of each other.
     unanswerable : float
         Probability that the last sentence is about a city not mentioned before, whose number is "unknown".
-
-    Raises
-    ------
-    PromptError
-        There are not as many cities.
     """
     cities = draw_cities(needles, rng)
     numbers = draw_numbers(template, needles, rng)

@@ -76,17 +76,14 @@ class TextPrompt:
 def unpacked(prompt: Any, spans: Spans = None) -> tuple[Any, Spans]:
     """Return a prompt, or each of a batch, as text or token ids, with its own spans and those that are given.
 
+    Raises PromptError if there are not as many mappings as prompts.
+
     Parameters
     ----------
     prompt : Prompt, TextPrompt, or list or tuple with some of these
         Anything else is returned as it is.
     spans : mapping of str to span, or one mapping a prompt
         One that is given stands in place of the prompt's own of that name.
-
-    Raises
-    ------
-    PromptError
-        There are not as many mappings as prompts.
     """
     batch = isinstance(prompt, (list, tuple))
     prompts = list(prompt) if batch else [prompt]

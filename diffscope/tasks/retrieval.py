@@ -285,10 +285,7 @@ class Retrieval:
     def _room(self, length: int, question: tuple[int, ...], sentences: list[list[int]]) -> int:
         """Return how many tokens of a prompt are left for text.
 
-        Raises
-        ------
-        PromptError
-            There are too few.
+        Raises PromptError if there are too few.
         """
         room = length - len(self.prefix) - len(question) - sum(map(len, sentences))
         if room < len(sentences):

@@ -52,7 +52,6 @@ def batches(
 
     Parameters
     ----------
-    prompts : sequence of Prompt
     tokens : int, optional
         About how many prompt tokens may run together; by default any number.
     answer_tokens : int, optional
@@ -86,7 +85,6 @@ def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKE
     ----------
     logits : callable
         :meth:`diffscope.Scope.logits`, or that of :func:`diffscope.tasks.log_odds.logits_of` for a module.
-    prompts : sequence of Prompt
     tokens, answer_tokens : int or None
         About how many tokens of prompts and of answers run together; None for any number.
     """
@@ -121,9 +119,10 @@ def _score(scored: Answers, prompts: Sequence[Prompt], members: np.ndarray, scor
 def losses(logits: Logits, ids: np.ndarray, tokens: int = TOKENS) -> Tensor:
     """Return the loss of every token of texts but the first, in nats.
 
+    Raises PromptError if the texts have fewer than two tokens.
+
     Parameters
     ----------
-    logits : callable
     ids : ndarray of int (text, token)
     tokens : int
         The most that run together, unless one text has more.
@@ -131,11 +130,6 @@ def losses(logits: Logits, ids: np.ndarray, tokens: int = TOKENS) -> Tensor:
     Returns
     -------
     Tensor of float64 (text, token − 1)
-
-    Raises
-    ------
-    PromptError
-        The texts have fewer than two tokens.
     """
     length = ids.shape[1]
     if length < 2:
@@ -164,12 +158,10 @@ def text_losses(logits: Logits, recall: Recall, length: int, seed: Seed = 40_000
 
     Parameters
     ----------
-    logits : callable
     recall : Recall
         Draws the texts and says which tokens complete an n-gram that stands earlier in the text.
     length, texts : int
         Tokens of a text, and how many texts.
-    seed : int or sequence of int
 
     Returns
     -------

@@ -35,10 +35,7 @@ def suffix_count(tokenizer: PreTrainedTokenizerBase) -> int:
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
     """Return the tokens of each text as it continues a word.
 
-    Raises
-    ------
-    PromptError
-        A text shares a token with that word, or cannot be split.
+    Raises PromptError if a text shares a token with that word, or cannot be split.
     """
     try:
         before = tokenizer(WORD, add_special_tokens=False)["input_ids"]
@@ -61,10 +58,7 @@ def encode_inside(
 
     White space before the inner text may be part of its first token. A token of white space alone is before it.
 
-    Raises
-    ------
-    PromptError
-        The inner text shares a token with another, or the tokenizer does not give the offsets of its tokens.
+    Raises PromptError if the inner text shares a token with another, or the tokenizer does not give the offsets of its tokens.
     """
     if not tokenizer.is_fast:
         raise PromptError(f"this tokenizer does not say where its tokens stand in a text; {USE_OWN}")

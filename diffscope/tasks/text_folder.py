@@ -93,12 +93,8 @@ class TextFolder:
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the folder's tokenizer; if there is none, train one on the split ``train`` and save it there.
 
-        Raises
-        ------
-        DiffscopeError
-            The folder has a record and no tokenizer, so that it would not be what the record says any more.
-        CorruptFile
-            The tokenizer cannot be read.
+        Raises DiffscopeError if the folder has a record and no tokenizer, so that it would not be what the record says any more,
+        and CorruptFile if the tokenizer cannot be read.
         """
         folder = self.path / TOKENIZER
         if not folder.is_dir():
@@ -121,15 +117,7 @@ class TextFolder:
         They are encoded once and then mapped from a file of ``tokens/``, which is made anew if the text, the tokenizer or the
         file itself has changed.
 
-        Parameters
-        ----------
-        split : str
-        tokenizer : PreTrainedTokenizerBase
-
-        Raises
-        ------
-        PromptError
-            There is no such split, it holds no text, or the tokenizer cannot encode it piece by piece.
+        Raises PromptError if there is no such split, it holds no text, or the tokenizer cannot encode it piece by piece.
         """
         made_of = f"{self.text_digest(split)} {_encodes(tokenizer)}"
         place = self.path / TOKENS / f"{split}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}"
@@ -205,16 +193,12 @@ class TextFolder:
 def require_digest(folder: str | os.PathLike, wanted: str) -> TextFolder:
     """Open a folder of text and refuse one that is not the corpus of a study.
 
+    Raises DiffscopeError if the folder is another corpus.
+
     Parameters
     ----------
-    folder : path-like
     wanted : str
         ``sha256:`` and 64 hexadecimal digits.
-
-    Raises
-    ------
-    DiffscopeError
-        The folder is another corpus.
     """
     opened = TextFolder(folder)
     if opened.digest != wanted:

@@ -26,15 +26,12 @@ def template_of(model: str | nn.Module) -> str:
 def training_template(model: str | nn.Module) -> str | None:
     """Return the sentence that a model was trained on last, or None if nothing says so.
 
+    Raises CorruptFile if the record of a training is damaged.
+
     Parameters
     ----------
     model : str or torch.nn.Module
         A bundled name, or the folder of a model or of a checkpoint; or a model that was loaded from one.
-
-    Raises
-    ------
-    CorruptFile
-        The record of a training is damaged.
     """
     folder = _folder_of(model)
     return None if folder is None else last_template(_recipe_in(folder))

@@ -33,10 +33,8 @@ def watching(
         Of the events.
     run_folder : Path
         Has the monitor's own numbers in its folder ``monitor``.
-    model : nn.Module
     draws : Draws
         Of the run; rows of the first step of the stage `stage` are the prompts.
-    stage : int
     metrics : sequence of dict
         What was logged by earlier processes.
     """

@@ -128,10 +128,7 @@ class Cohort:
     def results(self) -> dict[str, xr.Dataset]:
         """Open the results of finished runs by place, those that choose a rate too.
 
-        Raises
-        ------
-        DiffscopeError
-            The folder holds runs of another recipe.
+        Raises DiffscopeError if the folder holds runs of another recipe.
         """
         return results(self.out, [*self.tuning_runs(), *self.runs()])
 
@@ -150,6 +147,8 @@ class Cohort:
 def collect(cohort: Cohort) -> xr.Dataset:
     """Join all finished runs in one dataset over (arm, seed), NaN where a run is missing.
 
+    Raises DiffscopeError if no run is finished, or the folder holds runs of another recipe.
+
     Returns
     -------
     xarray.Dataset
@@ -157,11 +156,6 @@ def collect(cohort: Cohort) -> xr.Dataset:
         not formed end; ``onset`` (arm, seed, share), the first step with that share of right answers; ``finished`` (arm, seed),
         0 where the run is missing; ``rate`` and ``parameters`` (arm); and, of a recipe with tuning, ``tuning_area`` and
         ``tuning_formation`` (arm, rate_tried, tuning_seed).
-
-    Raises
-    ------
-    DiffscopeError
-        No run is finished, or the folder holds runs of another recipe.
     """
     recipe = cohort.recipe
     everything = replace(cohort, arms=(), seeds=tuple(sorted({*_all_seeds(recipe), *cohort.seeds, *seeds_in(cohort.out)})))
@@ -220,10 +214,7 @@ def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
 def open_dataset(folder: Path) -> xr.Dataset:
     """Open the dataset that :func:`collect` made and ``diffscope train`` wrote into a folder.
 
-    Raises
-    ------
-    DiffscopeError
-        The folder holds none.
+    Raises DiffscopeError if the folder holds none.
     """
     path = folder / DATASET
     if not path.is_file():
@@ -312,7 +303,6 @@ def progress_by_arm(cohort: Cohort, step: float = np.nan) -> list[ArmProgress]:
 
     Parameters
     ----------
-    cohort : Cohort
     step : float
         Seconds of a step, expected of all arms as long as no run has logged one.
     """

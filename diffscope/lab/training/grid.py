@@ -90,10 +90,6 @@ def on_grid(
 
     Parameters
     ----------
-    model : torch.nn.Module
-    task : Retrieval
-    grid : Grid
-    seed : int or sequence of int
     judge : callable, optional
         ``judge(model, prompts)`` gives values by name, one a prompt; by default :func:`exactness`.
     prompts : callable
@@ -127,11 +123,8 @@ def unknown_by_evidence(model, task: Retrieval, grid: Grid, seed: Seed = 30_000)
 
     Parameters
     ----------
-    model : torch.nn.Module
-    task : Retrieval
     grid : Grid
         Each length needs room for three sentences more than its fullest cell has.
-    seed : int or sequence of int
 
     Returns
     -------

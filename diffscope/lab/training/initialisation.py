@@ -39,10 +39,7 @@ def tokenizer_for(recipe: Recipe) -> PreTrainedTokenizerBase:
 def corpus_of(recipe: Recipe) -> TextFolder | None:
     """Return the corpus that a recipe trains on, None if that is the text which comes with diffscope.
 
-    Raises
-    ------
-    DiffscopeError
-        The recipe has a corpus, and no folder of one was given; or it has none.
+    Raises DiffscopeError if the recipe has a corpus, and no folder of one was given; or it has none.
     """
     if recipe.corpus is None:
         if recipe.text is not None:
@@ -62,18 +59,13 @@ def _opened(folder: Path, digest: str) -> TextFolder:
 def with_text(recipe: Recipe, folder: Path | None, any_text: bool = False) -> Recipe:
     """Return a recipe with the folder of its corpus.
 
+    Raises DiffscopeError if the folder holds another corpus, or the recipe has none.
+
     Parameters
     ----------
-    recipe : Recipe
-    folder : Path or None
     any_text : bool
         Take another corpus than the recipe's. Its digest takes the place of the recipe's, so that runs on one are not found as
         runs on the other.
-
-    Raises
-    ------
-    DiffscopeError
-        The folder holds another corpus, or the recipe has none.
     """
     placed = replace(recipe, text=folder and folder.resolve())
     if any_text and folder is not None and recipe.corpus is not None:

@@ -65,7 +65,6 @@ def onset(steps: Sequence[int] | np.ndarray, shares: Sequence[float] | np.ndarra
         Ascending.
     shares : array-like (step,)
         Exact answers, 0 to 1; NaN at steps without an evaluation, which are left out.
-    criterion : Criterion
     """
     curve = np.asarray(shares, dtype=float)
     evaluated = np.isfinite(curve)

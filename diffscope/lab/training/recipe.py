@@ -124,10 +124,7 @@ class Recipe:
     def load(cls, name: str) -> Recipe:
         """Read a bundled recipe by name, or any TOML file by path.
 
-        Raises
-        ------
-        DiffscopeError
-            There is no such recipe, or a field is missing, unknown or wrong.
+        Raises DiffscopeError if there is no such recipe, or a field is missing, unknown or wrong.
         """
         path = Path(name) if name.endswith(".toml") else BUNDLED / f"{name}.toml"
         if not path.is_file():
@@ -245,10 +242,7 @@ class Recipe:
     def with_rate(self, rate: float) -> Recipe:
         """Return the recipe with one learning rate for all arms, in place of those that are tried.
 
-        Raises
-        ------
-        DiffscopeError
-            It is no number above 0.
+        Raises DiffscopeError if it is no number above 0.
         """
         changed = replace(self, learning_rate=rate, tuning=None)
         if mistake := _mistake(changed):
@@ -264,10 +258,7 @@ class Recipe:
     def config(self, arm: str, vocab_size: int) -> DiffConfig:
         """Return the model configuration of one arm.
 
-        Raises
-        ------
-        DiffscopeError
-            The recipe has no such arm, or no model can be made of its fields.
+        Raises DiffscopeError if the recipe has no such arm, or no model can be made of its fields.
         """
         if arm not in self.arms:
             raise DiffscopeError(f"recipe {self.name!r} has no arm {arm!r}; its arms are: {', '.join(self.arms)}")

@@ -99,17 +99,12 @@ def save_state(path: Path, place: dict, model, optimizer: Optimizer, metrics: li
 def restore_state(path: Path, model, optimizer: Optimizer, recipe: str) -> tuple[dict, list[dict]] | None:
     """Load the state that :func:`save_state` wrote into a model and its optimizer.
 
+    Raises DiffscopeError if the state was written under another recipe, and CorruptFile if the file is damaged.
+
     Returns
     -------
     (dict, list of dict) or None
         The place and the rows logged until then; None if nothing was saved.
-
-    Raises
-    ------
-    DiffscopeError
-        The state was written under another recipe.
-    CorruptFile
-        The file is damaged.
     """
     if not path.exists():
         return None
@@ -139,10 +134,7 @@ def save_weights(path: Path, model) -> None:
 def read_weights(path: Path, model) -> None:
     """Load into a model the weights that :func:`save_weights` wrote.
 
-    Raises
-    ------
-    CorruptFile
-        The file is damaged.
+    Raises CorruptFile if the file is damaged.
     """
     weights = read_proven(path, load_file, f"remove {path.parent} and train again")
     if model.config.tie_word_embeddings:
@@ -172,16 +164,12 @@ def is_finished(folder: Path, recipe: str) -> bool:
 def check_same(folder: Path, before: str | None, recipe: str) -> None:
     """Refuse to resume in the folder of a run that was begun with another recipe.
 
+    Raises DiffscopeError if the two differ.
+
     Parameters
     ----------
-    folder : Path
     before, recipe : str
         What :func:`recipe_text` gave when the run began, and what it gives now.
-
-    Raises
-    ------
-    DiffscopeError
-        The two differ.
     """
     if differing := differences(before, recipe):
         raise DiffscopeError(f"{folder} was begun with another recipe ({differing}); train into another folder, or remove it")
@@ -190,10 +178,7 @@ def check_same(folder: Path, before: str | None, recipe: str) -> None:
 def check_recipe(folder: Path, recipe: Recipe, arm: str) -> None:
     """Refuse the folder of a run that another recipe trained; one with [tuning] may have given it any learning rate.
 
-    Raises
-    ------
-    DiffscopeError
-        It is a run of another recipe or arm, or does not say of which.
+    Raises DiffscopeError if it is a run of another recipe or arm, or does not say of which.
     """
     recipe.config(arm, recipe.vocab_size)  # refuses an arm that the recipe has not
     before = read_run(folder / RUN).get("recipe") if (folder / RUN).is_file() else None
@@ -225,10 +210,7 @@ def note_run(path: Path, start: int, identity: dict, facts: dict) -> None:
 def read_run(path: Path) -> dict:
     """Read what :func:`note_run` wrote.
 
-    Raises
-    ------
-    CorruptFile
-        The file is damaged.
+    Raises CorruptFile if the file is damaged.
     """
     return read_proven_json(path, f"remove {path.parent} and train again")
 
@@ -283,12 +265,7 @@ def checkpoints_of(model: str) -> Checkpoints:
 
     If the last step is not known, the model itself is left out.
 
-    Raises
-    ------
-    ModelNotFound
-        There is no such model.
-    CorruptFile
-        The record of its training cannot be read.
+    Raises ModelNotFound if there is no such model, and CorruptFile if the record of its training cannot be read.
     """
     folder, weights = locate(model)
     kept = steps_of(model) if folder == weights else ()

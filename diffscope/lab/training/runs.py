@@ -73,15 +73,12 @@ def identity(run: Item) -> dict:
 def results(out: Path, planned: Sequence[Item]) -> dict[str, xr.Dataset]:
     """Open the results of those runs that are finished.
 
+    Raises DiffscopeError if a result is of another run, or was trained by another recipe, or scored on other prompts.
+
     Returns
     -------
     dict of str to Dataset
         By the place of the run.
-
-    Raises
-    ------
-    DiffscopeError
-        A result is of another run, or was trained by another recipe, or scored on other prompts.
     """
     opened = {}
     for run in planned:
@@ -126,10 +123,7 @@ def chosen_rates(table: xr.Dataset, rule: str = LEAST_LOSS) -> dict[str, float]:
     By the rule "least loss" it is the rate with the least area, mean over the tuning seeds. By "formed in all" it is that among
     the rates at which all seeds formed; if there is none, among those at which most did, and :func:`unformed` names the arm.
 
-    Raises
-    ------
-    DiffscopeError
-        An arm diverged at every rate.
+    Raises DiffscopeError if an arm diverged at every rate.
     """
     area = table["tuning_area"].mean("tuning_seed", skipna=False)  # (arm, rate)
     formed = _formed(table)  # (arm, rate)

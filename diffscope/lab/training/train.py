@@ -85,12 +85,7 @@ def train_run(
 
 
 def check_tools(device: str, tensorboard: bool) -> None:
-    """Raise where the device does not exist, or TensorBoard's writer is needed and not installed.
-
-    Raises
-    ------
-    UnsupportedModel, MissingExtra
-    """
+    """Raise where the device does not exist, or TensorBoard's writer is needed and not installed."""
     move(torch.nn.Identity(), device)
     if tensorboard and not find_spec("tensorboardX"):
         raise MissingExtra('--tensorboard needs tensorboardX; install it with: pip install "diffscope-attention[lab]"')
@@ -159,10 +154,7 @@ class _Trainer:
     def row(self, values: dict[str, torch.Tensor], length: int, place: Place, seconds: float) -> dict:
         """Return a row of metrics, with the scores of :func:`~diffscope.lab.training.evaluations.evaluations` if it evaluates.
 
-        Raises
-        ------
-        Diverged
-            A loss is not finite.
+        Raises Diverged if a loss is not finite.
         """
         row = {name: round(value.item(), 5) for name, value in values.items()}
         if self.recipe.stages[place.stage].task != RETRIEVAL:
@@ -241,12 +233,7 @@ def _train(recipe: Recipe, arm: str, seed: int, folder: Path, device: str, board
 def _restored(trainer: _Trainer, folder: Path, text: str) -> tuple[Place, list[dict]]:
     """Return the place at which a run resumes, and its log; a new run that continues another arm gets that arm's weights.
 
-    Raises
-    ------
-    NotFormed
-        That one never formed.
-    DiffscopeError
-        It has not been trained yet.
+    Raises NotFormed if that one never formed, and DiffscopeError if it has not been trained yet.
     """
     restored = restore_state(folder / STATE, trainer.model, trainer.optimizer, text)
     if restored is not None:

@@ -43,21 +43,16 @@ def train_cohort(
 ) -> Outcome:
     """Train and score the runs of a cohort that are not done yet, group by group.
 
+    Raises DiffscopeError if a prompt cannot be drawn, or the folder holds runs of another recipe.
+
     Parameters
     ----------
-    cohort : Cohort
     processes, ray, threads
         As of :func:`diffscope.lab.queue.run`.
-    tensorboard : bool
     evidence : callable, optional
         Takes the evidence of a finished run into the run's folder, ``evidence(folder, recipe, seed)``.
     progress : callable, optional
         Called with (done, total, words): in steps if this process alone works, in runs otherwise.
-
-    Raises
-    ------
-    DiffscopeError
-        A prompt cannot be drawn, or the folder holds runs of another recipe.
     """
     cohort.results()  # runs of another recipe in the folder are refused before anything runs
     check_prompts(cohort.recipe)
@@ -107,12 +102,8 @@ class _Counter:
 def check_prompts(recipe: Recipe) -> None:
     """Draw a step of every shape and a prompt of every cell, so that a mistake is known before the training.
 
-    Raises
-    ------
-    DiffscopeError
-        Prompts are longer than a model has positions.
-    PromptError
-        Sentences do not fit the length of their prompt.
+    Raises DiffscopeError if prompts are longer than a model has positions, and PromptError if sentences do not fit the length of
+    their prompt.
     """
     tokenizer = tokenizer_for(recipe)
     grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
