@@ -76,7 +76,7 @@ def allocation(
     <diffscope figure 'allocation' of value, low, high (panel: 1, series: 2, x: 5)>
     """
     from diffscope.readings.prompt_parts import allocation as divided
-    from diffscope.readings.prompt_parts import bars_of_all
+    from diffscope.readings.prompt_parts import bars as bars_of
     from diffscope.readings.signs import amount
 
     map = map or "D"
@@ -90,7 +90,7 @@ def allocation(
         check_labels(table["allocation"], map=map, normalisation=normalisation, layer=layers[name], head=numbers[name])
         estimates[name] = _of_one_layer(table.mean("prompt") if "prompt" in table.dims else table, layers[name])
     heads = None if head is None else {name: (layers[name], numbers[name]) for name in estimates}
-    bars = bars_of_all(estimates, map=map, normalisation=normalisation, heads=heads)
+    bars = bars_of(estimates, map=map, normalisation=normalisation, heads=heads)
     sides = list(estimates)
     if not bars["value"].sel(side=sides).notnull().any():
         raise DiffscopeError(f"there is nothing to draw: {map} is undefined in every capture")

@@ -12,7 +12,7 @@ from diffscope.errors import SpanError
 from diffscope.numbers import counted, listed, percent
 from diffscope.prompts.selection import is_last
 from diffscope.readings import signs
-from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled, visible_keys
+from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled, shared_or_each, visible_keys
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.averaging import averaged
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -163,54 +163,39 @@ Head = tuple[int, int]  # layer and head
 
 
 def bars(
-    first: xr.Dataset,
-    second: xr.Dataset,
-    names: tuple[str, str],
-    *,
-    map: str = "D",
-    normalisation: str = "share",
-    heads: tuple[Head, Head] | None = None,
-) -> xr.Dataset:
-    """Compare what two captures, and uniform attention, give to the five parts of their prompts.
-
-    Parameters
-    ----------
-    first, second : xarray.Dataset
-        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
-    names : (str, str)
-        What the two are called.
-    map, normalisation : str
-    heads : ((int, int), (int, int)), optional
-        Layer and head of each; by default the mean over heads, then layers.
-
-    Returns
-    -------
-    xarray.Dataset, (side, part)
-        ``value``; of means also the least and the largest head of all layers, ``low`` and ``high``. The last sides are uniform
-        attention: one where it is the same for both, else one each.
-    """
-    chosen = dict(zip(names, heads)) if heads else None
-    return bars_of_all(dict(zip(names, (first, second), strict=True)), map=map, normalisation=normalisation, heads=chosen)
-
-
-def bars_of_all(
     estimates: Mapping[str, xr.Dataset],
     *,
     map: str = "D",
     normalisation: str = "share",
     heads: Mapping[str, Head] | None = None,
 ) -> xr.Dataset:
-    """Compare the bars of any number of captures by name, as :func:`bars` does; `heads` by the same names."""
-    sides = [
-        _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
+    """Compare what captures, by name, and uniform attention give to the five parts of their prompts.
+
+    Parameters
+    ----------
+    estimates : mapping of str to xarray.Dataset
+        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
+    map, normalisation : str
+    heads : mapping of str to (int, int), optional
+        Layer and head of each, by the same names; by default the mean over heads, then layers.
+
+    Returns
+    -------
+    xarray.Dataset, (side, part)
+        ``value``; of means also the least and the largest head of all layers, ``low`` and ``high``. The last sides are uniform
+        attention: one where it is the same for all, else one each.
+    """
+    sides = {
+        name: _of_side(table.sel(map=map, normalisation=normalisation), heads[name] if heads else None)
         for name, table in estimates.items()
-    ]
-    controls = [side["uniform"].rename("value").to_dataset() for side in sides]
-    first, *others = (side["uniform"].values for side in sides)
+    }
     # means over other numbers of layers are rounded otherwise
-    alike = all(np.allclose(first, other, equal_nan=True) for other in others)
-    labels = [*estimates, *([UNIFORM] if alike else [f"{UNIFORM}, {name}" for name in estimates])]
-    together = [*(side.drop_vars("uniform") for side in sides), *(controls[:1] if alike else controls)]
+    controls = shared_or_each({name: side["uniform"] for name, side in sides.items()})
+    labels = [*sides, *(f"{UNIFORM}, {name}" if name else UNIFORM for name in controls)]
+    together = [
+        *(side.drop_vars("uniform") for side in sides.values()),
+        *(control.rename("value").to_dataset() for control in controls.values()),
+    ]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
     over = "one head" if heads else "mean over heads, then layers"
     words = {"value": over, "low": "least head of all layers", "high": "largest head of all layers"}
