@@ -67,7 +67,7 @@ def measure_layer(
 
     Raises
     ------
-    UnknownStatistic, SpanError, MapTooLarge, DiffscopeError
+    UnknownStatistic, SpanError, DiffscopeError
     """
     chosen = select(statistics)
     requests = requests_of([layer], spans or {"sink": torch.tensor([0])}, queries, weights)
@@ -140,7 +140,7 @@ def measure_layers(
 
     Raises
     ------
-    MapTooLarge, DiffscopeError
+    DiffscopeError
     """
     layers = [request.layer for request in requests]
     for layer in layers:

@@ -22,7 +22,7 @@ from diffscope.stats.ranks.exact import (
     RESIDUAL_RANKS,
     Estimate,
     from_singular_values,
-    singular_values_of_any_size,
+    singular_values,
     unknown,
 )
 from diffscope.stats.ranks.implicit_map import ImplicitMaps
@@ -238,4 +238,4 @@ def _of_held(maps: ImplicitMaps, names: list[str]) -> dict[str, Estimate]:
     queries, keys = maps.shape
     every = torch.eye(min(maps.shape), dtype=maps.layer.dtype, device=maps.layer.q.device)
     product = maps.transposed if queries <= keys else maps.times  # each entry once: exact
-    return {name: from_singular_values(singular_values_of_any_size(product({name: every})[name]).cpu()) for name in names}
+    return {name: from_singular_values(singular_values(product({name: every})[name]).cpu()) for name in names}

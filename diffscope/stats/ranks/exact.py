@@ -7,7 +7,7 @@ particular, and the map with the weights of each row permuted among its visible 
 One permutation differs from another by some per cent, so that control is the mean of ``DRAWS``, with the standard error of that
 mean.
 
-Maps above ``LARGEST`` rows or columns are refused; :mod:`diffscope.stats.ranks.estimated` estimates those.
+The ranks of layers above ``LARGEST`` queries or keys are estimated by :mod:`diffscope.stats.ranks.estimated`.
 """
 
 import math
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.changes import permuted
-from diffscope.errors import DiffscopeError
 
 DEFINITIONS = ("erank", "erank_energy", "participation", "stable_rank", "r90")
 CONTROLS = ("map", "uniform", "permuted", "ratio_uniform", "ratio_permuted")
@@ -28,10 +27,6 @@ RESIDUAL_RANKS = (1, 2, 4, 8, 16, 32, 64)
 LABELS = (*DEFINITIONS, *(f"residual {r}" for r in RESIDUAL_RANKS))
 LARGEST = 4096
 DRAWS = 3  # permutations of each map
-
-
-class MapTooLarge(DiffscopeError, ValueError):
-    """Raised for a map that is too large for an exact spectrum."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +55,7 @@ class Estimate:
 
 
 def estimate(a: Tensor) -> Estimate:
-    """Compute the ranks of one map, (query, key), from all of its singular values; raises :class:`MapTooLarge`."""
+    """Compute the ranks of one map, (query, key), from all of its singular values."""
     return from_singular_values(singular_values(a).cpu())
 
 
@@ -81,15 +76,6 @@ def unknown(why: str) -> Estimate:
     return Estimate(values, values, residuals, residuals, dict.fromkeys(LABELS, why), 0)
 
 
-def check_size(queries: int, keys: int) -> None:
-    """Raise :class:`MapTooLarge` for a map above ``LARGEST`` rows or columns."""
-    if max(queries, keys) > LARGEST:
-        raise MapTooLarge(
-            f"the effective rank of a map of {queries} x {keys} tokens would not be exact; the limit is {LARGEST}: "
-            "use a shorter prompt, or leave effective_rank and rank_residual (the group rank) out"
-        )
-
-
 def singular_values(a: Tensor) -> Tensor:
     """Compute the singular values of one map, exact to the precision of the map.
 
@@ -105,17 +91,7 @@ def singular_values(a: Tensor) -> Tensor:
     -------
     Tensor, float64 (min(query, key),)
         In descending order; NaN for a map that is not finite.
-
-    Raises
-    ------
-    MapTooLarge
     """
-    check_size(*a.shape)
-    return singular_values_of_any_size(a)
-
-
-def singular_values_of_any_size(a: Tensor) -> Tensor:
-    """Compute singular values as :func:`singular_values` does, without a limit: for a map that is small in one direction."""
     if not a.isfinite().all():
         return torch.full((min(a.shape),), torch.nan, dtype=torch.float64, device=a.device)
     if a.dtype == torch.float64:
