@@ -3,6 +3,6 @@
 ``views.view(capture)`` shows the maps of one head in a notebook, to move in.
 """
 
-from diffscope.views.notebook import AttentionPage, attention_widget, view
+from diffscope.views.notebook import AttentionPage, view
 
-__all__ = ["AttentionPage", "attention_widget", "view"]
+__all__ = ["AttentionPage", "view"]

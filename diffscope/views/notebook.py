@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import MissingExtra, first_line
 from diffscope.views.attention import framed
 
 if TYPE_CHECKING:
@@ -23,8 +22,8 @@ class AttentionPage:
         return self.html
 
 
-def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, prompt: int = 0) -> AttentionWidget:
-    """Return the linked view of one head's maps as an ``anywidget.AnyWidget``.
+def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int = 0) -> AttentionWidget | AttentionPage:
+    """Show A1, A2, λ·A2 and D of one head in a notebook, linked: zoom, crosshair, locked tokens.
 
     Parameters
     ----------
@@ -35,47 +34,19 @@ def attention_widget(cap: Capture, layer: int | None = None, head: int = 0, *, p
 
     Returns
     -------
-    AttentionWidget
-        Its ``layer`` and ``head`` can be read, set and observed; ``locked``, tokens by "rows" and "columns", read and observed.
+    AttentionWidget or AttentionPage
+        Where anywidget is installed the widget, which fetches exact values and moves from head to head: its ``layer`` and
+        ``head`` can be read, set and observed, ``locked``, tokens by "rows" and "columns", read and observed. Otherwise a page
+        with this one head.
 
     Raises
     ------
-    MissingExtra
-        anywidget is not installed.
     DiffscopeError
         There is no such layer, head or prompt.
     """
+    layer = cap.layer_numbers[0] if layer is None else layer
     try:
         from diffscope.views.widget import AttentionWidget
-    except ImportError as error:
-        raise MissingExtra(
-            f"a widget needs anywidget, which cannot be imported ({first_line(error)}): "
-            "pip install 'diffscope-attention[notebook]'"
-        ) from None
-    return AttentionWidget(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt)
-
-
-def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int = 0) -> AttentionWidget | AttentionPage:
-    """Show A1, A2, λ·A2 and D of one head in a notebook, linked: zoom, crosshair, locked tokens.
-
-    Parameters
-    ----------
-    cap : Capture
-    layer, head, prompt : int
-        As of :func:`attention_widget`.
-
-    Returns
-    -------
-    AttentionWidget or AttentionPage
-        Where anywidget is installed the widget, which fetches exact values and moves from head to head; otherwise a page with
-        this one head.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such layer, head or prompt.
-    """
-    try:
-        return attention_widget(cap, layer, head, prompt=prompt)
-    except MissingExtra:
-        return AttentionPage(framed(cap, cap.layer_numbers[0] if layer is None else layer, head, prompt))
+    except ImportError:  # of anywidget, most often
+        return AttentionPage(framed(cap, layer, head, prompt))
+    return AttentionWidget(cap, layer, head, prompt)

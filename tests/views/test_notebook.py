@@ -8,8 +8,8 @@ import pytest
 from safetensors.numpy import load
 
 from diffscope import views
-from diffscope.errors import DiffscopeError, MissingExtra
-from diffscope.views import AttentionPage, attention_widget
+from diffscope.errors import DiffscopeError
+from diffscope.views import AttentionPage
 from diffscope.views import attention as attention_view
 from diffscope.views.attention import framed
 from tests.buffers import unpacked
@@ -39,7 +39,7 @@ def tell(widget, name, **value):
 
 
 def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(tiny_capture):
-    widget = attention_widget(tiny_capture, 1, 2)
+    widget = views.view(tiny_capture, layer=1, head=2)
     assert widget.data == attention_view.buffer(tiny_capture, 1, 2)
     seen = []
     widget.observe(lambda change: seen.append((change["name"], change["new"])), ["layer", "head", "locked"])
@@ -58,7 +58,7 @@ def test_the_view_moves_from_head_to_head_and_tells_what_is_locked(tiny_capture)
 
 def test_a_small_window_is_answered_with_exact_values():
     long = random_capture(2000)
-    widget = attention_widget(long)
+    widget = views.view(long)
     assert "detail.D" not in load(widget.data)
     tell(widget, "window", top=1900, left=10, size=200)
     exact = long.map("D", 0, 0, queries=slice(1900, 2000), keys=slice(10, 210))
@@ -70,7 +70,7 @@ def test_a_small_window_is_answered_with_exact_values():
 def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
     ragged = random_capture(20, heads=3, layers=1)
     ragged.layers.append(random_capture(20, heads=1, layers=2).layers[1])
-    widget = attention_widget(ragged, 0, 2)
+    widget = views.view(ragged, layer=0, head=2)
     tell(widget, "head", layer=1, head=0)
     assert (widget.layer, widget.head) == (1, 0)
 
@@ -78,8 +78,6 @@ def test_a_head_that_a_layer_lacks_gives_way_to_its_last():
 def test_without_anywidget_there_is_a_page(tiny_capture, monkeypatch):
     monkeypatch.setitem(sys.modules, "anywidget", None)
     monkeypatch.delitem(sys.modules, "diffscope.views.widget", raising=False)
-    with pytest.raises(MissingExtra, match=r"diffscope-attention\[notebook\]"):
-        attention_widget(tiny_capture)
     shown = views.view(tiny_capture, layer=1)
     assert isinstance(shown, AttentionPage) and shown._repr_html_() == framed(tiny_capture, 1, 0)
 
@@ -117,7 +115,7 @@ def test_a_saved_notebook_shows_the_maps_without_a_kernel(tmp_path, monkeypatch,
 
 @pytest.mark.browser
 def test_the_module_speaks_with_a_notebook(tiny_capture, new_page):
-    widget = attention_widget(tiny_capture, 1, 2)
+    widget = views.view(tiny_capture, layer=1, head=2)
     page = new_page(1200, 700)
     page.set_content("<!doctype html><main></main>")
     page.evaluate(HOST, [widget._esm, base64.b64encode(widget.data).decode()])
