@@ -11,9 +11,10 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import one_each
 from diffscope.errors import DiffscopeError
-from diffscope.figures import by_layer as _by_layer
+from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, check_labels, undefined_said
+from diffscope.figures.inputs import Captures, captures_of, check_defined, check_labels, undefined_said
+from diffscope.figures.labelled import values_title
 from diffscope.figures.values import curves, panels_beside
 from diffscope.numbers import listed
 from diffscope.prompts.selection import checked_query
@@ -179,9 +180,13 @@ def statistic_by_layer(
         raise DiffscopeError("no statistic was chosen; give one, such as 'entropy'")
     choices = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     estimates = {name: by_layer(captures, name, choices=choices, query=query).estimates for name in names}
-    tables = {name: _by_layer.shown(table) for name, table in estimates.items()}
+    for table in estimates.values():
+        check_defined(table["heads"])
+    tables = {
+        name: table.assign_coords(series=undefined_said(table["heads"], "series")["series"]) for name, table in estimates.items()
+    }
     abouts = [table["heads"].attrs for table in tables.values()]
-    titles = [_by_layer.titled(table["heads"]) for table in tables.values()]
+    titles = [values_title(table["heads"]) for table in tables.values()]
     heads, middle = (_beside(tables, part, titles) for part in ("heads", "middle"))
     drawing = curves.drawing(
         middle,
@@ -189,7 +194,7 @@ def statistic_by_layer(
         series="series",
         panels="statistic" if len(names) > 1 else None,
         points=heads,
-        looks=_by_layer.looks(tables, list(captures)),
+        looks=_looks(tables, list(captures)),
         scale="own",
     )
     facts = {"statistic": ", ".join(names), "query": str(query), "selection": "; ".join(about["selection"] for about in abouts)}
@@ -266,6 +271,17 @@ def similarity(
     caption += f" Undefined: {', '.join(lacking)}." if lacking else ""
     facts = {"statistic": statistic, "span": span, "query": at}
     return drawing.described(caption, edits=edits_of(captures), model=", ".join(values), **facts)
+
+
+def _looks(tables: Mapping[str, xr.Dataset], models: list[str]) -> dict[str, tuple[str, str]]:
+    """Return a colour for each model, and for its controls a grey and a broken line: dots where a control knows nothing."""
+    colours, greys = theme.model_colours(models), theme.control_colours(models)
+    looks = {}
+    for table in tables.values():
+        for label, model, control in zip(*(table[name].values.tolist() for name in ("series", "model", "control"))):
+            dash = ("dot" if control.startswith("uniform") else "dash") if control else "solid"
+            looks[label] = ((greys if control else colours).get(model, theme.MUTED), dash)
+    return looks
 
 
 def _beside(tables: Mapping[str, xr.Dataset], part: str, titles: Sequence[str]) -> xr.DataArray:
