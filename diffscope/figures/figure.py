@@ -51,7 +51,7 @@ class Figure:
     width : float
         In print, in inches.
     venue : str or None
-        Whose font sizes are used in print.
+        Whose widths it goes by.
     style : dict
         What both drawings take, such as the title.
     about : str
@@ -94,7 +94,7 @@ class Figure:
     def matplotlib(self) -> Any:
         """Draw for print, as a ``matplotlib.figure.Figure`` that belongs to no pyplot window."""
         _need("matplotlib")
-        with theme.styled(self.venue):
+        with theme.styled():
             drawing = self.chart.matplotlib(self.data, self.width, **self.style)
             drawing.draw_without_rendering()  # whatever reads the style does so now
         return drawing
@@ -164,7 +164,7 @@ class Figure:
         check_target(path)
         drawing = self.matplotlib()
         with tempfile.TemporaryDirectory() as folder:
-            with theme.styled(self.venue):
+            with theme.styled():
                 write_pgf(drawing, Path(folder) / path.name, FINE)
             written = sorted(Path(folder).iterdir(), key=lambda file: file.name == path.name)
             files = {path.with_name(file.name): file.read_bytes() for file in written}
@@ -185,7 +185,7 @@ class Figure:
             about |= {"Creator": "diffscope", "Producer": "diffscope", "CreationDate": None}
         elif kind == "svg":
             about |= {"Creator": "diffscope", "Date": None}
-        with theme.styled(self.venue):
+        with theme.styled():
             drawing.savefig(buffer, format=kind, metadata=about, dpi=dpi)
         return typeface.for_the_web(buffer.getvalue()) if kind == "svg" else buffer.getvalue()
 

@@ -77,8 +77,8 @@ VENUES = {
     "aaai": (3.3, 6.975),
     "tmlr": (6.5, 6.5),
 }
-#: caption size of each venue in points; figure text is one point smaller
-CAPTIONS = {"icml": 9, "neurips": 9, "iclr": 9, "acl": 9, "cvpr": 9, "aaai": 9, "tmlr": 9}
+#: figure text in points: one point smaller than the captions of these venues
+SIZE = 8
 
 WEB_FONT = "'Source Sans', 'Source Sans 3', 'Source Sans Pro', Inter, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
@@ -169,20 +169,19 @@ def width(venue: str | None = None, wide: bool = True) -> float:
     return VENUES[name][1 if wide else 0]
 
 
-def print_style(venue: str | None = None) -> dict:
+def print_style() -> dict:
     """Return rcParams of a printed figure, as a plain dictionary."""
-    size = CAPTIONS.get((venue or "neurips").lower(), 9) - 1
     return {
         "font.family": typeface.families(),
-        "font.size": size,
-        "axes.titlesize": size,
-        "axes.labelsize": size - 1,
-        "xtick.labelsize": size - 2,
-        "ytick.labelsize": size - 2,
-        "legend.fontsize": size - 1,
+        "font.size": SIZE,
+        "axes.titlesize": SIZE,
+        "axes.labelsize": SIZE - 1,
+        "xtick.labelsize": SIZE - 2,
+        "ytick.labelsize": SIZE - 2,
+        "legend.fontsize": SIZE - 1,
         "legend.frameon": False,
         "legend.handlelength": 1.4,
-        "figure.titlesize": size,
+        "figure.titlesize": SIZE,
         "text.color": INK,
         "text.parse_math": False,  # a token may contain dollar signs
         "axes.unicode_minus": True,
@@ -226,12 +225,12 @@ _drawing = threading.RLock()  # rcParams belong to the process: one drawing at a
 
 
 @contextlib.contextmanager
-def styled(venue: str | None = None) -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Apply the print style for the time of one drawing, and nothing of a style that is set for the process."""
     import matplotlib
 
     usual = {name: value for name, value in matplotlib.rcParamsDefault.items() if not name.startswith("backend")}
-    with _drawing, matplotlib.rc_context(usual | print_style(venue)):
+    with _drawing, matplotlib.rc_context(usual | print_style()):
         yield
 
 

@@ -639,8 +639,8 @@ def test_json_is_the_labelled_data(cap, tmp_path):
 
 
 def test_styles_are_plain_dictionaries():
-    assert type(theme.print_style("acl")) is dict and type(theme.screen_layout()) is dict
-    assert theme.print_style("acl")["pdf.fonttype"] == 42
+    assert type(theme.print_style()) is dict and type(theme.screen_layout()) is dict
+    assert theme.print_style()["pdf.fonttype"] == 42
 
 
 # ---------------------------------------------------------------- real captures
