@@ -136,7 +136,7 @@ def choose_statistic(cap, key: tuple, token: int = -1) -> Chosen:
         rows = st.selectbox("Averaged over", ROWS, **bound("rows", options=ROWS), width=160, format_func=told.__getitem__)
         query = token if rows == LAST_TOKEN else "mean"
     dataset = measured(cap, key, statistic, _queries(query, cap))
-    data = over_heads(dataset[statistic], query, 0, where, model=cap.model_name)
+    data = over_heads(dataset[statistic], query, where, model=cap.model_name)
     return Chosen(statistic, query, where, dataset, data)
 
 

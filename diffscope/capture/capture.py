@@ -182,6 +182,18 @@ class Capture:
         keys = self.key_prompts and [self.key_prompts[number]]
         return Capture([self.prompts[number]], layers, self._proofs, [self._next[number]], outliers, self.facts, key_prompts=keys)
 
+    def only(self) -> Capture:
+        """Return a capture of one prompt, taking a batch of one out of its batch.
+
+        Raises
+        ------
+        DiffscopeError
+            It is a batch of several prompts.
+        """
+        if len(self) > 1:
+            raise DiffscopeError(f"this is of one prompt, and the capture holds {len(self)}; choose one, such as batch[0]")
+        return self[0]
+
     @property
     def kinds(self) -> list[str]:
         """The kind of each layer, a list of str: in ``self`` the prompt's tokens look at one another.

@@ -33,7 +33,7 @@ OF_SUBJECT: dict[str, dict] = {
     "patching": {"source": (str, "The other prompt, of as many tokens.")},
     "score_parts": CELL,
 }
-SUBJECT = ("prompt", "length")  # keywords whose names are options of what a figure is of
+SUBJECT = ("length",)  # keywords whose names are options of what a figure is of
 KEY_SET = "key_set"  # what the keyword span is called here, where --span names a part of the prompt
 #: options that are not called like their keyword
 NAMES = {"wide": ["--wide/--column"]}

@@ -19,7 +19,7 @@ from diffscope.figures import map_data as _map_data
 from diffscope.figures import rows as _rows
 from diffscope.figures import verdict_chart as _verdict_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import Captures, captures_of, one_prompt
+from diffscope.figures.inputs import Captures, captures_of
 from diffscope.figures.values import cells
 from diffscope.numbers import listed
 
@@ -42,7 +42,6 @@ def maps(
     head: int | tuple[int, int] | None = None,
     layers: Heads | None = None,
     heads: Heads | None = None,
-    prompt: int = 0,
     queries: Window | None = None,
     keys: Window | None = None,
     size: int | None = None,
@@ -57,7 +56,7 @@ def maps(
     Parameters
     ----------
     cap : Capture or Comparison
-        For a grid also several captures of one prompt, in a sequence or by name.
+        Each of one prompt, such as ``batch[0]``. For a grid also several captures of one prompt, in a sequence or by name.
     layer : int, optional
         As the model numbers it, by default its first; of a comparison also one for each model.
     head : int, optional
@@ -65,8 +64,6 @@ def maps(
     layers, heads : sequence of int or "all", optional
         A grid instead: one map of each of these heads, a row a layer and a column a head, all on one scale; of a comparison the
         grids of both models side by side. Where one of the two is not given it is "all".
-    prompt : int
-        Which prompt of a batch.
     queries, keys : slice, (start, stop) or int, optional
         The window to draw. Without one, a prompt of more than `size` tokens is drawn in bins of which each shows its value of
         largest magnitude.
@@ -90,7 +87,7 @@ def maps(
     Raises
     ------
     DiffscopeError
-        There is no such layer, head, prompt, window, map or venue.
+        There is no such layer, head, window, map or venue.
 
     Examples
     --------
@@ -109,13 +106,13 @@ def maps(
             raise DiffscopeError(
                 "a grid is chosen by layers= and heads=, and has one scale; leave layer, head, scale and limit out"
             )
-        captures = {name: one_prompt(capture, prompt) for name, capture in captures_of(cap, one_side=False).items()}
+        captures = {name: capture.only() for name, capture in captures_of(cap, one_side=False).items()}
         data = _images.grid_data(captures, layers, heads, _one_name(names), queries, keys, size or _images.SIZE)
         about = f"{data.attrs['title']}: one map of many heads: a row a layer, a column a head"
         return Drawing(_images.CHART, data, {"contrast": contrast}, about)
     if isinstance(cap, Comparison) and names is not None:
         raise DiffscopeError("of a comparison D of both models is drawn; leave names out, or draw each capture")
-    data = _map_data.data(cap, layer, head or 0, prompt, queries, keys, size or _map_data.LARGEST, names)
+    data = _map_data.data(cap, layer, head or 0, queries, keys, size or _map_data.LARGEST, names)
     about = _titles(data) if "models" in data.attrs else f"{_titles(data)} of one head"
     return Drawing(_map_data.CHART, data, {"contrast": contrast, "scale": scale, "limit": limit}, about)
 
@@ -139,7 +136,6 @@ def row(
     layer: int | None = None,
     head: int = 0,
     query: int | str = -1,
-    prompt: int = 0,
     keys: Window | None = None,
     **printing: Unpack[Printing],
 ) -> Drawing:
@@ -148,7 +144,7 @@ def row(
     Parameters
     ----------
     cap : Capture
-    layer, head, prompt, keys
+    layer, head, keys
         As of :func:`maps`; at most 4,096 keys.
     query : int or "last"
         A token; negative ones count from the end.
@@ -165,7 +161,7 @@ def row(
     >>> diffscope.figures.row(capture, layer=1, head=0)
     <diffscope figure 'row' of A1, lambda_A2, D (key: 15)>
     """
-    data = _rows.data(cap, layer, head, query, prompt, keys)
+    data = _rows.data(cap, layer, head, query, keys)
     return Drawing(_rows.CHART, data, about=f"{_titles(data)} of one query")
 
 
@@ -175,7 +171,6 @@ def heads(
     *,
     statistic: str = "span_mass",
     query: int | str | None = -1,
-    prompt: int = 0,
     map: str | None = None,
     span: str | None = None,
     normalisation: str | None = None,
@@ -193,8 +188,6 @@ def heads(
         A name from ``diffscope.stats.STATISTICS``.
     query : int, "last" or "mean"
         At which query; negative ones count from the prompt's end. "mean" is over all queries.
-    prompt : int
-        Which prompt of a batch.
     map, span, normalisation : str, optional
         Where the statistic has that dimension: which label. By default D, the span "answer" (else the sink) and "share".
     where : mapping of str to str, optional
@@ -223,19 +216,17 @@ def heads(
     """
     labels = {"map": map, "span": span, "normalisation": normalisation, **(where or {})}
     if isinstance(cap, Comparison):
-        values = _by_head.of_two(cap, statistic, query, prompt, measured, labels)
+        values = _by_head.of_two(cap, statistic, query, measured, labels)
         drawing = cells.drawing(values, panels="model")
         about = {name: values.attrs[name] for name in ("signs", "edits")}
         return replace(drawing, data=drawing.data.assign_attrs(about), style=drawing.style | {"contrast": contrast}, wide=True)
-    data = _by_head.data(cap, statistic, query, prompt, measured, **labels)
+    data = _by_head.data(cap, statistic, query, measured, **labels)
     return Drawing(_by_head.CHART, data, {"contrast": contrast})
 
 
 @figure(wide=False)
 def lambdas(
     cap: Capture,
-    *,
-    prompt: int = 0,
     **printing: Unpack[Printing],
 ) -> Drawing:
     """Draw λ by layer: mean and range over heads and queries, beside its initial value.
@@ -243,8 +234,6 @@ def lambdas(
     Parameters
     ----------
     cap : Capture
-    prompt : int
-        Which prompt of a batch.
 
     Returns
     -------
@@ -263,7 +252,7 @@ def lambdas(
     >>> diffscope.figures.lambdas(capture)
     <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 3)>
     """
-    return Drawing(_layers.CHART, _layers.lambdas_data(cap, prompt), about="λ by layer, with its initial value")
+    return Drawing(_layers.CHART, _layers.lambdas_data(cap), about="λ by layer, with its initial value")
 
 
 @figure(wide=False)

@@ -8,7 +8,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import cell_chart
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import edited, one_prompt, position_of
+from diffscope.figures.inputs import any_capture, edited, position_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
@@ -18,17 +18,17 @@ def data(
     cap,
     statistic: str = "span_mass",
     query: int | str | None = -1,
-    prompt: int = 0,
     measured: xr.Dataset | None = None,
     **choices,
 ) -> xr.Dataset:
     """Return one statistic over (layer, head); parameters as of ``diffscope.figures.heads``."""
+    cap = any_capture(cap).only()
     if measured is None:
-        cap = one_prompt(cap, prompt)
-        prompt = 0
         measured = cap.measure([statistic])
-    if query != "mean":  # in a batch the last token of a prompt is not the last of the axis
-        query = position_of(-1 if query is None else query, len(cap.prompts[prompt].ids))
+    elif measured.sizes.get("prompt") == 1:
+        measured = measured.squeeze("prompt", drop=True)
+    if query != "mean":
+        query = position_of(-1 if query is None else query, len(cap.prompts[0].ids))
         if "kind" in measured.coords:  # an encoder's queries are of another text
             measured = measured.sel(layer=measured["kind"] != "encoder")
     if statistic not in measured:
@@ -37,11 +37,11 @@ def data(
     for dim, label in choices.items():
         if label is not None and dim not in array.dims:
             raise DiffscopeError(f"{statistic} is not measured by {dim}, so that {label!r} cannot be chosen; leave {dim} out")
-    dataset = over_heads(array, query, prompt, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
-    return dataset.assign_attrs(signs=_signs(cap, dataset, array, query, prompt, choices))
+    dataset = over_heads(array, query, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
+    return dataset.assign_attrs(signs=_signs(cap, dataset, array, query, choices))
 
 
-def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prompt: int, choices: dict) -> str:
+def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, choices: dict) -> str:
     """Return in which heads the weights that a share of |D| sums are negative; nothing of what has a sign of its own."""
     if not is_unsigned(dataset.attrs["selection"]):
         return ""
@@ -49,10 +49,10 @@ def _signs(cap, dataset: xr.Dataset, array: xr.DataArray, query: int | str, prom
 
     if array.name != "span_mass":
         return WHATEVER if cap.differential else ""
-    return of_span(one_prompt(cap, prompt), str(choices.get("span") or usual_label(list(array["span"].values), "span")), query)
+    return of_span(cap, str(choices.get("span") or usual_label(list(array["span"].values), "span")), query)
 
 
-def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
+def of_two(comparison, statistic: str, query, measured: xr.Dataset | None, choices: dict) -> xr.DataArray:
     """Return one statistic (model, layer, head) of two models; parameters as of :func:`data`."""
     measured = comparison.measure([statistic]) if measured is None else measured
     of_models = []
@@ -60,7 +60,7 @@ def of_two(comparison, statistic: str, query, prompt: int, measured: xr.Dataset 
         own = measured.sel(model=name, drop=True)
         if cap.differential and statistic in own:
             own[statistic].attrs.pop("why", None)  # which is said of the other model
-        of_models.append(data(cap, statistic, query, prompt, own, **choices))
+        of_models.append(data(cap, statistic, query, own, **choices))
     arrays = [dataset[statistic] for dataset in of_models]
     together = xr.concat(arrays, xr.DataArray(list(comparison.names), dims="model", name="model"), join="outer")
     first = of_models[0].attrs
@@ -84,25 +84,21 @@ def _in_common(selections: list[list[str]]) -> str:
     return " · ".join(filter(None, [", ".join(common), " or ".join(own)]))
 
 
-def over_heads(array: xr.DataArray, query=-1, prompt: int = 0, choices: dict | None = None, model: str = "") -> xr.Dataset:
+def over_heads(array: xr.DataArray, query=-1, choices: dict | None = None, model: str = "") -> xr.Dataset:
     """Select along every dimension but layer and head.
 
     Parameters
     ----------
     array : DataArray
-        One statistic, as ``measure`` gives it.
+        One statistic of one prompt, as ``measure`` gives it.
     query : int or "mean"
         A position, or if negative counted from the axis' end; or the mean over all.
-    prompt : int
-        Of a batch.
     choices : dict of str to str, optional
         Labels along other dimensions; what is not chosen is the usual one.
     model : str
         For the heading.
     """
     attrs = dict(array.attrs)
-    if "prompt" in array.dims:
-        array = array.isel(prompt=prompt)
     array, words = at_labels(array, choices or {})
     if "query" in array.dims and query == "mean":
         array, _, over = averaged(array, ["query"])

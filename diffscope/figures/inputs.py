@@ -161,20 +161,11 @@ def select(values: xr.Dataset, **labels: Any) -> xr.Dataset:
     return values.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))
 
 
-def one_prompt(cap: Capture, prompt: int) -> Capture:
-    """Return the prompt that a figure is of.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such prompt, or `cap` is no capture.
-    """
+def any_capture(cap: Any) -> Capture:
+    """Return a capture, or raise DiffscopeError if it is none."""
     if not isinstance(cap, Capture):
         raise DiffscopeError(f"this figure is of a capture, not of a {type(cap).__name__}; make one with scope.capture(prompt)")
-    try:
-        return cap[prompt]
-    except IndexError as error:
-        raise DiffscopeError(str(error)) from None
+    return cap
 
 
 def layer_at(cap: Capture, layer: int | None, head: int) -> LayerAttention:

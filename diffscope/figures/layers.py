@@ -8,12 +8,12 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import edited, one_prompt
+from diffscope.figures.inputs import any_capture, edited
 
 
-def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
+def lambdas_data(cap) -> xr.Dataset:
     """Return λ by layer: mean, smallest and largest over heads and queries, and the initial value where there is one."""
-    cap = one_prompt(cap, prompt)
+    cap = any_capture(cap).only()
     if not cap.differential:
         raise DiffscopeError("standard attention has no λ")
     lam = cap.lam
@@ -26,8 +26,7 @@ def lambdas_data(cap, prompt: int = 0) -> xr.Dataset:
 
 def fidelity_data(cap) -> xr.Dataset:
     """Return error of the rebuilt attention output and its tolerance, by layer."""
-    one_prompt(cap, 0)
-    dataset = cap.fidelity[["error", "tolerance"]]
+    dataset = any_capture(cap).fidelity[["error", "tolerance"]]
     return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
 
 

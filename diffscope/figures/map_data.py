@@ -13,7 +13,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import described, layer_at, one_prompt, visible_cells, window, with_readable_tokens
+from diffscope.figures.inputs import any_capture, described, layer_at, visible_cells, window, with_readable_tokens
 from diffscope.numbers import head_name
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
@@ -24,7 +24,6 @@ def data(
     cap,
     layer: int | None = None,
     head: int = 0,
-    prompt: int = 0,
     queries=None,
     keys=None,
     size: int = LARGEST,
@@ -35,8 +34,8 @@ def data(
     The coordinate ``visible`` says which cells hold a key that their query sees.
     """
     if isinstance(cap, Comparison):
-        return _of_two(cap, layer, head, prompt, queries, keys, size)
-    cap = one_prompt(cap, prompt)
+        return _of_two(cap, layer, head, queries, keys, size)
+    cap = any_capture(cap).only()
     attention = layer_at(cap, layer, head)
     of_layer = attention.prompt(0)
     rows = window(queries, of_layer.n_queries, "queries")
@@ -67,14 +66,14 @@ def data(
     return dataset
 
 
-def _of_two(comparison: Comparison, layer, head, prompt, queries, keys, size) -> xr.Dataset:
+def _of_two(comparison: Comparison, layer, head, queries, keys, size) -> xr.Dataset:
     """Return what is left of one head's map in each of two models, D; under the models' names."""
     comparison.check_tokens()
     layers, heads = one_each(comparison.names, "layer", layer), one_each(comparison.names, "head", head)
     maps = {}
     datasets = []
     for name, cap in zip(comparison.names, comparison.captures):
-        dataset = data(cap, layers[name], heads[name], prompt, queries, keys, size, names=("D",))
+        dataset = data(cap, layers[name], heads[name], queries, keys, size, names=("D",))
         drawn = "A" if "A" in dataset else "D"
         place = head_name(dataset.attrs["layer"], dataset.attrs["head"])
         short = f"{drawn} of {short_name(name)}"

@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import described, layer_at, one_prompt, position_of, window, with_readable_tokens
+from diffscope.figures.inputs import any_capture, described, layer_at, position_of, window, with_readable_tokens
 from diffscope.figures.line_print import MARKERS
 from diffscope.figures.panels import heading, labels, marked_spans, positions, span_colours
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
@@ -24,9 +24,9 @@ LARGEST = 4096  # keys drawn one by one
 MARKS = [marker for marker in MARKERS if marker != "D"]  # of spans: diamonds are the map D
 
 
-def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, prompt: int = 0, keys=None) -> xr.Dataset:
+def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, keys=None) -> xr.Dataset:
     """Return A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
-    cap = one_prompt(cap, prompt)
+    cap = any_capture(cap).only()
     attention = layer_at(cap, layer, head)
     (of_queries,), (of_keys,) = cap.sides(attention)
     tokens = readable(of_queries)

@@ -27,20 +27,6 @@ def any_capture(cap: Any) -> Capture:
     return cap
 
 
-def one_prompt(cap: Any) -> Capture:
-    """Return a capture of one prompt, taking a batch of one out of its batch.
-
-    Raises
-    ------
-    DiffscopeError
-        It is a batch of several prompts, or no capture.
-    """
-    cap = any_capture(cap)
-    if len(cap) > 1:
-        raise DiffscopeError(f"this is said of one prompt, and the capture holds {len(cap)}; choose one, such as batch[0]")
-    return cap[0]
-
-
 def query_positions(cap: Capture, queries: Queries) -> list[int]:
     """Return the positions of some queries of a prompt, counted from 0: by position, by a span's name, or "last".
 

@@ -9,7 +9,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.numbers import between, capital, counted, percent, two_figures
-from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, with_fewest_spans
+from diffscope.readings.captures import any_capture, irrelevant_in_words, place_of, query_position, with_fewest_spans
 from diffscope.readings.pairing_control import HEADS, LEAST, MIDDLE, OWN, beside_controls, controls_of_each
 from diffscope.readings.reading import Reading, described
 from diffscope.readings.signs import by_head, negative_of_gains
@@ -60,7 +60,7 @@ def amplifier(cap: Capture, query: int | str = -1, *, ranks: bool = True) -> Rea
     DiffscopeError
         There is no such token, or the capture is of several prompts.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     at = query_position(cap, query)
     estimates = beside_controls(with_fewest_spans(cap), lambda capture: _on_keys(capture, at)).assign(_of_layers(cap, at))
     estimates.attrs["irrelevant"] = irrelevant_in_words(cap.spans)

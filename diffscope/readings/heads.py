@@ -14,7 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import check_index
 from diffscope.numbers import between, counted, decimal, percent, shortened
 from diffscope.readings import signs
-from diffscope.readings.captures import one_prompt, only_layer, place_of, query_position, relabelled, visible_keys
+from diffscope.readings.captures import any_capture, only_layer, place_of, query_position, relabelled, visible_keys
 from diffscope.readings.head_sentence import BEFORE, ITSELF, MOST, PREFERRED, sentence
 from diffscope.readings.pairing_control import beside_controls
 from diffscope.readings.reading import Reading, described, plain
@@ -80,7 +80,7 @@ def of_head(cap: Capture, layer: int, head: int, query: int | str = -1) -> Readi
 
 def of_heads(cap: Capture, layer: int, heads: Sequence[int], query: int | str = -1) -> list[Reading]:
     """Read several heads of a layer as :func:`of_head` does each; what is measured of the whole layer is measured once."""
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     at = query_position(cap, query)
     of_layer = only_layer(cap, layer)
     attention = of_layer.layers[0].prompt(0)
@@ -225,7 +225,7 @@ def answer_heads(cap: Capture, query: int | str = -1) -> Reading:
     DiffscopeError
         There is no such token, or the capture is of several prompts.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     at = query_position(cap, query)
     if "answer" not in cap.spans:
         return Reading("No answer is marked in this prompt.", xr.Dataset())

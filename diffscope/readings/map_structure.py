@@ -12,7 +12,7 @@ from diffscope.capture.capture import Capture
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.instruments.map_parts import anatomy
 from diffscope.numbers import between, counted, listed, percent, two_figures
-from diffscope.readings.captures import one_prompt
+from diffscope.readings.captures import any_capture
 from diffscope.readings.reading import Reading, described
 
 OWN, NEXT = "as it is", "A2 of the next head"
@@ -45,7 +45,7 @@ def composition(cap: Capture, others: Capture, *, progress: Callable[[int, int],
     PromptError, DiffscopeError
         As of :func:`diffscope.instruments.anatomy`.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     moved = _moved(cap)
     runs = 2 if moved.any() else 1
     own = anatomy(cap, others, progress=_part_of(progress, 0, runs))
@@ -131,7 +131,7 @@ def ranks(cap: Capture, *, progress: Callable[[float, int], object] | None = Non
         and, by more than its half-width, below that of the permuted rows. The sentence is about the first definition, ``erank``,
         and says whether the definitions agree.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     measured = cap.measure(["effective_rank", "effective_rank_error"], progress=progress)
     estimates = measured.rename(control="rank_control")
     by_token = any(layer.lam.shape[-1] > 1 for layer in cap.layers if layer.differential)

@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
 from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
-from diffscope.readings.captures import one_prompt, query_position
+from diffscope.readings.captures import any_capture, query_position
 from diffscope.readings.pairing_control import LARGEST, LEAST, MIDDLE, OWN, beside_controls, controls_of_each
 from diffscope.readings.predictions import Question
 from diffscope.readings.reading import CLEARLY, Reading, described
@@ -66,7 +66,7 @@ def rejection(
     DiffscopeError
         There is no such token or span, or the capture is of several prompts.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     at = query_position(cap, query)
 
     done = count(1)

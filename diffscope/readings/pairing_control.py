@@ -14,7 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.numbers import counted
-from diffscope.readings.captures import one_prompt, query_position
+from diffscope.readings.captures import any_capture, query_position
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import finite_mean, finite_median, rule
 
@@ -80,7 +80,7 @@ def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str =
     pairs = [name for name in STATISTICS if compares_maps(name)]
     if statistic not in pairs:
         raise DiffscopeError(f"{statistic!r} is none of the statistics that compare A1 and A2 on a span: {', '.join(pairs)}")
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     if span not in cap.key_sets:
         raise DiffscopeError(f"there is no span {span!r}; spans are {', '.join(cap.key_sets)}")
     at = query_position(cap, query)

@@ -17,7 +17,7 @@ from diffscope import tasks
 from diffscope.capture.capture import Capture
 from diffscope.errors import PromptError
 from diffscope.numbers import counted, course, two_figures
-from diffscope.readings.captures import one_prompt
+from diffscope.readings.captures import any_capture
 from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
 from diffscope.scope import answers as answering
@@ -194,7 +194,7 @@ def question(scope: Scope, cap: Capture, answer: str, distractors: Sequence[str]
     PromptError
         There are no distractors, all begin like the answer, or the answer cannot be read.
     """
-    cap = one_prompt(cap)
+    cap = any_capture(cap).only()
     answer = answer.strip()
     texts = [other.strip() for other in distractors] or NUMBER.findall(cap.text or "")
     others = [other for other in dict.fromkeys(texts) if other != answer]

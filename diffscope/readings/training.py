@@ -14,7 +14,14 @@ from diffscope.capture.capture import Capture
 from diffscope.errors import DiffscopeError
 from diffscope.numbers import NAMED, between, counted, decimal, listed, numbered, percent
 from diffscope.readings import signs
-from diffscope.readings.captures import irrelevant_in_words, one_prompt, place_of, query_position, visible_keys, with_fewest_spans
+from diffscope.readings.captures import (
+    any_capture,
+    irrelevant_in_words,
+    place_of,
+    query_position,
+    visible_keys,
+    with_fewest_spans,
+)
 from diffscope.readings.pairing_control import MIDDLE, OWN, beside_controls
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
@@ -58,7 +65,7 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     tables: dict[int, xr.Dataset] = {}
     about: Any = None
     for step, capture in opened.items() if isinstance(opened, Mapping) else opened:
-        cap = one_prompt(capture)
+        cap = any_capture(capture).only()
         own = (cap.ids, cap.spans, cap.layer_numbers, [layer.n_heads for layer in cap.layers])
         about = about or own
         if own != about:

@@ -21,7 +21,7 @@ from safetensors.numpy import save
 from diffscope.attention.maps import short_title, title_of
 from diffscope.figures import theme
 from diffscope.figures.escaping import readable
-from diffscope.figures.inputs import layer_at, one_prompt, visible_cells
+from diffscope.figures.inputs import layer_at, visible_cells
 from diffscope.figures.panels import heading
 from diffscope.numbers import head_name, stretches
 from diffscope.readings.reading import Part
@@ -113,7 +113,7 @@ def window_of(place: Mapping[str, Any] | None, queries: int, keys: int) -> tuple
     return slice(top, min(queries, top + size)), slice(left, min(keys, left + size))
 
 
-def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size: int = SIZE) -> xr.Dataset:
+def whole_maps(capture: Capture, layer: int, head: int, *, size: int = SIZE) -> xr.Dataset:
     """Return the whole maps of a head in bins, which takes a pass over all rows and serves every window.
 
     Parameters as of :func:`buffer`, which takes the result as `maps`.
@@ -122,7 +122,7 @@ def whole_maps(capture: Capture, layer: int, head: int, *, prompt: int = 0, size
     -------
     xarray.Dataset, (query, key)
     """
-    return one_prompt(capture, prompt).pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
+    return capture.only().pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
 
 
 def buffer(
@@ -130,7 +130,6 @@ def buffer(
     layer: int,
     head: int,
     *,
-    prompt: int = 0,
     size: int = SIZE,
     window: tuple[slice, slice] | None = None,
     lines: bool | None = None,
@@ -145,7 +144,8 @@ def buffer(
     Parameters
     ----------
     capture : Capture
-    layer, head, prompt : int
+        Of one prompt.
+    layer, head : int
         As of ``capture.map``.
     size : int
         The largest number of bins a side; of longer prompts a bin shows its largest value.
@@ -179,13 +179,13 @@ def buffer(
     Raises
     ------
     DiffscopeError
-        There is no such layer, head or prompt.
+        There is no such layer or head, or the capture is of several prompts.
     """
-    maps = whole_maps(capture, layer, head, prompt=prompt, size=size) if maps is None else maps
+    maps = whole_maps(capture, layer, head, size=size) if maps is None else maps
     names = [name for name in theme.SCALES if name in maps]
-    capture = one_prompt(capture, prompt)
+    capture = capture.only()
     attention = capture.layer(layer).prompt(0)
-    about = _about(capture, attention, head, prompt, maps, names) | {
+    about = _about(capture, attention, head, maps, names) | {
         "group": group,
         "sentence": [list(part) for part in sentence],
         "query": None if attention.kind == "encoder" and capture.key_prompts else query,
@@ -214,7 +214,6 @@ def bundle(
     capture: Capture,
     places: Iterable[tuple[int, int]],
     *,
-    prompt: int = 0,
     size: int = SIZE,
     sentences: Sentences | None = None,
     maps: Callable[[int, int], xr.Dataset] | None = None,
@@ -229,7 +228,7 @@ def bundle(
     capture : Capture
     places : iterable of (int, int)
         Layers and heads; the first is the one that a page of its own shows first. May be empty if the page asks for heads.
-    prompt, size, query
+    size, query
         As of :func:`buffer`.
     sentences : callable, optional
         Returns what is said of a head, by its layer and number, as parts.
@@ -249,9 +248,9 @@ def bundle(
     for layer, head in places:
         said = sentences(layer, head) if sentences else ()
         kept = maps(layer, head) if maps else None
-        data = buffer(capture, layer, head, prompt=prompt, size=size, sentence=said, maps=kept, query=query)
+        data = buffer(capture, layer, head, size=size, sentence=said, maps=kept, query=query)
         tensors[f"{layer} {head}"] = np.frombuffer(data, np.uint8)
-    name = prompt_name(one_prompt(capture, prompt), prompt)
+    name = prompt_name(capture.only())
     words: dict[str, Any] = {"prompt": name, "about": about, "first": next(iter(tensors), None)}
     if beside is not None:
         words["beside"] = _grid(capture) | {"layer": beside[0], "head": beside[1]}
@@ -263,7 +262,6 @@ def page(
     layer: int,
     head: int,
     *,
-    prompt: int = 0,
     size: int = 224,
     sentences: Sentences | None = None,
     query: int | None = None,
@@ -273,8 +271,8 @@ def page(
     Parameters as of :func:`bundle`.
     """
     others = [place for place in places_of(capture) if place != (layer, head)]
-    chosen = [(layer, head), *(others if is_small(one_prompt(capture, prompt)) else ())]
-    held = bundle(capture, chosen, prompt=prompt, size=size, sentences=sentences, query=query)
+    chosen = [(layer, head), *(others if is_small(capture.only()) else ())]
+    held = bundle(capture, chosen, size=size, sentences=sentences, query=query)
     data = gzip.compress(held, mtime=0)
     # Nothing of a user stands in the page as text: tokens are inside the data.
     script = COMPONENT.inline
@@ -294,11 +292,11 @@ def is_small(capture: Capture) -> bool:
     return sum(layer.n_heads for layer in layers) <= MOST_HEADS and longest <= MOST_TOKENS and cells <= MOST_CELLS
 
 
-def framed(cap: Capture, layer: int, head: int, prompt: int = 0) -> str:
+def framed(cap: Capture, layer: int, head: int) -> str:
     """Return the page of a head inside an iframe without access to the notebook around it."""
-    attention = layer_at(one_prompt(cap, prompt), layer, head)
+    attention = layer_at(cap.only(), layer, head)
     size = 256 if max(attention.n_queries, attention.n_keys) <= LONG else 128
-    content = page(cap, layer, head, prompt=prompt, size=size)
+    content = page(cap, layer, head, size=size)
     style = f"width: 100%; height: {TALL}px; border: 0"
     title = f"maps of {head_name(layer, head)}"
     return f'<iframe sandbox="allow-scripts" title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
@@ -308,7 +306,6 @@ def _about(
     capture: Capture,
     attention: LayerAttention,
     head: int,
-    prompt: int,
     maps: xr.Dataset,
     names: Sequence[str],
 ) -> dict[str, Any]:
@@ -319,7 +316,7 @@ def _about(
     lam = maps.attrs["lam"] if isinstance(maps.attrs["lam"], str) else maps.attrs["lam"][0]
     return {
         "title": heading(maps.assign_attrs(head=head, lam=lam if attention.differential else None, bin=1)),  # the view tells bins
-        "prompt": prompt_name(capture, prompt),
+        "prompt": prompt_name(capture),
         "layer": attention.layer,
         "head": head,
         "heads": attention.n_heads,
@@ -346,12 +343,12 @@ def spans_of(encoded: Encoded, colours: Mapping[str, str]) -> list[dict[str, Any
     return [{"name": name, "colour": colours[name], "ranges": stretches(positions)} for name, positions in encoded.spans.items()]
 
 
-def prompt_name(capture: Capture, prompt: int) -> str:
+def prompt_name(capture: Capture) -> str:
     """Return a name for the prompt and the model of a capture of one prompt, by which a page tells them from others.
 
     Captures of one prompt under other edits have the same name, and so have those of other latents.
     """
-    return " ".join(map(str, (capture.model_name, prompt, *(hash(side.ids) for side in capture.all_prompts))))
+    return " ".join(map(str, (capture.model_name, *(hash(side.ids) for side in capture.all_prompts))))
 
 
 def _panel(name: str, attention: LayerAttention, values: np.ndarray) -> dict[str, str]:

@@ -22,15 +22,16 @@ class AttentionPage:
         return self.html
 
 
-def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int = 0) -> AttentionWidget | AttentionPage:
+def view(cap: Capture, *, layer: int | None = None, head: int = 0) -> AttentionWidget | AttentionPage:
     """Show A1, A2, λ·A2 and D of one head in a notebook, linked: zoom, crosshair, locked tokens.
 
     Parameters
     ----------
     cap : Capture
+        Of one prompt.
     layer : int, optional
         As the model numbers it, by default its first.
-    head, prompt : int
+    head : int
 
     Returns
     -------
@@ -42,11 +43,11 @@ def view(cap: Capture, *, layer: int | None = None, head: int = 0, prompt: int =
     Raises
     ------
     DiffscopeError
-        There is no such layer, head or prompt.
+        There is no such layer or head, or the capture is of several prompts.
     """
     layer = cap.layer_numbers[0] if layer is None else layer
     try:
         from diffscope.views.widget import AttentionWidget
     except ImportError:  # of anywidget, most often
-        return AttentionPage(framed(cap, layer, head, prompt))
-    return AttentionWidget(cap, layer, head, prompt)
+        return AttentionPage(framed(cap, layer, head))
+    return AttentionWidget(cap, layer, head)

@@ -53,7 +53,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     shares = capture.map("share", **place).values[0] * signs  # (key,)
     seen = visible_cells(attention, [query], range(capture.n_tokens))[0] & np.isfinite(shares)
     return {
-        "prompt": prompt_name(capture, 0),
+        "prompt": prompt_name(capture),
         "tokens": capture.tokens,
         "shown": [visible(token) for token in readable(encoded)],
         "shares": [float(share) if here else None for share, here in zip(shares, seen)],

@@ -40,10 +40,8 @@ class AttentionWidget(anywidget.AnyWidget):
     locked = traitlets.Dict({"rows": [], "columns": []}, read_only=True)
     data = traitlets.Bytes().tag(sync=True)
 
-    def __init__(self, capture: Capture, layer: int, head: int, prompt: int = 0) -> None:
-        check_index("prompt", prompt, range(len(capture.prompts)))
-        self._capture = capture
-        self._prompt = prompt
+    def __init__(self, capture: Capture, layer: int, head: int) -> None:
+        self._capture = capture.only()
         self._place: dict = {}  # the window that the view asked for
         super().__init__(layer=layer, head=head)
         self._draw()
@@ -69,12 +67,11 @@ class AttentionWidget(anywidget.AnyWidget):
         if self.head > most:
             self.head = most  # which is drawn, then
             return
-        attention = self._capture[self._prompt].layer(self.layer)
+        attention = self._capture.layer(self.layer)
         self.data = attention_view.buffer(
             self._capture,
             self.layer,
             self.head,
-            prompt=self._prompt,
             window=attention_view.window_of(self._place, attention.n_queries, attention.n_keys),
             lines=True if self._place.get("lines") else None,
         )
@@ -97,4 +94,4 @@ class AttentionWidget(anywidget.AnyWidget):
         if bundle is None:
             return None
         data, metadata = bundle
-        return data | {"text/html": attention_view.framed(self._capture, self.layer, self.head, self._prompt)}, metadata
+        return data | {"text/html": attention_view.framed(self._capture, self.layer, self.head)}, metadata

@@ -361,7 +361,7 @@ CALLS = {  # what was chosen beside the subject, and the Python of it
         {"statistic": "gini", "where": {"map": "D"}, "venue": "icml"},
         "statistic='gini', where={'map': 'D'}, venue='icml'",
     ),
-    "row": ({"query": -1, "prompt": 0}, "diffscope.figures.row(cap)"),
+    "row": ({"query": -1}, "diffscope.figures.row(cap)"),
     "curves": ({"x": "layer", "within": (0.0, float("inf")), "references": {"one": 1.0}}, "within=(0.0, float('inf'))"),
 }
 
@@ -395,7 +395,6 @@ def test_a_figure_of_a_capture_is_of_nothing_else():
     [
         {"layer": 9},
         {"head": -1},
-        {"prompt": 1},
         {"queries": (5, 5)},
         {"keys": (40, 50)},
         {"queries": "all"},
@@ -690,11 +689,13 @@ def test_the_last_query_of_a_batch_is_that_of_the_prompt(tiny_scope):
     assert batch.n_tokens[0] < batch.n_tokens[1]
     for prompt, text in enumerate(texts):
         alone = figure("heads", tiny_scope.capture(text, spans={"answer": "7421"})).data
-        among = figure("heads", batch, prompt=prompt).data
+        among = figure("heads", batch[prompt]).data
         np.testing.assert_allclose(among["span_mass"].values, alone["span_mass"].values, atol=1e-5)
         assert among.attrs["selection"] == alone.attrs["selection"]
     with pytest.raises(DiffscopeError, match="there is no token"):
-        figure("heads", batch, prompt=0, query=batch.n_tokens[1] - 1)
+        figure("heads", batch[0], query=batch.n_tokens[1] - 1)
+    with pytest.raises(DiffscopeError, match=r"holds 2; choose one, such as batch\[0\]"):
+        figure("heads", batch)
 
 
 def test_positions_are_not_averaged_and_infinite_values_are_counted(cap, hybrid):

@@ -77,7 +77,7 @@ def test_a_rectangle_has_tokens_and_spans_of_both_sides(rectangles):
 def test_captures_of_other_keys_are_other_prompts_of_a_page(rectangles):
     of_keys = rectangles.key_prompts[0]
     other = replace(rectangles, key_prompts=[replace(of_keys, ids=of_keys.ids[::-1])])
-    assert attention_view.prompt_name(other, 0) != attention_view.prompt_name(rectangles, 0)
+    assert attention_view.prompt_name(other) != attention_view.prompt_name(rectangles)
 
 
 def test_windows_go_by_the_tokens_of_each_side():
