@@ -35,7 +35,6 @@ from diffscope.stats.ranks.implicit_map import ImplicitMaps
 WIDTH = 64  # of a head in the part `ranks`
 HEADS, D = 12, 128  # of the layer in the part `kernels`, as in a model of 3B parameters
 FLOPS, EXPONENTIALS = 790e12, 4.1e12  # bf16 operations of products, and exponentials, that an H200 does in a second
-ORDER = {"top": (1, 5, 10), "near_zero": 0.1, "levels": (0.1, 0.5, 0.9, 0.99)}
 SUMS = {"total", "net", "squares", "logs", "roots", "negative", "negatives", "peak"}
 MOMENTS = {
     "sums": SUMS,
@@ -234,7 +233,7 @@ def kernels(options: Namespace) -> Section:
 
         works: dict[str, Callable] = {"two flash forwards": flash}
         for name, wanted in MOMENTS.items():
-            works[name] = lambda layer=layer, queries=queries, wanted=wanted: rows.moments(layer, queries, wanted, **ORDER)
+            works[name] = lambda layer=layer, queries=queries, wanted=wanted: rows.moments(layer, queries, wanted)
         for work in works.values():
             work()
         meter = Meter(options.device)
@@ -263,7 +262,7 @@ def kernels(options: Namespace) -> Section:
 def worst_error(layer: LayerAttention, wanted: set[str]) -> float:
     """Return the worst of total, squares and roots of A1 and D, relative to float64, over 16 queries."""
     queries = torch.linspace(0, layer.n_queries - 1, 16, device=layer.q.device).long()
-    sums = rows.moments(layer, queries, wanted, **ORDER)
+    sums = rows.moments(layer, queries, wanted)
     held = replace(layer, **{name: getattr(layer, name).double() for name in ("q", "k", "lam", "gain")}).rows(queries)
     errors = []
     for name, x in (("A1", held.a1), ("D", held.d)):

@@ -18,7 +18,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MEASURED_MAPS, present
 from diffscope.errors import DiffscopeError
 from diffscope.stats.collect import Request
-from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K, Moments
+from diffscope.stats.moments import Moments
 from diffscope.stats.rows import needed, statistics_of
 from diffscope.stats.statistic import Statistic
 
@@ -57,7 +57,7 @@ def row_statistics(request: Request, statistics: Sequence[Statistic]) -> tuple[d
     from diffscope.stats.kernels import rows as kernels
 
     wanted = set(needed(statistics))
-    by_map = kernels.moments(request.layer, request.queries, wanted, top=TOP_K, near_zero=NEAR_ZERO, levels=QUANTILES)
+    by_map = kernels.moments(request.layer, request.queries, wanted)
     names = present(request.layer, MEASURED_MAPS)
 
     def stacked(moment: str) -> Tensor:  # (head, map, query, ...)

@@ -20,7 +20,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import map_of, present
 from diffscope.errors import DiffscopeWarning, first_line
 from diffscope.stats.kernels import rows as kernels
-from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K, of_maps
+from diffscope.stats.moments import NEAR_ZERO, of_maps
 
 COMPARED_ROWS = 256  # queries, spread over the prompt
 RELATIVE, ABSOLUTE = 5e-5, 5e-6  # bounds of sums, of scores of about ten in float32; those of roots are wider
@@ -91,8 +91,7 @@ def _differences(layer: LayerAttention) -> Iterator[str]:
     """Yield in words every moment of some rows in which kernels and plain rows differ by more than the bound."""
     some = min(COMPARED_ROWS, layer.n_queries)
     queries = torch.linspace(0, layer.n_queries - 1, some, dtype=torch.float64).round().long().to(layer.q.device)
-    wanted = set(kernels.MOMENTS)
-    computed = kernels.moments(layer, queries, wanted, top=TOP_K, near_zero=NEAR_ZERO, levels=QUANTILES)
+    computed = kernels.moments(layer, queries, set(kernels.MOMENTS))
 
     def compare(block: Block, rows: Rows) -> list[str]:
         of_block = {

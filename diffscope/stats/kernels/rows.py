@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import MissingExtra
 from diffscope.stats.kernels import histogram
+from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K
 
 #: the moments of each map, as diffscope.stats.moments has them
 MOMENTS = ("total", "net", "squares", "logs", "roots", "negative", "negatives", "peak", "small", "top", "gini", "quantiles")
 SCRATCH_ROWS = 3 * 2**13  # whose histograms are in memory at a time: 192 MiB
 
-_BRACKETED = ("top", "gini", "quantiles")
-_WIDTHS = tuple(f"{name}_width" for name in _BRACKETED)
-_DOUBLE = ("peak", *_BRACKETED, *_WIDTHS)
+_BRACKETED = {"top", "gini", "quantiles"}
+_WIDTHS = {f"{name}_width" for name in _BRACKETED}
+_DOUBLE = {"peak"} | _BRACKETED | _WIDTHS
 _BRANCH = ("product", "over_z", "total", "height", "squares", "logs", "roots", "peak")  # as the programs store them
 _SIGNED = ("total", "net", "squares", "negative", "negatives", "logs", "roots", "height", "peak", "small")
 _SWITCHES = ("SUMS", "LOGS", "ROOTS", "PEAK", "SMALL", "HISTOGRAM")
@@ -76,31 +76,17 @@ def _interpreted() -> bool:
 
 
 @torch.no_grad()
-def moments(
-    layer: LayerAttention,
-    queries: Tensor,
-    wanted: set[str],
-    *,
-    top: tuple[int, ...],
-    near_zero: float,
-    levels: tuple[float, ...],
-) -> dict[str, dict[str, Tensor]]:
-    """Compute the moments that row statistics are made of, of all heads.
+def moments(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> dict[str, dict[str, Tensor]]:
+    """Compute the moments that row statistics are made of, of all heads; sizes and levels as :mod:`diffscope.stats.moments`.
 
     Parameters
     ----------
     layer : LayerAttention
         One for which :func:`reason_unsupported` gives None.
     queries : int64 Tensor, (query,)
-        In any order, each at least 0.
+        Of the layer, in any order, each at least 0.
     wanted : set of str
         Among ``MOMENTS``.
-    top : tuple of int
-        How many of the largest |x| the moment "top" sums, for several k.
-    near_zero : float
-        "small" counts |x| below this times the row's mean |x|.
-    levels : tuple of float
-        Of the "quantiles", between 0 and 1.
 
     Returns
     -------
@@ -109,55 +95,17 @@ def moments(
 
         "gini", "quantiles" and "top" are the middle of a bracket whose width is "gini_width", "quantiles_width" and
         "top_width": what the row holds in float32 is within. The largest |x| by itself (k = 1) is exact.
-
-    Raises
-    ------
-    ValueError
-        The kernels cannot serve the layer, or a moment is unknown.
-    IndexError
-        There is no such query.
-    MissingExtra
-        Triton is not installed.
     """
-    if importlib.util.find_spec("triton") is None:
-        raise MissingExtra(
-            "row statistics by kernel need triton, which is not installed: pip install 'diffscope-attention[kernels]' on Linux; "
-            "elsewhere take backend='blocks', which needs nothing"
-        )
-    if reason := reason_unsupported(layer):
-        raise ValueError(f"layer {layer.layer} cannot be served by the kernels: {reason}")
-    if unknown := sorted(wanted - {*MOMENTS}):
-        raise ValueError(f"unknown moments {', '.join(unknown)}; known are {', '.join(MOMENTS)}")
-    ask = _Ask(frozenset(wanted), tuple(top), near_zero, tuple(levels))
     queries = queries.to(device=layer.q.device, dtype=torch.int64)
-    if ((queries < 0) | (queries >= layer.n_queries)).any():
-        raise IndexError(f"queries are 0 to {layer.n_queries - 1}, not {int(queries.min())} to {int(queries.max())}")
-    size = SCRATCH_ROWS // layer.q.shape[1] if ask.histogram else len(queries)
+    size = SCRATCH_ROWS // layer.q.shape[1] if wanted & _BRACKETED else len(queries)
     with torch.cuda.device_of(layer.q):
-        parts = [_moments(_Block(layer, block), ask) for block in queries.split(max(1, size))]
+        parts = [_moments(_Block(layer, block), wanted) for block in queries.split(max(1, size))]
 
     def whole(map: str, name: str) -> Tensor:
         out = torch.cat([part[map][name] for part in parts], 1)
         return out if name in _DOUBLE else out.float()
 
     return {map: {name: whole(map, name) for name in held} for map, held in parts[0].items()}
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """Hold what is asked of :func:`moments`."""
-
-    wanted: frozenset[str]
-    top: tuple[int, ...]
-    near_zero: float
-    levels: tuple[float, ...]
-
-    def any(self, *names: str) -> bool:
-        return not self.wanted.isdisjoint(names)
-
-    @property
-    def histogram(self) -> bool:
-        return self.any("gini", "quantiles") or (self.any("top") and self.top != (1,))
 
 
 class _Block:
@@ -256,18 +204,18 @@ class _Maps:
         return {**maps, **self.normalised, "gain": self.gain, "lam": self.lam}
 
 
-def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
+def _moments(block: _Block, wanted: set[str]) -> dict[str, dict[str, Tensor]]:
     """Compute all that is wanted of a block of queries, in float64."""
-    softmax, normalised = _branches(block, ask)
+    softmax, normalised = _branches(block, wanted)
     gain = block.per_row(block.layer.gain)
     lam = block.per_row(block.layer.lam)
-    if ask.histogram or ask.any("small"):
+    if wanted & (_BRACKETED | {"small"}):
         ones = torch.ones(len(block.used), len(block.queries), device=gain.device)
         every = torch.arange(len(block.used), device=gain.device)
         alone = _Maps(every, None, ones, torch.zeros_like(ones), normalised)
-        order = _signed(block, alone, ask, {"HISTOGRAM"} if ask.histogram else set(), softmax["total"])
-        softmax |= {name: order[name] for name in (*_BRACKETED, *_WIDTHS, "small") if name in order}
-    softmax = _finished(softmax, ask)
+        order = _signed(block, alone, wanted, {"HISTOGRAM"} if wanted & _BRACKETED else set(), softmax["total"])
+        softmax |= {name: order[name] for name in {*_BRACKETED, *_WIDTHS, "small"} if name in order}
+    softmax = _finished(softmax, wanted)
     held = {"A1": {name: x[block.first] for name, x in softmax.items()}}
     second = None
     if block.layer.differential:
@@ -277,29 +225,29 @@ def _moments(block: _Block, ask: _Ask) -> dict[str, dict[str, Tensor]]:
     if second is None and bool((gain == 1).all()):
         held["D"] = dict(held["A1"])
     else:
-        held["D"] = _finished(_signed(block, heads, ask, _switches(ask)), ask)
+        held["D"] = _finished(_signed(block, heads, wanted, _switches(wanted)), wanted)
     return held
 
 
-def _branches(block: _Block, ask: _Ask) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _branches(block: _Block, wanted: set[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Sum over every softmax map, (map, query); return the sums and the normalisers of its weights."""
-    sums = ask.any("squares", "logs", "roots", "peak")
+    sums = bool(wanted & {"squares", "logs", "roots", "peak"})
     out = dict(zip(_BRANCH, block.run("branch", len(block.used), len(_BRANCH), SUMS=sums, **block.sinks())))
     none = torch.zeros_like(out["total"])
     out |= {"net": out["total"], "negative": none, "negatives": none}
     return out, {"largest": out["product"].float(), "over_z": out["over_z"].float()}
 
 
-def _switches(ask: _Ask) -> set[str]:
+def _switches(wanted: set[str]) -> set[str]:
     """Return the switches of the program that sums over D."""
     switches = {"SUMS"}
-    switches |= {"LOGS"} if ask.any("logs") else set()
-    switches |= {"ROOTS"} if ask.any("roots") else set()
-    switches |= {"PEAK"} if ask.any("peak", "top") else set()
-    return switches | ({"HISTOGRAM"} if ask.histogram else set())
+    switches |= {"LOGS"} if "logs" in wanted else set()
+    switches |= {"ROOTS"} if "roots" in wanted else set()
+    switches |= {"PEAK"} if wanted & {"peak", "top"} else set()
+    return switches | ({"HISTOGRAM"} if wanted & _BRACKETED else set())
 
 
-def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Tensor | None = None) -> dict[str, Tensor]:
+def _signed(block: _Block, maps: _Maps, wanted: set[str], switches: set[str], total: Tensor | None = None) -> dict[str, Tensor]:
     """Sum over some maps, (unit, query), and read their histograms.
 
     For "small" a total that is not known before costs a pass of its own.
@@ -314,28 +262,28 @@ def _signed(block: _Block, maps: _Maps, ask: _Ask, switches: set[str], total: Te
     inputs = {}
     if "HISTOGRAM" in switches:
         inputs["bins"], inputs["lowest"] = histogram.empty(maps.gain.abs() + maps.lam.abs())
-    if ask.any("small") and total is not None:
-        inputs["threshold"] = (ask.near_zero * total / block.n).float()
+    if "small" in wanted and total is not None:
+        inputs["threshold"] = (NEAR_ZERO * total / block.n).float()
         switches = switches | {"SMALL"}
     sums = run(switches, **inputs)
-    if ask.any("small") and total is None:
-        sums["small"] = run({"SMALL"}, (ask.near_zero * sums["total"] / block.n).float())["small"]
+    if "small" in wanted and total is None:
+        sums["small"] = run({"SMALL"}, (NEAR_ZERO * sums["total"] / block.n).float())["small"]
     if "HISTOGRAM" in switches:
         from diffscope.stats.kernels import histogram_programs as brackets
 
-        sums |= brackets.read(inputs["bins"], inputs["lowest"], block.n.expand(maps.gain.shape), ask.levels, ask.top)
+        sums |= brackets.read(inputs["bins"], inputs["lowest"], block.n.expand(maps.gain.shape), QUANTILES, TOP_K)
     return sums
 
 
-def _finished(sums: dict[str, Tensor], ask: _Ask) -> dict[str, Tensor]:
+def _finished(sums: dict[str, Tensor], wanted: set[str]) -> dict[str, Tensor]:
     """Return the moments of one kind of map that are wanted; those of order are NaN in a row of zeros or NaNs."""
-    if ask.any("top"):
+    if "top" in wanted:
         largest = sums["height"][..., None]
-        by_itself = torch.tensor(ask.top, device=largest.device) == 1
-        sums["top"] = torch.where(by_itself, largest, sums.get("top", largest))
-        sums["top_width"] = torch.where(by_itself, 0.0, sums.get("top_width", largest))
-    held = {name: sums[name] for name in MOMENTS if ask.any(name)}
-    held |= {f"{name}_width": sums[f"{name}_width"] for name in _BRACKETED if ask.any(name)}
+        by_itself = torch.tensor(TOP_K, device=largest.device) == 1
+        sums["top"] = torch.where(by_itself, largest, sums["top"])
+        sums["top_width"] = torch.where(by_itself, 0.0, sums["top_width"])
+    held = {name: sums[name] for name in MOMENTS if name in wanted}
+    held |= {f"{name}_width": sums[f"{name}_width"] for name in _BRACKETED if name in wanted}
     full = sums["total"] > 0
     for name in held.keys() & {"small", *_BRACKETED, *_WIDTHS}:
         x = held[name]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
 from diffscope.stats.kernels import rows
+from diffscope.stats.moments import NEAR_ZERO, QUANTILES, TOP_K
 
-TOP, NEAR_ZERO, LEVELS = (1, 3, 10), 0.1, (0.1, 0.5, 0.99)
 ALL = set(rows.MOMENTS)
 
 
@@ -93,10 +93,10 @@ def _check_map(name, x, seen, found, loose):
     few, many = (((size < edge * (1 + sign * 1e-4 * loose) + sign * unsure) & seen).sum(-1) for sign in (-1, 1))
     assert ((few <= found["small"]) & (found["small"] <= many)).all(), f"{name} small"
     ascending = size.masked_fill(~seen, -1).sort(-1).values  # what is not seen comes first
-    rank = (torch.tensor(LEVELS, dtype=torch.float64) * n[:, None] - 1e-9).ceil().long() + (len(seen[0]) - n)[:, None] - 1
+    rank = (torch.tensor(QUANTILES, dtype=torch.float64) * n[:, None] - 1e-9).ceil().long() + (len(seen[0]) - n)[:, None] - 1
     exact = {
         "quantiles": ascending.gather(-1, rank.expand(len(x), -1, -1)),
-        "top": torch.stack([ascending[..., -k:].clamp_min(0).sum(-1) for k in TOP], -1),
+        "top": torch.stack([ascending[..., -k:].clamp_min(0).sum(-1) for k in TOP_K], -1),
         "gini": _gini(ascending.clamp_min(0), n),
     }
     for moment, value in exact.items():
@@ -146,7 +146,7 @@ def test_scores_may_be_capped_and_share_a_row_with_a_sink_logit(moments, cap, si
     sinks = None if sink is None else torch.linspace(sink - 2, sink + 2, layer.q.shape[1]).to(dtype)
     layer = replace(layer, soft_cap=cap, sink_logit=sinks)
     queries = torch.tensor([44, 0, 17, 30, 31])
-    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, queries, ALL)
     _check(layer, queries, measured, loose=5.0)
     assert sinks is None or (measured["A1"]["total"] < 1 - 1e-6).any()
 
@@ -155,7 +155,7 @@ def test_scores_may_be_capped_and_share_a_row_with_a_sink_logit(moments, cap, si
 @given(case=_cases())
 def test_sums_are_those_of_the_maps(moments, case):
     layer, queries, scratch = case
-    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=scratch)
+    measured = moments(layer, queries, ALL, scratch=scratch)
     _check(layer, queries, measured, loose=5.0)
 
 
@@ -185,7 +185,7 @@ def test_extreme_rows(moments, case):
         q[..., 0], k[..., 0] = common / 10, 10
     layer = _layer(q, k, a2=torch.tensor([2, 3]), scale=1.0, **fields)
     queries = torch.tensor([0, 1, 2, 31, 32, 33, 62, 63])  # about the edge of a tile of keys, and rows that may grow after it
-    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, queries, ALL)
     _check(layer, queries, measured)
     nan = {(name_of_map, name) for name_of_map, held in measured.items() for name, x in held.items() if x.isnan().any()}
     assert not nan
@@ -194,7 +194,7 @@ def test_extreme_rows(moments, case):
 def test_of_equals_the_first_is_the_peak(moments):
     layer = _layer(torch.zeros(2, 40, 16), torch.zeros(2, 40, 16), a2=torch.tensor([1]), mask=Mask("window", 20))
     queries = torch.arange(40)
-    measured = moments(layer, queries, {"peak", "gini", "top"}, top=(1,), near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, queries, {"peak", "gini", "top"})
     for name in ("A1", "A2", "D"):
         assert measured[name].keys() == {"peak", "gini", "gini_width", "top", "top_width"}
         assert (measured[name]["peak"][0] == (queries - 19).clamp_min(0)).all()
@@ -204,7 +204,7 @@ def test_of_equals_the_first_is_the_peak(moments):
 def test_a_row_of_zeros_has_no_order(moments):
     layer = _random(3, heads=1, tokens=40, lam=1.0)
     layer = replace(layer, q=layer.q[:, [0, 0]], k=layer.k[:, [0, 0]])
-    measured = moments(layer, torch.arange(40), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, torch.arange(40), ALL)
     d = measured["D"]
     assert all((d[name] == 0).all() for name in ("total", "net", "squares", "logs", "roots", "negative", "negatives"))
     assert all(d[name].isnan().all() for name in ("gini", "gini_width", "quantiles", "top", "small"))
@@ -213,7 +213,7 @@ def test_a_row_of_zeros_has_no_order(moments):
 def test_what_is_not_finite_stays_so(moments):
     layer = _random(4, heads=1, tokens=40)
     layer.k[0, 0, 35] = torch.inf
-    measured = moments(layer, torch.arange(40), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
+    measured = moments(layer, torch.arange(40), ALL)
     for name_of_map in ("A1", "D"):
         for name in rows.MOMENTS:
             if name not in ("peak", "negatives") and (name_of_map, name) != ("A1", "negative"):
@@ -241,15 +241,6 @@ def test_what_no_kernel_can_serve_is_refused(monkeypatch):
         assert reason in rows.reason_unsupported(other)
     monkeypatch.setattr(rows, "_interpreted", lambda: False)
     assert "CUDA" in rows.reason_unsupported(layer)
-    with pytest.raises(ValueError, match="layer 0 cannot be served by the kernels: its tensors are not on a CUDA device"):
-        rows.moments(layer, torch.arange(70), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-
-
-def test_what_does_not_exist_is_named(moments):
-    with pytest.raises(IndexError, match="queries are 0 to 69, not 3 to 70"):
-        moments(_random(0), torch.tensor([70, 3]), ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
-    with pytest.raises(ValueError, match="unknown moments entropy; known are total"):
-        moments(_random(0), torch.arange(70), {"entropy"}, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS)
 
 
 @pytest.mark.gpu
@@ -259,5 +250,5 @@ def test_what_does_not_exist_is_named(moments):
 def test_sums_of_long_rows(moments, dtype, d, mask):
     layer = _random(1, dtype, heads=4, share=2, groups=2, tokens=4096, d=d, mask=mask, gain=1.2)
     queries = torch.cat([torch.arange(3), torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:300]])
-    measured = moments(layer, queries, ALL, top=TOP, near_zero=NEAR_ZERO, levels=LEVELS, scratch=1000)
+    measured = moments(layer, queries, ALL, scratch=1000)
     _check(layer, queries, measured, loose=5.0)
