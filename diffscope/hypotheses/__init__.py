@@ -3,8 +3,7 @@
 Method: docs/hypotheses.md. A public name is imported when it is first used: a study is shown without what takes evidence.
 """
 
-from importlib import import_module
-from typing import Any
+from diffscope.lazily import lazily
 
 _MODULES = {
     "board": ("run",),
@@ -16,17 +15,4 @@ _MODULES = {
     "tests": ("TESTS",),
     "verdict": ("Verdict",),
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-__all__ = sorted(_MODULE_OF)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULE_OF:
-        raise AttributeError(f"module 'diffscope.hypotheses' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"diffscope.hypotheses.{_MODULE_OF[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULE_OF})
+__getattr__, __dir__, __all__ = lazily(__name__, {name: module for module, names in _MODULES.items() for name in names})

@@ -7,29 +7,13 @@ Of statistics, retrieval by depth, types of heads, conformance, verdicts and pub
 >>> diffscope.tables.conformance(report).save("conformance.tex")  # doctest: +SKIP
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-#: every public name and the module that it is in
-_NAMES = {
-    "Table": "table",
-    **{name: f"of_{name}" for name in ("board", "claims", "conformance", "depths", "head_types", "statistic", "statistics")},
-}
+from diffscope.lazily import lazily
 
-__all__ = sorted(_NAMES)
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: tables of verdicts and claims need no torch."""
-    if name not in _NAMES:
-        raise AttributeError(f"module 'diffscope.tables' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"diffscope.tables.{_NAMES[name]}"), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_NAMES})
-
+# tables of verdicts and claims need no torch
+_OF = ("board", "claims", "conformance", "depths", "head_types", "statistic", "statistics")
+__getattr__, __dir__, __all__ = lazily(__name__, {"Table": "table", **{name: f"of_{name}" for name in _OF}})
 
 if TYPE_CHECKING:  # the same names, for editors and type checkers
     from diffscope.tables.of_board import board as board
