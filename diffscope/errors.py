@@ -4,8 +4,9 @@ Whatever else reaches the user as a traceback is a defect of diffscope.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 __all__ = [
     "CorruptFile",
@@ -160,3 +161,10 @@ def check_index(what: str, index: int | None, indices: Sequence[int], label: str
     choices = f"{indices[0]} to {indices[-1]}" if consecutive else ", ".join(map(str, indices))
     begin = f"{label}: " if label else ""
     raise DiffscopeError(f"{begin}there is no {what} {index}; choose from {choices or 'none'}")
+
+
+def check_choice(what: str, choice: Any, known: Iterable[Any]) -> None:
+    """Raise DiffscopeError, which names the known ones, unless `choice` is one of them; `what` they are, as a noun."""
+    known = list(known)
+    if choice not in known:
+        raise DiffscopeError(f"there is no {what} {choice!r}; choose from {', '.join(map(str, known)) or 'none'}")

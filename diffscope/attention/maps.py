@@ -9,7 +9,7 @@ from torch import Tensor
 
 from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,7 @@ def check_map(name: str, layer: LayerAttention) -> None:
     """Raise DiffscopeError unless there is a map of that name and the layer has it."""
     if name == "noise":
         raise DiffscopeError("there is no map 'noise'; the subtracted map λ·A2 is called 'lambda_A2'")
-    if name not in MAPS:
-        raise DiffscopeError(f"there is no map {name!r}; choose one of {', '.join(MAPS)}")
+    check_choice("map", name, MAPS)
     if name in NEED_A2 and not layer.differential:
         raise DiffscopeError(f"layer {layer.layer} is standard attention and has no second map, so no {name!r}; ask for 'A1'")
 

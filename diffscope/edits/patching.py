@@ -17,7 +17,7 @@ from diffscope.attention.precision import without_autocast
 from diffscope.edits.base import Edit, Stage, check_a2, check_tokens
 from diffscope.edits.declared import declare
 from diffscope.edits.from_captures import HasLayers
-from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, check_choice
 from diffscope.fields import one_of
 from diffscope.prompts.selection import Indices, as_indices, from_zero
 
@@ -118,8 +118,7 @@ def patch(
     InsufficientMemory
         The source is longer than 4,096 tokens.
     """
-    if what not in STAGES:
-        raise DiffscopeError(f"there is no {what!r} to patch; choose from {', '.join(map(repr, STAGES))}")
+    check_choice("part to patch", what, STAGES)
     if keys is not None and what in OUTPUTS:
         raise DiffscopeError(f"the {what} of a head has no keys; patch a map, or leave keys out")
     of_source = _single(source)

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import check_choice
 from diffscope.figures.amplification import amplifier, anatomy, attribution, rejection, signal_to_noise
 from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
 from diffscope.figures.declaration import FIGURES, check_keywords
@@ -95,6 +95,5 @@ def check_choices(name: str, choices: Mapping[str, Any]) -> None:
     DiffscopeError
         It says which there are.
     """
-    if name not in FIGURES:
-        raise DiffscopeError(f"no figure {name!r}: there are {', '.join(sorted(FIGURES))}")
+    check_choice("figure", name, sorted(FIGURES))
     check_keywords(name, inspect.signature(FIGURES[name]), choices)

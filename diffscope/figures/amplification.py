@@ -12,9 +12,9 @@ import xarray as xr
 from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import captures_of, check_choice, check_labels, estimates_of
+from diffscope.figures.inputs import captures_of, check_labels, estimates_of
 from diffscope.figures.values import panels_beside
 from diffscope.numbers import head_name
 from diffscope.stats.averaging import rule

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import cell_chart
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import any_capture, edited, position_of
@@ -31,8 +31,7 @@ def data(
         query = position_of(-1 if query is None else query, len(cap.prompts[0].ids))
         if "kind" in measured.coords:  # an encoder's queries are of another text
             measured = measured.sel(layer=measured["kind"] != "encoder")
-    if statistic not in measured:
-        raise DiffscopeError(f"no statistic {statistic!r} was measured: there are {', '.join(map(str, measured.data_vars))}")
+    check_choice("measured statistic", statistic, measured.data_vars)
     array = measured[statistic]
     for dim, label in choices.items():
         if label is not None and dim not in array.dims:

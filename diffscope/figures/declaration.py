@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Protocol, TypedDict, cast
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import theme
 from diffscope.figures.figure import Chart, Figure, checked_width
 from diffscope.figures.literals import python_literal
@@ -168,10 +168,8 @@ def _figure(name: str, drawing: Drawing, call: Mapping[str, Any], wide: bool, pr
 
 
 def _check_style(style: Mapping[str, Any]) -> None:
-    if style.get("contrast", "linear") not in ("sqrt", "linear"):
-        raise DiffscopeError(f"no contrast {style['contrast']!r}: there are linear and sqrt")
-    if style.get("scale", "shared") not in ("shared", "own"):
-        raise DiffscopeError(f"no scale {style['scale']!r}: there are shared (one for all maps) and own")
+    check_choice("contrast", style.get("contrast", "linear"), ("linear", "sqrt"))
+    check_choice("scale", style.get("scale", "shared"), ("shared", "own"))
     limit = style.get("limit")
     if limit is not None and limit != "robust" and not (isinstance(limit, (int, float)) and 0 < limit < math.inf):
         raise DiffscopeError(f'the end of a scale is a number above 0, or "robust", not {limit!r}')

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Unpack
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.inputs import estimates_of, together
 from diffscope.figures.values import cells, curves
 from diffscope.numbers import ABSENT, minus
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import xarray as xr
 
+from diffscope.errors import check_choice
 from diffscope.figures.by_head import by_head
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, estimates_of, together
+from diffscope.figures.inputs import estimates_of, together
 from diffscope.figures.values import cells
 from diffscope.numbers import between
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import xarray as xr
 from diffscope.attention.layer import LayerAttention
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import DiffscopeError, check_index
+from diffscope.errors import DiffscopeError, check_choice, check_index
 from diffscope.figures.escaping import readable, short_name
 from diffscope.numbers import stretches
 from diffscope.prompts.selection import is_last
@@ -120,19 +120,6 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
     known = values.notnull().any(others).values
     labels = [str(label) if defined else f"{label}{UNDEFINED}" for label, defined in zip(values[dim].values, known)]
     return values.assign_coords({dim: labels})
-
-
-def check_choice(what: str, choice: Any, known: Iterable) -> None:
-    """Refuse what is none of the known choices.
-
-    Raises
-    ------
-    DiffscopeError
-        It names them.
-    """
-    known = list(known)
-    if choice not in known:
-        raise DiffscopeError(f"there is no {what} {choice!r}; choose from {', '.join(map(str, known))}")
 
 
 def check_labels(values: xr.Dataset | xr.DataArray, **labels: Any) -> None:

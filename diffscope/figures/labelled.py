@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 
 
 def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, str]:
@@ -24,8 +24,7 @@ def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, 
     if twice := next((dim for dim in chosen if given.count(dim) > 1), None):
         raise DiffscopeError(f"{twice!r} is drawn along twice; give each of {', '.join(named)} a dimension of its own")
     for dim in chosen:
-        if dim not in values.dims:
-            raise DiffscopeError(f"there is no dimension {dim!r}: there are {', '.join(map(str, values.dims))}")
+        check_choice("dimension", dim, values.dims)
     if left := [str(dim) for dim in values.dims if dim not in chosen]:
         raise DiffscopeError(f"{_without_role(left)}{_remedy(left[0], [role for role, dim in named.items() if dim is None])}")
     return chosen

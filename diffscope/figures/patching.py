@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Unpack
 
 import xarray as xr
 
+from diffscope.errors import check_choice
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, check_defined, estimates_of, the_one
+from diffscope.figures.inputs import check_defined, estimates_of, the_one
 from diffscope.figures.values import cells
 from diffscope.numbers import minus, two_figures
 

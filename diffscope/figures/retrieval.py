@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts, edits_of
+from diffscope.errors import check_choice
 from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice, estimates_of, select, together
+from diffscope.figures.inputs import estimates_of, select, together
 from diffscope.figures.values import cells, curves
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.captions import count_of_prompts
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.values import curves
 from diffscope.stats.averaging import averaged, error_end, mean_over_prompts, rule
@@ -86,9 +86,7 @@ def sweep(
     """
     if not isinstance(dataset, xr.Dataset) or "prompt" not in dataset.dims:
         raise DiffscopeError("this figure is of a swept dataset, which has a dimension prompt; diffscope.open opens one")
-    if statistic not in dataset or "prompt" not in dataset[statistic].dims:
-        known = [str(name) for name, values in dataset.items() if "prompt" in values.dims]
-        raise DiffscopeError(f"no {statistic!r} was swept: there are {', '.join(known)}")
+    check_choice("swept statistic", statistic, [str(name) for name, values in dataset.items() if "prompt" in values.dims])
     values = dataset[statistic]
     if rule(values) == "not":
         units = values.attrs.get("units", "1")
@@ -100,9 +98,7 @@ def sweep(
         series = "model"
     roles = [role for role in (x, series, panels) if role]
     for role in roles:
-        if (role not in values.dims and role not in fields) or role == "prompt":
-            known = [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
-            raise DiffscopeError(f"{statistic} has no {role!r} to be drawn along; choose from {', '.join(known)}")
+        check_choice(f"dimension of {statistic}", role, _known(values, fields))
     values, usual = _usual(values, roles)
     selection = ", ".join(told_unsigned([*usual, *words]))
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
@@ -142,6 +138,11 @@ def _fields(values: xr.DataArray) -> dict[str, np.ndarray]:
     return {str(name): each.values for name, each in values.coords.items() if each.dims == ("prompt",) and name != "prompt"}
 
 
+def _known(values: xr.DataArray, fields: Mapping[str, np.ndarray]) -> list[str]:
+    """Return what values differ along: dimensions, and fields of prompts."""
+    return [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
+
+
 def _along(values: xr.DataArray, fields: Mapping[str, np.ndarray]) -> str:
     """Return what a variable is drawn along by default."""
     if values.sizes.get("step", 1) > 1:
@@ -160,15 +161,12 @@ def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[s
     words = []
     for name, wanted in where.items():
         fields = _fields(values)
-        if (name not in values.dims and name not in fields) or name == "prompt":
-            known = [str(dim) for dim in values.dims if dim != "prompt"] + list(fields)
-            raise DiffscopeError(f"{values.name} has no {name!r} to choose one label of; choose from {', '.join(known)}")
+        check_choice(f"dimension of {values.name}", name, _known(values, fields))
         if name in roles:
             raise DiffscopeError(f"{name} is drawn along, so that no label of it can be chosen; leave it out of where")
         labels = [_told(label) for label in values[name].values.tolist()]
         at = [number for number, label in enumerate(labels) if label == _told(wanted)]
-        if not at:
-            raise DiffscopeError(f"there is no {name} {_told(wanted)!r}; choose from {', '.join(dict.fromkeys(labels))}")
+        check_choice(name, _told(wanted), dict.fromkeys(labels))
         if name in fields:
             values = values.isel(prompt=at)
         else:

@@ -8,9 +8,8 @@ from typing import Any, Protocol, Unpack
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import check_choice
 from diffscope.figures.values import curves
 
 MAIN = ("diff", "standard", "double-width", "signed")

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from diffscope.attention.maps import MAPS
+from diffscope.errors import check_choice
 from diffscope.figures import typeface
 
 INK = "#1f2430"
@@ -161,11 +162,8 @@ def span_colours(names: Iterable[str]) -> dict[str, str]:
 
 def width(venue: str | None = None, wide: bool = True) -> float:
     """Return inches of a venue's full width, or of one column."""
-    from diffscope.errors import DiffscopeError
-
     name = (venue or "neurips").lower()
-    if name not in VENUES:
-        raise DiffscopeError(f"no venue {venue!r}: there are {', '.join(sorted(VENUES))}; or give width= in inches")
+    check_choice("venue", name, sorted(VENUES))
     return VENUES[name][1 if wide else 0]
 
 

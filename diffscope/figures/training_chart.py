@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.escaping import for_html
 from diffscope.figures.figure import Chart
@@ -28,9 +28,8 @@ def data(estimates: xr.Dataset, statistic: str, layer: int | None = None, head: 
 
     if not (isinstance(estimates, xr.Dataset) and "step" in estimates.dims):
         raise DiffscopeError("this figure is of the estimates of diffscope.readings.along_training(captures)")
-    if statistic not in estimates or not {"step", "layer", "head"} <= set(estimates[statistic].dims):
-        known = [str(name) for name, values in estimates.items() if {"step", "layer", "head"} <= set(values.dims)]
-        raise DiffscopeError(f"no statistic {statistic!r} was followed over training: there are {', '.join(known)}")
+    followed = [str(name) for name, values in estimates.items() if {"step", "layer", "head"} <= set(values.dims)]
+    check_choice("followed statistic", statistic, followed)
     values = estimates[statistic]
     if values.isnull().all():
         raise DiffscopeError(f"{values.attrs['long_name']} is undefined at every step of this training")

@@ -7,7 +7,7 @@ from typing import Literal, Unpack
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import cell_chart as _cell_chart
 from diffscope.figures import line_data as _line_data
 from diffscope.figures import strip_chart as _strip_chart
@@ -86,8 +86,7 @@ def curves(
     DiffscopeError
         There is no such dimension, or one without a role.
     """
-    if style not in _line_data.STYLES:
-        raise DiffscopeError(f"no style {style!r}: there are {', '.join(_line_data.STYLES)}")
+    check_choice("style", style, _line_data.STYLES)
     if points is not None and (style not in ("lines", "points") or at is not None):
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.hypotheses.places import Places
 from diffscope.hypotheses.rules import Measure, Place, Quantity, Test
 
@@ -175,8 +175,7 @@ def chosen(tests: str | Sequence[str] | None = None) -> list[Test]:
     """
     ids = [tests] if isinstance(tests, str) else list(tests or TESTS)
     for id in ids:
-        if id not in TESTS:
-            raise DiffscopeError(f"there is no test {id!r}; there are: {', '.join(TESTS)}")
+        check_choice("test", id, TESTS)
     return [TESTS[id] for id in ids]
 
 

@@ -11,7 +11,7 @@ import xarray as xr
 
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import head_name, two_figures
 from diffscope.readings.captures import any_capture
 from diffscope.readings.reading import Reading
@@ -88,8 +88,7 @@ def differences(
     DiffscopeError
         The two have no layer or statistic in common, or `matched` ones other heads; there is no such normalisation.
     """
-    if normalisation not in NORMALISATIONS:
-        raise DiffscopeError(f"no normalisation is called {normalisation!r}; choose from {', '.join(NORMALISATIONS)}")
+    check_choice("normalisation", normalisation, NORMALISATIONS)
     sides, names = _sides(first, second, names, statistics, queries)
     left_out = list(dict.fromkeys(name for side in sides for name in _left_out(side)))
     items, layers, arrays = _aligned([_items(_averaged(side), normalisation, left_out) for side in sides])

@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.edits import Edit, ablate_heads, set_lambda
-from diffscope.errors import DiffscopeError, UnsupportedModel
+from diffscope.errors import DiffscopeError, UnsupportedModel, check_choice
 from diffscope.numbers import LEAST, change_in_nats, counted, numbered, print_alike, shortened, two_figures
 from diffscope.prompts.selection import Indices, indices_among
 from diffscope.readings.edit_costs import LOG_ODDS, against_distractors, check_unedited, of_prompts, questions
@@ -75,8 +75,7 @@ def ablations(
     >>> reading.estimates["change"].dims
     ('layer', 'head')
     """
-    if what not in WHAT:
-        raise DiffscopeError(f"there is nothing called {what!r} to take away; choose {' or '.join(map(repr, WHAT))}")
+    check_choice("part to take away", what, WHAT)
     check_unedited(scope)
     asked = questions(scope, prompts)
     against_distractors(asked)

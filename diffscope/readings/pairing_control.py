@@ -11,7 +11,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.instruments.injection import with_a2_moved
 from diffscope.numbers import counted
 from diffscope.readings.captures import any_capture, query_position
@@ -81,8 +81,7 @@ def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str =
     if statistic not in pairs:
         raise DiffscopeError(f"{statistic!r} is none of the statistics that compare A1 and A2 on a span: {', '.join(pairs)}")
     cap = any_capture(cap).only()
-    if span not in cap.key_sets:
-        raise DiffscopeError(f"there is no span {span!r}; spans are {', '.join(cap.key_sets)}")
+    check_choice("span", span, cap.key_sets)
     at = query_position(cap, query)
 
     def measure(moved: Capture) -> xr.Dataset:

@@ -14,7 +14,7 @@ from diffscope.attribution.paths import RECEIVERS, path_patches
 from diffscope.attribution.stream import check_decoder
 from diffscope.edits import Edit, patch
 from diffscope.edits.patching import STAGES
-from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.errors import PromptError, UnsupportedModel, check_choice
 from diffscope.numbers import minus, shortened, two_figures
 from diffscope.readings.edit_costs import check_unedited
 from diffscope.readings.reading import Reading, described
@@ -81,8 +81,7 @@ def patched_heads(
     """
     pair = _Pair(scope, prompt, source, answer, other)
     for name in what:
-        if name not in STAGES:
-            raise DiffscopeError(f"there is no {name!r} to patch; choose from {', '.join(map(repr, STAGES))}")
+        check_choice("part to patch", name, STAGES)
     layers = {layer.layer: layer for layer in pair.own.layers}
     shape = (len(what), len(layers), pair.own.n_heads)
     change = np.full(shape, np.nan)

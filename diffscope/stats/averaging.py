@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.stats.registry import STATISTICS
 from diffscope.stats.sample import STRATUM, WEIGHT
 from diffscope.stats.statistic import Averaged
@@ -141,8 +141,8 @@ def averaged(values: xr.DataArray, dims: Sequence[str] = OF_ONE_PROMPT, by: Aver
 
 
 def _check_dims(dims: Sequence[str]) -> None:
-    if unknown := set(dims).difference(ORDER):
-        raise DiffscopeError(f"there is no average over {', '.join(sorted(unknown))}; choose from {', '.join(ORDER)}")
+    for dim in dims:
+        check_choice("average over", dim, ORDER)
 
 
 def _words(values: xr.DataArray, dim: str) -> str:

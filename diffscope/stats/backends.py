@@ -16,7 +16,7 @@ from torch import Tensor
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import MEASURED_MAPS, present
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.stats.collect import Request
 from diffscope.stats.moments import Moments
 from diffscope.stats.rows import needed, statistics_of
@@ -39,8 +39,8 @@ def chosen(layer: LayerAttention, backend: Backend | None, rows: bool) -> Backen
     DiffscopeError
         There is no such back end, or it cannot serve the layer.
     """
-    if backend is not None and backend not in BACKENDS:
-        raise DiffscopeError(f"there is no back end {backend!r}; choose from {', '.join(BACKENDS)}")
+    if backend is not None:
+        check_choice("back end", backend, BACKENDS)
     if not rows or backend == "blocks" or (backend is None and not layer.q.is_cuda):
         return "blocks"
     from diffscope.stats.kernels import guard

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import check_choice
 
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
 KEPT = ("layer", "head", "query")
@@ -39,8 +39,7 @@ def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[
     for dim in [str(dim) for dim in values.dims if dim not in KEPT]:
         labels = list(map(str, values[dim].values)) if dim in values.coords else list(map(str, range(values.sizes[dim])))
         choice = str(choices.get(dim) or usual_label(labels, dim))
-        if choice not in labels:
-            raise DiffscopeError(f"no {dim} {choice!r}: there are {', '.join(labels)}")
+        check_choice(dim, choice, labels)
         values = values.isel({dim: labels.index(choice)})
         words.append("A" if one_map and dim == "map" and choice in ("A1", "D") else choice)
     return values, told_unsigned(words)

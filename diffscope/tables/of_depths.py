@@ -10,7 +10,7 @@ import xarray as xr
 
 from diffscope import numbers
 from diffscope.capture.captions import edits_of
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import counted
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
@@ -65,8 +65,7 @@ def depths(
     named = {name or str(table.attrs.get("model", "")): table for name, table in tables.items()}
     spans = [row for row in rows if row != "exact"]
     for dim, label in (("normalisation", normalisation), ("map", map), *(("span", span) for span in spans)):
-        if label not in first[dim].values:
-            raise DiffscopeError(f"there is no {dim} {label!r}: there are {', '.join(first[dim].values)}")
+        check_choice(dim, label, first[dim].values)
     run = common_lengths(named)
     lengths = run if length is None else [length] if isinstance(length, Integral) else list(length)
     if missing := sorted(set(lengths) - set(run)):

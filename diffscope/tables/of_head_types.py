@@ -6,7 +6,7 @@ import math
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import decimal, head_name
 from diffscope.readings.head_types import BY_CONTENT
 from diffscope.readings.reading import Reading
@@ -39,8 +39,7 @@ def head_types(reading: Reading | xr.Dataset, *, text: str | None = None) -> Tab
     if not isinstance(table, xr.Dataset) or "is_type" not in table:
         raise DiffscopeError("this table is of what diffscope.readings.head_types gives; hand that over")
     text = str(table["text"].values[0]) if text is None else text
-    if text not in table["text"].values:
-        raise DiffscopeError(f"there is no text {text!r}: there are {', '.join(table['text'].values)}")
+    check_choice("text", text, table["text"].values)
     scores = table[["score", "uniform", "shuffled", "is_type"]].sel(text=text).dropna("type", how="all", subset=["score"])
     frame = scores.to_dataframe().reset_index().dropna(subset=["score"])
     frame = frame.sort_values(["layer", "head", "map"], kind="stable")

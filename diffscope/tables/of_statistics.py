@@ -15,7 +15,7 @@ from diffscope.attention.maps import MAPS
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import between, runs
 from diffscope.readings import signs
 from diffscope.stats.averaging import OF_ONE_PROMPT, PLURALS, averaged, rule
@@ -74,7 +74,7 @@ def statistics(
     asked, needed = _with_signs(subject, names)
     measured = _measured(subject, needed, queries)
     part = [dim for dim in OF_ONE_PROMPT if dim in labels and dim in measured.dims]
-    measured = measured.sel({dim: _labels_among(measured[dim], labels[dim], "what was measured") for dim in part})
+    measured = measured.sel({dim: _labels_among(measured[dim], labels[dim]) for dim in part})
     dims = [dim for dim in OF_ONE_PROMPT if not (by_layer and dim == "layer")]
     entries: list[_Entry] = []
     left_out = []
@@ -138,8 +138,8 @@ def _of_one(subject: Any, names: Any, queries: Any) -> xr.Dataset:
     if queries is not None:
         raise DiffscopeError("queries are chosen where it is measured; give captures, or leave queries out")
     wanted = [names] if isinstance(names, str) else list(subject.data_vars if names is None else names)
-    if missing := [name for name in wanted if name not in subject]:
-        raise DiffscopeError(f"{missing[0]!r} was not measured: there are {', '.join(map(str, subject.data_vars))}")
+    for name in wanted:
+        check_choice("measured statistic", name, subject.data_vars)
     return subject[wanted]
 
 
@@ -148,18 +148,18 @@ def _chosen(values: xr.DataArray, labels: Mapping[str, str | int | Sequence[str 
     for dim in [dim for dim in values.dims if dim in labels or dim in USUAL]:
         used.add(str(dim))
         wanted = labels.get(str(dim), USUAL.get(str(dim), ()))
-        values = values.sel({dim: _labels_among(values[dim], wanted, str(values.name))})
+        values = values.sel({dim: _labels_among(values[dim], wanted)})
     return values
 
 
-def _labels_among(known: xr.DataArray, wanted: str | int | Sequence[str | int], what: str) -> list[str | int]:
-    """Return labels along a dimension as a list, or raise DiffscopeError if `what` lacks one."""
+def _labels_among(known: xr.DataArray, wanted: str | int | Sequence[str | int]) -> list[str | int]:
+    """Return labels along a dimension as a list, or raise DiffscopeError if one is not there."""
     labels = [wanted] if isinstance(wanted, str) or np.ndim(wanted) == 0 else list(wanted)  # type: ignore[arg-type, list-item]
     offered = known.values.tolist()
     if not labels or any(isinstance(label, bool) for label in labels):
         raise DiffscopeError(f"{known.name}={wanted!r} chooses nothing; choose of {', '.join(map(str, offered))}")
-    if missing := [label for label in labels if label not in offered]:
-        raise DiffscopeError(f"{what} has no {known.name} {missing[0]!r}: there are {', '.join(map(str, offered))}")
+    for label in labels:
+        check_choice(str(known.name), label, offered)
     return labels  # type: ignore[return-value]
 
 

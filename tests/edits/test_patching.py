@@ -134,7 +134,7 @@ def test_tokens_beyond_the_source_keep_their_own_rows_and_a_patched_capture_can_
 def test_what_does_not_fit_is_refused():
     scope = diffscope.load(tiny.own("v1"))
     source = scope.capture(IDS)
-    with pytest.raises(DiffscopeError, match="there is no 'B' to patch; choose from 'A1', 'A2', 'D'"):
+    with pytest.raises(DiffscopeError, match="there is no part to patch 'B'; choose from A1, A2, D"):
         edits.patch("B", source)
     with pytest.raises(DiffscopeError, match="the output of a head has no keys"):
         edits.patch("output", source, keys=3)

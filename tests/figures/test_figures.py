@@ -213,7 +213,7 @@ def test_a_statistic_over_training_sets_one_head_apart_beside_its_control():
     assert figures.training(estimates, statistic="answer", layer=0).data.attrs["references"] == {
         "uniform attention": pytest.approx(3 / 16)
     }
-    with pytest.raises(DiffscopeError, match="no statistic 'kurtosis' was followed"):
+    with pytest.raises(DiffscopeError, match="no followed statistic 'kurtosis'"):
         figures.training(estimates, statistic="kurtosis")
     with pytest.raises(DiffscopeError, match="no head 9 of layer 0"):
         figures.training(estimates, head=9)
@@ -341,7 +341,7 @@ def test_on_a_dark_page_zero_is_the_page_and_nothing_is_black(cap):
 def test_the_registry_lists_itself_and_names_what_there_is(cap):
     assert sorted(FIGURES) == sorted(ALL + OF_READINGS)
     assert all(name in dir(figures) and getattr(figures, name) is function for name, function in FIGURES.items())
-    with pytest.raises(DiffscopeError, match=f"no figure 'map': there are {', '.join(sorted(ALL + OF_READINGS))}"):
+    with pytest.raises(DiffscopeError, match=f"no figure 'map'; choose from {', '.join(sorted(ALL + OF_READINGS))}"):
         figure("map", cap)
 
 
@@ -496,7 +496,7 @@ def test_heads_select_what_it_says(cap):
     mean = figure("heads", cap, query="mean").data
     expected = measured.sel(map="D", span="answer", normalisation="share").mean("query")
     np.testing.assert_array_equal(mean["span_mass"].values, expected.values)
-    with pytest.raises(DiffscopeError, match="no map 'A3': there are A1, A2, D"):
+    with pytest.raises(DiffscopeError, match="no map 'A3'; choose from A1, A2, D"):
         figure("heads", cap, map="A3")
 
 

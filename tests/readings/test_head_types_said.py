@@ -49,7 +49,7 @@ def test_the_figure_and_the_table_are_of_the_scores(bundled):
     assert list(by_layer["panel"].values) == [f"{name}, {map}" for name in ("one", "other") for map in ("A1", "A2", "D")]
     table = tables.head_types(bundled, text="prompts")
     assert "| L1H0 | D | .02 (.03) | −.01 (.02) | .02 (.02) | .04 (.03) | .50 (.01) |" in str(table)
-    with pytest.raises(DiffscopeError, match="there is no text 'poems': there are random tokens, prompts"):
+    with pytest.raises(DiffscopeError, match="there is no text 'poems'; choose from random tokens, prompts"):
         tables.head_types(bundled, text="poems")
     with pytest.raises(DiffscopeError, match="what diffscope.readings.head_types gives"):
         tables.head_types(bundled.estimates[["score"]])

@@ -62,7 +62,7 @@ def test_positions_are_left_out_and_refused_by_name():
     assert set(average(dataset)) == {"gini"}
     with pytest.raises(DiffscopeError, match="argmax .* is not averaged"):
         averaged(dataset["argmax"])
-    with pytest.raises(DiffscopeError, match="no average over seed"):
+    with pytest.raises(DiffscopeError, match="no average over 'seed'"):
         averaged(dataset["gini"], ["seed"])
 
 
@@ -145,7 +145,7 @@ def test_what_was_averaged_before_is_averaged_on_without_its_errors():
     assert set(twice) == {"entropy"} and set(once) == {"entropy", "entropy_se"}
     assert float(twice["entropy"]) == float(once["entropy"])
     assert twice["entropy"].attrs["averaged_over"] == "queries, then heads" and twice["entropy"].attrs["undefined_left_out"] == 1
-    with pytest.raises(DiffscopeError, match="no average over querry"):
+    with pytest.raises(DiffscopeError, match="no average over 'querry'"):
         average(dataset, "querry")
 
 

@@ -84,7 +84,7 @@ def test_layers_and_heads_are_chosen_by_their_numbers(scopes):
     assert table.data["value"].tolist() == pytest.approx([float(entropy.sel(head=[0, 2]).mean())])
     assert ", layer 1, heads 0 and 2." in table.caption
     for label in (7, "1"):
-        with pytest.raises(DiffscopeError, match=f"has no layer {label!r}: there are 0, 1"):
+        with pytest.raises(DiffscopeError, match=f"no layer {label!r}; choose from 0, 1"):
             tables.statistics(capture, "entropy", layer=label)
 
 
@@ -106,9 +106,9 @@ def test_one_value_alone_has_a_dash_that_is_explained(scopes):
 def test_what_cannot_be_tabled_is_refused(scopes):
     capture = scopes[0].capture(PROMPTS[0])
     for words, ask in {
-        "has no map 'A3'": lambda: tables.statistics(capture, "gini", map="A3"),
+        "no map 'A3'": lambda: tables.statistics(capture, "gini", map="A3"),
         "has a span": lambda: tables.statistics(capture, "gini", span="answer"),
-        "was not measured": lambda: tables.statistics(capture.measure("gini"), "entropy"),
+        "no measured statistic 'entropy'": lambda: tables.statistics(capture.measure("gini"), "entropy"),
         "choose others": lambda: tables.statistics(capture, "cmrr"),
         "not of a Scope": lambda: tables.statistics(scopes[0], "gini"),
         "readings.depths gives": lambda: tables.depths(capture.measure("gini")),
