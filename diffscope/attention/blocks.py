@@ -61,17 +61,14 @@ def block_size(
     *,
     all_heads: bool = False,
     temporaries: int = 8,
-    elements: int | None = None,
 ) -> tuple[int, int]:
     """Return how many heads and queries a block has at most; `heads` are streamed, other parameters as of :func:`blocks_of`."""
     heads = layer.n_heads if heads is None else heads
     width = layer.n_keys if layer.mask.window is None else min(layer.n_keys, layer.mask.window + MIN_ROWS)
-    fewest = 1 if elements else MIN_ROWS
-    most = layer.n_queries if elements else max(8 * MIN_ROWS, layer.n_queries // MIN_BLOCKS)
-    total = BLOCK_BYTES.get(layer.q.device.type, BLOCK_BYTES["cpu"])
-    elements = elements or total // (temporaries * layer.dtype.itemsize)
+    most = max(8 * MIN_ROWS, layer.n_queries // MIN_BLOCKS)
+    elements = BLOCK_BYTES.get(layer.q.device.type, BLOCK_BYTES["cpu"]) // (temporaries * layer.dtype.itemsize)
     some = heads if all_heads else max(1, min(heads, elements // (4 * MIN_ROWS * width)))
-    return some, max(fewest, min(most, elements // (max(some, 1) * width)))
+    return some, max(MIN_ROWS, min(most, elements // (max(some, 1) * width)))
 
 
 def blocks_of(
@@ -81,7 +78,6 @@ def blocks_of(
     heads: Heads = None,
     all_heads: bool = False,
     temporaries: int = 8,
-    elements: int | None = None,
 ) -> Iterator[Block]:
     """Cut queries into blocks of neighbours, which see about the same keys.
 
@@ -99,9 +95,6 @@ def blocks_of(
         Whether every block has all of these heads.
     temporaries : int
         How many tensors (head, query, key) the computation holds at once; the more, the smaller a block.
-    elements : int, optional
-        The most values of one such tensor, though a block always has a row of one head, or of all with `all_heads`. By default
-        what is fastest on the device.
 
     Yields
     ------
@@ -109,7 +102,7 @@ def blocks_of(
     """
     queries = layer.query_positions(queries)
     count = layer.n_heads if heads is None else len(heads)
-    some, rows = block_size(layer, count, all_heads=all_heads, temporaries=temporaries, elements=elements)
+    some, rows = block_size(layer, count, all_heads=all_heads, temporaries=temporaries)
     order = queries.argsort(stable=True)
     ascending = bool((queries.diff() >= 0).all())
     for stop in range(len(order), 0, -rows):
@@ -126,7 +119,6 @@ def stream(
     heads: Heads = None,
     all_heads: bool = False,
     temporaries: int = 8,
-    elements: int | None = None,
     workers: Workers | None = None,
     progress: Callable[[float], None] | None = None,
 ) -> Iterator[tuple[Block, T]]:
@@ -136,7 +128,7 @@ def stream(
     ----------
     layer : LayerAttention
         Of one prompt.
-    queries, heads, all_heads, temporaries, elements
+    queries, heads, all_heads, temporaries
         As of :func:`blocks_of`.
     compute : callable
         (block, rows) → result. The rows lack the keys that no query of the block sees (``visible_rows``). Their
@@ -152,7 +144,7 @@ def stream(
     block : Block
     result : what `compute` returned
     """
-    blocks = list(blocks_of(layer, queries, heads=heads, all_heads=all_heads, temporaries=temporaries, elements=elements))
+    blocks = list(blocks_of(layer, queries, heads=heads, all_heads=all_heads, temporaries=temporaries))
     chosen = None if heads is None else layer.head_numbers(heads)
 
     def task(block: Block, workspace: Workspace) -> T:

@@ -45,9 +45,6 @@ def measure_layer(
     *,
     spans: Mapping[str, Tensor] | None = None,
     queries: Sequence[int] | Tensor | None = None,
-    weights: Tensor | None = None,
-    elements: int | None = None,
-    progress: Callable[[float], None] | None = None,
     backend: Backend | None = None,
 ) -> xr.Dataset:
     """Measure statistics of one layer.
@@ -56,7 +53,7 @@ def measure_layer(
     ----------
     layer : LayerAttention
         Of one prompt.
-    statistics, spans, queries, weights, elements, progress, backend
+    statistics, spans, queries, backend
         As of :func:`measure_layers`.
 
     Returns
@@ -70,9 +67,9 @@ def measure_layer(
     UnknownStatistic, SpanError, DiffscopeError
     """
     chosen = select(statistics)
-    requests = requests_of([layer], spans or {"sink": torch.tensor([0])}, queries, weights)
+    requests = requests_of([layer], spans or {"sink": torch.tensor([0])}, queries, None)
     with Workers() as workers:
-        measured = measure_layers(requests, chosen, workers, elements=elements, progress=progress, backend=backend)
+        measured = measure_layers(requests, chosen, workers, backend=backend)
     return dataset(measured, chosen)
 
 
@@ -111,7 +108,6 @@ def measure_layers(
     statistics: Sequence[Statistic],
     workers: Workers | None = None,
     *,
-    elements: int | None = None,
     progress: Callable[[float], None] | None = None,
     backend: Backend | None = None,
 ) -> list[Measured]:
@@ -124,9 +120,6 @@ def measure_layers(
     statistics : sequence of Statistic
     workers : Workers, optional
         By default the calling thread alone.
-    elements : int, optional
-        The largest number of (head, query, key) entries that a temporary may have, though it always has one row of
-        one head, or of all if heads are compared. By default what is fastest on the device.
     progress : callable, optional
         Called after every block with the share of them that is done.
     backend : {"blocks", "triton"}, optional
@@ -159,9 +152,9 @@ def measure_layers(
     for done, (request, some, results) in enumerate(passes):
         # The back end is that of a layer by itself, so that its numbers do not depend on the layers measured with it.
         layer = layers[0] if results is measured else request.layer
-        rows = any(each.kind == "row" for each in some) and not (elements and backend is None)
+        rows = any(each.kind == "row" for each in some)
         report = (lambda share, done=done: progress((done + share) / len(passes))) if progress else None
-        values, notes = _computed(request, some, backends.chosen(layer, backend, rows), elements, workers or Workers(1), report)
+        values, notes = _computed(request, some, backends.chosen(layer, backend, rows), workers or Workers(1), report)
         arrays = {name: x.cpu().numpy() for name, x in values.items()}
         for number, result in enumerate(results):
             heads = slice(number * layer.n_heads, (number + 1) * layer.n_heads) if len(results) > 1 else ...
@@ -175,7 +168,6 @@ def _computed(
     request: Request,
     statistics: Sequence[Statistic],
     backend: Backend,
-    elements: int | None,
     workers: Workers,
     progress: Callable[[float], None] | None,
 ) -> tuple[dict[str, Tensor], dict[str, dict]]:
@@ -205,7 +197,7 @@ def _computed(
         return shared.where, [quantity.of_block(shared, some) for quantity, some in by_quantity.items()]
 
     all_heads = any(quantity.all_heads for quantity in by_quantity)
-    how: dict[str, Any] = {"all_heads": all_heads, "elements": elements, "workers": workers, "progress": progress}
+    how: dict[str, Any] = {"all_heads": all_heads, "workers": workers, "progress": progress}
     collected: list[Any] = [None] * len(by_quantity)
     for _, (where, of_quantities) in stream(request.layer, request.queries, of_block, **how):
         collected = [quantity.reduce(so_far, new, where) for quantity, so_far, new in zip(by_quantity, collected, of_quantities)]

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diffscope.attention import blocks
 from diffscope.attention.blocks import Workers
 from diffscope.attention.changes import DropKeys
 from diffscope.attention.layer import LayerAttention, Mask
@@ -47,6 +49,15 @@ def _taken(layer, statistics, **how):
     return measure_layers(requests_of([layer], SPANS, None, None), select(statistics), **how)[0]
 
 
+@contextmanager
+def blocks_of(rows):
+    """Blocks of so many rows, of one head where heads are not compared."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(blocks.BLOCK_BYTES, "cpu", 1)
+        patch.setattr(blocks, "MIN_ROWS", rows)
+        yield
+
+
 def _softmax(logits, visible):
     weights = np.where(visible, np.exp(logits - logits.max()), 0)
     return weights / weights.sum(-1, keepdims=True)
@@ -65,9 +76,10 @@ def test_every_statistic_is_as_the_table_says(whole):
     assert list(whole["span"].values) == list(SPANS)
 
 
-@pytest.mark.parametrize("elements", [1, 3 * 24 * 5])
-def test_blocks_do_not_change_the_result(layer, whole, elements):
-    xr.testing.assert_allclose(measure_layer(layer, ["all"], spans=SPANS, elements=elements), whole, rtol=1e-12)
+@pytest.mark.parametrize("rows", [1, 5])
+def test_blocks_do_not_change_the_result(layer, whole, rows):
+    with blocks_of(rows):
+        xr.testing.assert_allclose(measure_layer(layer, ["all"], spans=SPANS), whole, rtol=1e-12)
 
 
 @pytest.mark.parametrize("mask", [Mask("causal"), Mask("window", window=6), Mask("full")], ids=lambda mask: mask.kind)
@@ -222,7 +234,8 @@ class _Spy:
 
 def test_each_map_is_computed_once_and_one_block_at_a_time(layer, monkeypatch):
     spy = _Spy(monkeypatch)
-    measure_layer(layer, ["row", "span", "branch", "map_distance", "head_cka"], spans=SPANS, elements=3 * 24 * 5)
+    with blocks_of(5):
+        measure_layer(layer, ["row", "span", "branch", "map_distance", "head_cka"], spans=SPANS)
     assert spy.maps == 6 * 24
     seen = [(5, 24), (5, 19), (5, 14), (5, 9), (4, 4)]  # rows of each block and keys up to its last query, from the end
     assert spy.sizes == [3 * rows * keys for rows, keys in seen]
@@ -239,11 +252,17 @@ def test_leaving_out_later_keys_changes_nothing(make_layer, mask, monkeypatch):
         "first": torch.tensor([0]),
     }
     wanted = ["row", "span", "branch", "map_distance", "head_cka", "column_sink", "sink_rate"]
-    requested = {"queries": [7, 0, 23, 11, 3]}, {"elements": 3 * 24 * 5}, {"elements": 1}
-    measured = [measure_layer(layer, wanted, spans=spans, **more) for more in requested]
+    requested = ([7, 0, 23, 11, 3], 16), (None, 5), (None, 1)  # queries, rows of a block
+
+    def measured():
+        for queries, rows in requested:
+            with blocks_of(rows):
+                yield measure_layer(layer, wanted, spans=spans, queries=queries)
+
+    trimmed = list(measured())
     monkeypatch.setattr(LayerAttention, "visible_rows", LayerAttention.rows)
-    for more, trimmed in zip(requested, measured):
-        xr.testing.assert_allclose(trimmed, measure_layer(layer, wanted, spans=spans, **more), rtol=1e-12, atol=1e-14)
+    for some, whole in zip(trimmed, measured()):
+        xr.testing.assert_allclose(some, whole, rtol=1e-12, atol=1e-14)
 
 
 def test_what_needs_no_map_computes_none(layer, monkeypatch):
@@ -361,10 +380,11 @@ def test_threads_and_their_number_change_nothing(make_layer, monkeypatch):
     monkeypatch.setattr("diffscope.attention.blocks.MIN_PARALLEL_VALUES", 0)
     layer, before = make_layer(tokens=60, dtype=torch.float32), torch.get_num_threads()
     wanted = ["row", "span", "branch", "map_distance", "head_cka"]
-    alone = _taken(layer, wanted, elements=200)
+    with blocks_of(1):
+        alone = _taken(layer, wanted)
     for count in (2, 3):
-        with Workers(count) as workers:
-            together = _taken(layer, wanted, elements=200, workers=workers)
+        with Workers(count) as workers, blocks_of(1):
+            together = _taken(layer, wanted, workers=workers)
             assert workers._pool is not None
         for name, values in alone.values.items():
             np.testing.assert_array_equal(together.values[name], values, err_msg=name)
@@ -391,8 +411,9 @@ def test_the_default_blocks_give_what_small_ones_give(make_layer):
     """Several heads a block, one head a block, more rows than fit: all but rounding."""
     layer = make_layer(tokens=300, heads=5)
     whole = _taken(layer, ["row", "sink_rate", "map_distance"])
-    for elements in (16 * 300, 40 * 300 * 2):
-        measured = _taken(layer, ["row", "sink_rate", "map_distance"], elements=elements)
+    for rows in (3, 16):
+        with blocks_of(rows):
+            measured = _taken(layer, ["row", "sink_rate", "map_distance"])
         for name, values in whole.values.items():
             np.testing.assert_allclose(measured.values[name], values, rtol=1e-9, atol=1e-12, err_msg=name)
 
@@ -471,9 +492,10 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
     layer = data.draw(_hard_layers(make_layer))
     names = ["entropy", "participation", "gini", "hoyer", "pseudo_norm", "near_zero", "negative_share"]
     single = replace(layer, q=layer.q.float(), k=layer.k.float(), v=layer.v.float())
-    measured = {
-        item.dtype: measure_layer(item, [*names, "row_sum"], elements=data.draw(st.integers(1, 200))) for item in (layer, single)
-    }
+    measured = {}
+    for item in (layer, single):
+        with blocks_of(data.draw(st.integers(1, 9))):
+            measured[item.dtype] = measure_layer(item, [*names, "row_sum"])
     held = {
         dtype: {name: values.transpose("head", "map", "query").values for name, values in dataset[names].items()}
         for dtype, dataset in measured.items()
