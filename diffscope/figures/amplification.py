@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 import numpy as np
 import xarray as xr
@@ -14,16 +14,12 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import captures_of, check_labels, estimates_of
+from diffscope.figures.inputs import Readings, captures_of, check_labels, estimates_of
 from diffscope.figures.values import panels_beside
 from diffscope.numbers import head_name
 from diffscope.stats.averaging import rule
 
-if TYPE_CHECKING:
-    from diffscope.readings.reading import Reading
-
-    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
-    Subject = Capture | Comparison | Mapping[str, Capture] | Readings
+Subject: TypeAlias = "Capture | Comparison | Mapping[str, Capture] | Readings"
 
 
 @figure()

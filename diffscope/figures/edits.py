@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import xarray as xr
 
 from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of, together
+from diffscope.figures.inputs import Readings, estimates_of, together
 from diffscope.figures.values import cells, curves
 from diffscope.numbers import ABSENT, minus
-
-if TYPE_CHECKING:
-    from diffscope.readings.reading import Reading
-
-    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
 
 SCORES = {"log_odds": "log-odds of the answer", "loss": "loss of the text", "exact": "share of exact answers"}
 TAKEN = {"head": "the output of one head", "A2": "the second map of one head (λ = 0)"}

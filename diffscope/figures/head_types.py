@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 import numpy as np
 import xarray as xr
@@ -11,14 +11,9 @@ import xarray as xr
 from diffscope.errors import check_choice
 from diffscope.figures.by_head import by_head
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of, together
+from diffscope.figures.inputs import Readings, estimates_of, together
 from diffscope.figures.values import cells
 from diffscope.numbers import between
-
-if TYPE_CHECKING:
-    from diffscope.readings.reading import Reading
-
-    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
 
 
 @figure()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -17,7 +17,12 @@ from diffscope.figures.escaping import readable, short_name
 from diffscope.numbers import stretches
 from diffscope.prompts.selection import is_last
 
+if TYPE_CHECKING:
+    from diffscope.readings.reading import Reading
+
 Captures = Capture | Comparison | Mapping[str, Capture] | Sequence[Capture]
+# as text, since readings load code of models
+Readings: TypeAlias = "Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]"
 UNDEFINED = " (undefined)"  # behind the name of a series
 
 

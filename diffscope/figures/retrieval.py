@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 import xarray as xr
 
@@ -11,13 +10,8 @@ from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.errors import check_choice
 from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
-from diffscope.figures.inputs import estimates_of, select, together
+from diffscope.figures.inputs import Readings, estimates_of, select, together
 from diffscope.figures.values import cells, curves
-
-if TYPE_CHECKING:
-    from diffscope.readings.reading import Reading
-
-    Readings = Reading | xr.Dataset | Mapping[str, Reading | xr.Dataset]
 
 READING = "diffscope.readings.depths(scope)"
 DASHES = {"answer": "solid", "irrelevant": "dash"}
