@@ -17,12 +17,13 @@ from url_state import bound
 from diffscope import figures, readings
 from diffscope.readings import signs
 from diffscope.readings.retrieval import ROOM, usual_lengths
+from diffscope.stats.labels import called
 from diffscope.tasks import Retrieval
 from diffscope.tasks.sampling import DEPTHS
 from diffscope.tasks.training_sentence import template_mismatches, template_of
 
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
-SPANS = {"answer": "the answer", "irrelevant": "irrelevant tokens", "needles": "distractors", "sink": "the first token"}
+SPANS = {span: called(span) for span in ("answer", "irrelevant", "needles", "sink")}
 MASS = "mass"
 IN_CELLS = {MASS: "attention, share of |D|", "exact": "exact answers", "log_odds": "log-odds of the answer"}
 state = st.session_state

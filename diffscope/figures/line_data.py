@@ -12,6 +12,7 @@ import xarray as xr
 from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
+from diffscope.stats.labels import UNIFORM
 
 ROLES = ("panel", "series", "x")
 ALIKE = 0.2  # of the way from white to black: colours that are closer look alike in grey print
@@ -81,7 +82,7 @@ def colours_of(dataset: xr.Dataset) -> dict[str, str]:
     greys, others = cycle(theme.CONTROLS), cycle(theme.SERIES)
     controls = dataset.attrs.get("controls", [])
     known = theme.MAP_COLOURS | theme.SYMBOL_COLOURS | theme.SPAN_COLOURS
-    known |= {name: next(greys) for name in names if name in controls or name.startswith(theme.CONTROL)}
+    known |= {name: next(greys) for name in names if name in controls or name.startswith(UNIFORM)}
     known |= {name: colour for name, (colour, _) in dataset.attrs.get("looks", {}).items()}
     return {name: known.get(name) or next(others) for name in names}
 

@@ -12,17 +12,10 @@ from diffscope.figures import theme
 from diffscope.figures.declaration import Drawing, Printing, figure
 from diffscope.figures.inputs import Readings, estimates_of, select, together
 from diffscope.figures.values import cells, curves
+from diffscope.stats.labels import UNIFORM, called
 
 READING = "diffscope.readings.depths(scope)"
 DASHES = {"answer": "solid", "irrelevant": "dash"}
-WORDS = {
-    "answer": "the answer",
-    "needles": "distractors",
-    "query": "the question",
-    "irrelevant": "irrelevant tokens",
-    "sink": "the first token",
-}
-UNIFORM = "uniform attention"
 QUANTITIES = {"exact": "share of exact answers", "log_odds": "log-odds of the answer"}
 
 
@@ -96,7 +89,7 @@ def by_depth(
             rows[label] = uniform.sel(span=line, drop=True).broadcast_like(shape)
             errors[label] = rows[label].where(False)
             looks[label] = (greys.get(name, theme.MUTED), DASHES.get(line, "solid"))
-    about = "attention" if span is None else f"attention on {_words(span)}"
+    about = "attention" if span is None else f"attention on {called(span)}"
     values = together(rows, "series").assign_attrs(long_name=about, units="1")
     error = xr.concat(list(errors.values()), values["series"], coords="minimal", compat="override")
     drawing = curves.drawing(
@@ -111,7 +104,7 @@ def by_depth(
     )
     first = next(iter(chosen.values()))
     within = ", ± standard error over prompts" if any(table["mass_se"].notnull().any() for table in chosen.values()) else ""
-    keys = " and on ".join(_words(line) for line in lines)
+    keys = " and on ".join(called(line) for line in lines)
     caption = (
         f"{map} of the last query on {keys} by depth of the answer, prompts of {tokens} tokens; "
         f"mean over {first.attrs['averaged_over']}{within}."
@@ -192,7 +185,7 @@ def depth_by_length(
             of_prompt = mass["mass_of_prompt"]
         counts += of_prompt.notnull().sum("prompt").values.ravel().tolist()
     facts: dict[str, Any] = {}
-    words = QUANTITIES.get(quantity, f"attention on {_words(quantity)} ({signs.amount(map, normalisation)})")
+    words = QUANTITIES.get(quantity, f"attention on {called(quantity)} ({signs.amount(map, normalisation)})")
     if quantity not in QUANTITIES:
         controls = {name: table["uniform"].sel(span=quantity, drop=True) for name, table in estimates.items()}
         for name, uniform in shared_or_each(controls).items():
@@ -219,8 +212,4 @@ def _uniform(model: str) -> str:
 
 def _line(name: str, span: str, spans: list[str]) -> str:
     """Return what a line is called: by its span too where lines are of several."""
-    return name if len(spans) == 1 else f"{name}: {_words(span).removeprefix('the ')}"
-
-
-def _words(span: str) -> str:
-    return WORDS.get(span, span)
+    return name if len(spans) == 1 else f"{name}: {called(span).removeprefix('the ')}"

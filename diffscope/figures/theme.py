@@ -63,8 +63,6 @@ SPAN_COLOURS = {
 SERIES = ["#4b3a78", "#4aa99d", "#a0456b", "#b5aa48", "#8d7bc4", "#6b5a52", "#86c2b8"]
 #: the colours of what everything is compared with
 CONTROLS = [MUTED, "#98a2b3", "#c0c7d1"]
-#: how the name of the control begins that figures of all kinds have
-CONTROL = "uniform attention"
 #: colours of spans whose names have no meaning of their own
 OTHER_SPANS = ["#7b61c9", "#b8860b", "#00838f", "#a61e4d", "#8d6e63", "#7a9a01"]
 

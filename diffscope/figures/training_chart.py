@@ -10,9 +10,9 @@ from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.escaping import for_html
 from diffscope.figures.figure import Chart
 from diffscope.numbers import head_name
+from diffscope.stats.labels import UNIFORM
 
 CONTROL = "control: A₂ of other heads"
-UNIFORM = "uniform attention"
 INKS = (theme.SERIES[0], theme.MUTED)  # of heads, of which one is set apart, and of its control
 TITLE = "step of training (evenly spaced)"
 NEAR, MOST_NAMES = 0.08, 2  # of the range of values: lines that end so close share a label, which has so many names

@@ -14,6 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import images as _images
 from diffscope.figures import training_chart as _training_chart
 from diffscope.figures.declaration import Drawing, Printing, figure
+from diffscope.stats.labels import called
 
 Contrast = Literal["sqrt", "linear"]
 ALONG = {"training": "at every checkpoint of a training", "denoising": "at steps of denoising"}
@@ -107,7 +108,7 @@ def _signs(estimates: xr.Dataset, statistic: str) -> str:
     if f"{statistic}_negative" not in estimates or estimates["lambda"].isnull().all():
         return ""
     last = estimates.isel(step=-1)
-    heads = signs.by_head(last[statistic], last[f"{statistic}_negative"], signs.called(statistic))
+    heads = signs.by_head(last[statistic], last[f"{statistic}_negative"], called(statistic))
     return signs.within(f"At step {int(last['step'])}", heads)
 
 

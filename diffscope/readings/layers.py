@@ -15,11 +15,10 @@ from diffscope.numbers import between, minus, two_figures
 from diffscope.prompts.selection import checked_query
 from diffscope.readings.captures import any_capture, query_positions, shared_or_each, uniform_attention
 from diffscope.readings.pairing_control import MIDDLE, OWN, compares_maps, paired_statistic
-from diffscope.readings.prompt_parts import UNIFORM
 from diffscope.readings.reading import Reading
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import averaged, mean_over_prompts, rule
-from diffscope.stats.labels import at_labels
+from diffscope.stats.labels import UNIFORM, at_labels
 
 RANKS = {"permuted": "its rows permuted", "uniform": "uniform map"}
 OTHERS = "A₂ of other heads"

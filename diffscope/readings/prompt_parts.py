@@ -15,6 +15,7 @@ from diffscope.readings import signs
 from diffscope.readings.captures import Queries, any_capture, query_positions, relabelled, shared_or_each, visible_keys
 from diffscope.readings.reading import Reading, described
 from diffscope.stats.averaging import averaged
+from diffscope.stats.labels import UNIFORM
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.stats.uniform import keys_seen, uniform_share
 
@@ -158,7 +159,6 @@ def _where(cap: Capture, queries: Queries) -> str:
     return f"At {'the last token' if last else f'token {at}'}{prompts}"
 
 
-UNIFORM = "uniform attention"
 Head = tuple[int, int]  # layer and head
 
 

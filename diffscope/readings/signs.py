@@ -14,6 +14,7 @@ from diffscope.capture.capture import Capture
 from diffscope.numbers import counted, listed, percent, shortened
 from diffscope.readings.captures import query_positions
 from diffscope.stats.averaging import averaged, mean_over_prompts
+from diffscope.stats.labels import called
 from diffscope.stats.negative_mass import NEEDED, ROUNDING, WHATEVER, negative_mass
 
 SAID = 0.005  # of a mass: what is less than that of it is not told as a part of its own
@@ -138,12 +139,6 @@ def _of_d(measured: xr.Dataset, span: str) -> xr.DataArray:
     share = measured["span_mass"].sel(map="D", span=span, normalisation="share", drop=True)
     negative = negative_mass(measured).sel(map="D", span=span, drop=True)
     return xr.concat([share, negative], "part", combine_attrs="override", coords="minimal", compat="override")
-
-
-def called(span: str) -> str:
-    """Name a span in a sentence."""
-    known = {"answer": "the answer", "irrelevant": "irrelevant tokens", "sink": "the sink", "needles": "distractors"}
-    return known.get(span, span)
 
 
 def amount(map: str, normalisation: str) -> str:

@@ -11,6 +11,13 @@ from diffscope.errors import check_choice
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
 KEPT = ("layer", "head", "query")
 UNSIGNED = "share of |D|"
+UNIFORM = "uniform attention"  # the control of shares: the same weight on every key that a query sees
+SPANS = {"needles": "distractors", "query": "the question", "irrelevant": "irrelevant tokens"}
+
+
+def called(span: str) -> str:
+    """Name a span in a sentence."""
+    return f"the {span}" if span in ("answer", "sink") else SPANS.get(span, span)
 
 
 def usual_label(labels: Sequence[str], dim: str) -> str:

@@ -14,11 +14,11 @@ from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import counted
 from diffscope.readings.reading import Reading
 from diffscope.stats.intervals import t_half_width
+from diffscope.stats.labels import called
 from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset
 ROWS = ("answer", "irrelevant", "exact")
-WORDS = {"irrelevant": "irrelevant tokens"}
 INTERVAL = "95 %"  # the row below exact answers: their interval, which is no ± of them
 
 
@@ -99,7 +99,7 @@ def depths(
         caption = f"{caption} {signs.of_depths(tables, spans)}".rstrip()
     if edits := edits_of(named):
         caption += f" Under {edits}."
-    definitions = [f"{WORDS.get(span, span)}: {first['mass'].attrs['definition']}, span {span}" for span in spans]
+    definitions = [f"{called(span)}: {first['mass'].attrs['definition']}, span {span}" for span in spans]
     definitions += [f"exact: {first['exact'].attrs['definition']}"] if "exact" in rows else []
     note = f"Definitions. {'; '.join(definitions)}."
     return Table.of_cells("depths", titles, columns, cells, caption, pd.DataFrame(records), (note,))
@@ -108,12 +108,8 @@ def depths(
 def _printed(record: dict) -> list[tuple[str, str]]:
     """Return one number as the rows that it is printed in."""
     if record["quantity"] != "exact":
-        return [
-            (
-                WORDS.get(record["quantity"], record["quantity"]),
-                numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2),
-            )
-        ]
+        row = called(record["quantity"]).removeprefix("the ")
+        return [(row, numbers.with_spread(record["value"], (record["high"] - record["low"]) / 2))]
     return [("exact", f"{record['value']:.2f}"), (INTERVAL, f"{record['low']:.2f}–{record['high']:.2f}")]
 
 

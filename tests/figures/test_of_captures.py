@@ -9,7 +9,7 @@ import diffscope
 from diffscope import edits, figures
 from diffscope.errors import DiffscopeError, SpanError
 from diffscope.instruments.injection import with_a2_moved
-from diffscope.readings.prompt_parts import UNIFORM
+from diffscope.stats.labels import UNIFORM
 from tests import tiny
 
 SPANS = {"answer": slice(5, 7), "query": [14, 15]}
