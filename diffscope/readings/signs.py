@@ -120,12 +120,12 @@ def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:
     Parameters
     ----------
     estimates : mapping of str to xarray.Dataset
-        Of :func:`diffscope.readings.depths`, by name. Standard attention is left out, and older estimates, which do not know it.
+        Of :func:`diffscope.readings.depths`, by name. Standard attention is left out.
     spans : sequence of str
     """
     words = []
     for name, table in estimates.items():
-        if "negative" not in table or not table["mass"].sel(map="A2").notnull().any():
+        if not table["mass"].sel(map="A2").notnull().any():
             continue
         of_d = table[["mass", "negative"]].sel(map="D", normalisation="share").mean(("length", "depth"))
         parts = {span: of_d.sel(span=span) for span in spans}
