@@ -10,6 +10,7 @@ import xarray as xr
 
 from diffscope import render as display
 from diffscope.attention.maps import DEFAULT_MAPS
+from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted, check_index
@@ -219,8 +220,8 @@ class Comparison:
             combine_attrs="drop_conflicts",
             compat="override",
         )
-        edits = [f"{name}: {one.facts['edits']}" for name, one in zip(self.names, self.captures) if "edits" in one.facts]
-        return together.assign_attrs(edits="; ".join(edits)) if edits else together  # which need not be on in both
+        edits = edits_of(dict(zip(self.names, self.captures)))  # which need not be on in both
+        return together.assign_attrs(edits=edits) if edits else together
 
 
 def one_each(names: Collection[str], what: str, number: Number | Sequence[Number]) -> dict[str, Number]:

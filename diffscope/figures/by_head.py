@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError, check_choice
 from diffscope.figures import cell_chart
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import any_capture, edited, position_of
+from diffscope.figures.inputs import any_capture, position_of
 from diffscope.stats.averaging import averaged
 from diffscope.stats.labels import at_labels, is_unsigned, usual_label
 from diffscope.stats.negative_mass import WHATEVER
@@ -36,7 +37,7 @@ def data(
     for dim, label in choices.items():
         if label is not None and dim not in array.dims:
             raise DiffscopeError(f"{statistic} is not measured by {dim}, so that {label!r} cannot be chosen; leave {dim} out")
-    dataset = over_heads(array, query, choices, model=cap.model_name).assign_attrs(edits=edited(cap))
+    dataset = over_heads(array, query, choices, model=cap.model_name).assign_attrs(edits=edits_of({"": cap}))
     return dataset.assign_attrs(signs=_signs(cap, dataset, array, query, choices))
 
 
@@ -65,9 +66,7 @@ def of_two(comparison, statistic: str, query, measured: xr.Dataset | None, choic
     first = of_models[0].attrs
     selections = _in_common([dataset.attrs["selection"].split(", ") for dataset in of_models])
     title = " · ".join(word for word in (first["long_name"], selections) if word)
-    edits = "; ".join(
-        f"{name}: {capture.facts['edits']}" for name, capture in zip(comparison.names, comparison.captures) if edited(capture)
-    )
+    edits = edits_of(dict(zip(comparison.names, comparison.captures)))
     from diffscope.readings.signs import within  # which loads code of models
 
     signs = " ".join(within(f"In {name}", each.attrs["signs"]) for name, each in zip(comparison.names, of_models)).strip()

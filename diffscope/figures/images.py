@@ -17,7 +17,7 @@ from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import edited, layer_at, visible_cells, window
+from diffscope.figures.inputs import layer_at, visible_cells, window
 from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
 from diffscope.numbers import head_name
 
@@ -65,12 +65,9 @@ def grid_data(
     models = xr.DataArray(list(captures), dims="model", name="model")
     maps = xr.concat(of_models, models, join="outer", combine_attrs="drop")
     drawn = "A" if all(attention.d_is_a1 for attention in chosen) else name
-    edits = "; ".join(
-        f"{model}: {edited(cap)}" if len(captures) > 1 else edited(cap) for model, cap in captures.items() if edited(cap)
-    )
     about = {
         "title": title_of(name, chosen),
-        "edits": edits,
+        "edits": edits_of(captures),
         "n_tokens": n_queries,
         "bin": of_models[0].attrs["bin"],
         "model": " and ".join(map(short_name, captures)),

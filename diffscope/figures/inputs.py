@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
 from diffscope.capture.comparison import Comparison
 from diffscope.errors import DiffscopeError, check_choice, check_index
@@ -226,11 +227,6 @@ def the_one(estimates: Mapping[str, xr.Dataset]) -> tuple[str, xr.Dataset]:
     return name, table
 
 
-def edited(cap: Capture) -> str:
-    """Return the edits that were on, in words; an empty text without edits."""
-    return str(cap.facts.get("edits", ""))
-
-
 def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
     """Return what the data of a figure says about where it comes from."""
     (queries,), (keys,) = cap.sides(layer)
@@ -242,7 +238,7 @@ def described(cap: Capture, layer: LayerAttention, head: int) -> dict:
         "n_tokens": len(queries.ids),
         "mask": str(layer.mask.kind),
         "spans": {name: stretches(positions) for name, positions in queries.spans.items()},
-        "edits": edited(cap),
+        "edits": edits_of({"": cap}),
     }
     if layer.kind == "cross":
         about |= {"n_keys": len(keys.ids), "key_spans": {name: stretches(positions) for name, positions in keys.spans.items()}}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from diffscope.capture.captions import edits_of
 from diffscope.errors import DiffscopeError
 from diffscope.figures import line_data, line_print, line_screen, theme
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import any_capture, edited
+from diffscope.figures.inputs import any_capture
 
 
 def lambdas_data(cap) -> xr.Dataset:
@@ -21,13 +22,13 @@ def lambdas_data(cap) -> xr.Dataset:
     dataset = xr.Dataset({"lam": lam.mean(others), "lowest": lam.min(others), "highest": lam.max(others)})
     if np.isfinite(cap.lam_init.values).any():
         dataset["lam_init"] = cap.lam_init
-    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edits_of({"": cap}))
 
 
 def fidelity_data(cap) -> xr.Dataset:
     """Return error of the rebuilt attention output and its tolerance, by layer."""
     dataset = any_capture(cap).fidelity[["error", "tolerance"]]
-    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edited(cap))
+    return dataset.drop_attrs(deep=False).assign_attrs(model=cap.model_name, edits=edits_of({"": cap}))
 
 
 #: what is drawn of each variable: its name, its colour, and how its line is broken

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.attention.maps import DEFAULT_MAPS, present, title_of
+from diffscope.capture.captions import edits_of
 from diffscope.capture.comparison import Comparison, one_each
 from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
@@ -85,8 +86,7 @@ def _of_two(comparison: Comparison, layer, head, queries, keys, size) -> xr.Data
     both = both.assign_coords(visible=(("query", "key"), seen))
     about = ("n_tokens", "spans", "bin", "n_keys", "key_spans")
     shared = {name: datasets[0].attrs[name] for name in about if name in datasets[0].attrs}
-    edits = [f"{name}: {each.attrs['edits']}" for name, each in zip(comparison.names, datasets) if each.attrs["edits"]]
-    shared["edits"] = "; ".join(edits)
+    shared["edits"] = edits_of(dict(zip(comparison.names, comparison.captures)))
     return both.assign_attrs(shared, model=" and ".join(map(short_name, comparison.names)), models=list(comparison.names))
 
 

@@ -83,7 +83,7 @@ def test_models_of_other_tokenizers_are_refused(scopes):
 def test_edits_of_one_model_are_not_said_of_both(scopes):
     with scopes[0].edit(diffscope.edits.set_lambda(0.0)):
         measured = diffscope.compare(*scopes, PROMPTS[0]).measure("gini")
-    assert measured.attrs["edits"] == "mini-diff: λ = 0"
+    assert measured.attrs["edits"] == "λ = 0 (mini-diff)"
     assert "edits" not in diffscope.compare(*scopes, PROMPTS[0]).measure("gini").attrs
 
 
