@@ -202,7 +202,7 @@ def ranks(options: Namespace) -> Section:
 
 def exact_ranks(layer: LayerAttention, name: str) -> torch.Tensor:
     """Return every definition of the rank of the whole map, then every residual."""
-    held = ImplicitMaps(layer, 0).times({name: torch.eye(layer.n_keys, device=layer.q.device)})[name]
+    held = ImplicitMaps(layer, 0).gram({name: torch.eye(layer.n_keys, device=layer.q.device)})[name][0]
     sigma = rank.singular_values(held).cpu()
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 

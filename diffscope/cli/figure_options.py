@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 from typer.main import get_command
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_choice
 
 PARAMETER = re.compile(r"^(?P<names>\w[\w, ]*?) ?(?: : .*)?$")
 VARIABLE = {
@@ -155,17 +155,17 @@ def kind_of(args):
 
 def check_kind(kind):
     """Refuse a figure that there is not."""
-    from diffscope.figures import check_choices
+    from diffscope.figures import FIGURES
 
-    check_choices(kind, {})
+    check_choice("figure", kind, sorted(FIGURES))
 
 
 def check_taken(kind, word):
     """Refuse a keyword that other figures take and this one does not."""
-    from diffscope.figures import FIGURES, check_choices
+    from diffscope.figures.declaration import FIGURES, check_keywords
 
     if any(word in inspect.signature(function).parameters for function in FIGURES.values()):
-        check_choices(kind, {word: None})
+        check_keywords(kind, inspect.signature(FIGURES[kind]), {word: None})
 
 
 def options_of(kind):

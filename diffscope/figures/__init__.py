@@ -10,14 +10,12 @@ One function a figure: ``figures.maps(capture, layer=2, head=1)`` returns a `Fig
 ``.plotly()`` draws it to explore, ``.matplotlib()`` to print, and ``.save(path)`` writes it by its suffix.
 """
 
-import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from diffscope.errors import check_choice
 from diffscope.figures.amplification import amplifier, anatomy, attribution, rejection, signal_to_noise
 from diffscope.figures.attention import board, cohort, fidelity, heads, lambdas, maps, row
-from diffscope.figures.declaration import FIGURES, check_keywords
+from diffscope.figures.declaration import FIGURES
 from diffscope.figures.edits import ablation, interventions
 from diffscope.figures.figure import Figure
 from diffscope.figures.head_types import head_types
@@ -83,17 +81,5 @@ def figure(name: str, subject: Any, **choices: Any) -> Figure:
     DiffscopeError
         There is no such figure, it takes no such keyword, or what is chosen is not there.
     """
-    check_choices(name, choices)
-    return FIGURES[name](subject, **choices)
-
-
-def check_choices(name: str, choices: Mapping[str, Any]) -> None:
-    """Refuse a figure that there is not, and keywords that it does not take.
-
-    Raises
-    ------
-    DiffscopeError
-        It says which there are.
-    """
     check_choice("figure", name, sorted(FIGURES))
-    check_keywords(name, inspect.signature(FIGURES[name]), choices)
+    return FIGURES[name](subject, **choices)

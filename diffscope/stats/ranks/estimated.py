@@ -237,5 +237,8 @@ def _of_held(maps: ImplicitMaps, names: list[str]) -> dict[str, Estimate]:
     """Estimate maps of few queries or few keys, from all of their singular values."""
     queries, keys = maps.shape
     every = torch.eye(min(maps.shape), dtype=maps.layer.dtype, device=maps.layer.q.device)
-    product = maps.transposed if queries <= keys else maps.times  # each entry once: exact
-    return {name: from_singular_values(singular_values(product({name: every})[name]).cpu()) for name in names}
+
+    def held(name: str) -> Tensor:  # each entry once: exact
+        return maps.transposed({name: every})[name] if queries <= keys else maps.gram({name: every})[name][0]
+
+    return {name: from_singular_values(singular_values(held(name)).cpu()) for name in names}

@@ -28,11 +28,10 @@ from torch import Tensor
 from diffscope.attention.blocks import Block, stream
 from diffscope.attention.components import Rows
 from diffscope.attention.layer import LayerAttention
-from diffscope.attention.maps import DEFAULT_MAPS, NEED_A2, map_of
+from diffscope.attention.maps import map_of
 from diffscope.attention.precision import tf32_allowed
 from diffscope.errors import DiffscopeError
 
-MAPS = (*DEFAULT_MAPS, "uniform")
 PERMUTED = "permuted "
 
 T = TypeVar("T")
@@ -74,30 +73,8 @@ class ImplicitMaps:
         self._visible = layer.mask.counts(queries, layer.n_keys, layer.offset).clamp_min(1)  # (query,)
         self._factor, self._shift = self._permutations(head if seed is None else seed)
 
-    def times(self, x: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute A·X of several maps in one sweep.
-
-        Parameters
-        ----------
-        x : mapping of str to Tensor (key, r)
-            By name of the map.
-
-        Returns
-        -------
-        dict of str to Tensor (query, r)
-
-        Raises
-        ------
-        ValueError
-            A name is not that of a map, or the layer has no second map.
-        """
-        images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
-        for name, queries, _, product in self._sweep(x, lambda name, a, queries, keys: a @ x[name][keys]):
-            images[name][queries] = product
-        return images
-
     def transposed(self, y: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Compute Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`times`."""
+        """Compute Aᵀ·Y of several maps in one sweep: y (query, r) by name → (key, r); raises as :meth:`gram`."""
         out = {name: self._zeros(each) for name, each in y.items()}
         for name, _, keys, product in self._sweep(y, lambda name, a, queries, keys: a.T @ y[name][queries]):
             out[name][keys] += product
@@ -106,7 +83,10 @@ class ImplicitMaps:
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Compute A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r).
 
-        Raises as :meth:`times`.
+        Raises
+        ------
+        ValueError
+            A name is not that of a map, or the layer has no second map.
         """
         images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
         out = {name: self._zeros(each) for name, each in x.items()}
@@ -121,7 +101,7 @@ class ImplicitMaps:
         return {name: (images[name], out[name]) for name in x}
 
     def frobenius2(self, names: Iterable[str]) -> dict[str, float]:
-        """Sum all squared entries of some maps in float64; raises as :meth:`times`."""
+        """Sum all squared entries of some maps in float64; raises as :meth:`gram`."""
         names = list(names)
         plain = {name.removeprefix(PERMUTED) for name in names}  # a permutation moves no energy
         energy = dict.fromkeys(plain, 0.0)
@@ -137,7 +117,6 @@ class ImplicitMaps:
     ) -> Iterator[tuple[str, slice, slice, T]]:
         """Multiply every block of rows of the named maps: yield name, queries, keys and product(name, block, queries, keys)."""
         names = list(names)
-        self._check(names)
         plain = {name.removeprefix(PERMUTED) for name in names}
         permuted = any(name.startswith(PERMUTED) for name in names)
 
@@ -160,14 +139,6 @@ class ImplicitMaps:
         for block, (keys, products) in stream(self.layer, None, multiply, heads=[self.head]):
             for name, of_map in products.items():
                 yield name, cast(slice, block.at), keys, of_map
-
-    def _check(self, names: Iterable[str]) -> None:
-        for name in names:
-            plain = name.removeprefix(PERMUTED)
-            if plain not in MAPS:
-                raise ValueError(f"no map is called {name!r}; choose from {', '.join(MAPS)}, or 'permuted' before one of them")
-            if plain in NEED_A2 and not self.layer.differential:
-                raise ValueError(f"standard attention has no second map, so no {name!r}")
 
     def _permutations(self, seed: int) -> tuple[Tensor, Tensor]:
         """Draw factor and shift of each row's permutation, int64 (query,)."""

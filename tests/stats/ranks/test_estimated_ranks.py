@@ -12,6 +12,7 @@ from diffscope.stats.ranks import exact as rank
 from diffscope.stats.ranks.exact import LABELS
 from diffscope.stats.ranks.implicit_map import ImplicitMaps
 from diffscope.stats.ranks.lanczos import Lanczos
+from tests.stats.ranks.test_implicit_map import times
 
 NAMES = ("A1", "D", "permuted D")
 
@@ -44,7 +45,7 @@ def _attending(layer, kind):
 
 def _truth(layer, names, seed=0):
     every = torch.eye(layer.n_keys, dtype=layer.dtype)
-    held = ImplicitMaps(layer, 0, seed).times(dict.fromkeys(names, every))
+    held = times(ImplicitMaps(layer, 0, seed), dict.fromkeys(names, every))
     sigma = {name: rank.singular_values(a) for name, a in held.items()}
     return {name: torch.cat([rank.ranks(s), rank.rank_residual(s)]) for name, s in sigma.items()}
 
@@ -254,11 +255,11 @@ def _decomposed(layer):
     plain = ["A1", "A2", "D"] if layer.differential else ["A1"]
     ranks, residuals = [], []
     for head in range(layer.n_heads):
-        maps = ImplicitMaps(layer, head).times({name: every for name in {*ranked, *plain}})
+        maps = times(ImplicitMaps(layer, head), {name: every for name in {*ranked, *plain}})
         draws = []
         for draw in range(rank.DRAWS):
             permuted = ImplicitMaps(layer, head, seed=head + draw * layer.n_heads)
-            draws.append(permuted.times({f"permuted {name}": every for name in ranked}))
+            draws.append(times(permuted, {f"permuted {name}": every for name in ranked}))
         of = {
             name: rank.beside_controls(
                 rank.estimate(maps[name]), uniform, [rank.estimate(each[f"permuted {name}"]) for each in draws]
