@@ -252,7 +252,9 @@ def lambdas(
     >>> diffscope.figures.lambdas(capture)
     <diffscope figure 'lambdas' of lam, lowest, highest, lam_init (layer: 3)>
     """
-    return Drawing(_layers.CHART, _layers.lambdas_data(cap), about="λ by layer, with its initial value")
+    data = _layers.lambdas_data(cap)
+    ends = "; small points are the least and the largest of heads and tokens" if _layers.has_range(data) else ""
+    return Drawing(_layers.CHART, data, about=f"λ by layer, with its initial value{ends}")
 
 
 @figure(wide=False)

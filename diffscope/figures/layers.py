@@ -39,7 +39,11 @@ LINES = {
     "tolerance": ("tolerance", theme.MUTED, "dash"),
 }
 HEADINGS = {"lam": "λ by layer", "error": "relative error of the rebuilt attention output"}
-BAND = {"λ": "heads and tokens"}
+
+
+def has_range(data: xr.Dataset) -> bool:
+    """Return whether λ differs between heads or tokens."""
+    return "lowest" in data and bool(np.nanmax(data["highest"].values - data["lowest"].values, initial=0) > 1e-6)
 
 
 def _as_curves(data: xr.Dataset) -> xr.Dataset:
@@ -48,7 +52,7 @@ def _as_curves(data: xr.Dataset) -> xr.Dataset:
     series = xr.DataArray(list(drawn), dims="series", name="series")
     values = xr.concat(list(drawn.values()), series, combine_attrs="drop").assign_attrs(long_name="")
     ends = {}
-    if "lowest" in data and bool(np.nanmax(data["highest"].values - data["lowest"].values, initial=0) > 1e-6):
+    if has_range(data):
         of_lam = values["series"] == "λ"
         ends = {"low": data["lowest"].where(of_lam), "high": data["highest"].where(of_lam)}
     looks = {words: (colour, dash) for words, colour, dash in LINES.values() if words in drawn}
@@ -58,7 +62,7 @@ def _as_curves(data: xr.Dataset) -> xr.Dataset:
 def _style(data: xr.Dataset, title: str | None) -> dict:
     variable = "lam" if "lam" in data else "error"
     heading = HEADINGS[variable] if title is None else title
-    return {"title": heading, "log": "y" if variable == "error" else "", "band": BAND}
+    return {"title": heading, "log": "y" if variable == "error" else "", "extremes": ["λ"]}
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 240, selected: int | None = None):

@@ -46,7 +46,6 @@ def in_print(
     title: str | None = None,
     log: str = "",
     scale: str = "shared",
-    band: Mapping[str, str] | None = None,
     highlight: Sequence[str] = (),
     extremes: Sequence[str] = (),
     others: str = "",
@@ -64,7 +63,7 @@ def in_print(
     lines = [*dataset.attrs["references"], dataset.attrs["diagonal"]]
     factors = factors_of(dataset) if style == "lines" and not highlight else None
     series = [*factors[0], *factors[1]] if factors else highlight or colours
-    named = [for_print(name) for name in [*series, others, *(band or {}).values(), *lines] if name]
+    named = [for_print(name) for name in [*series, others, *lines] if name]
     places, numbers = _places(dataset, style)
     turned = not numbers and "at" not in dataset and _turned(places, wide)
     tall += SLANTED if turned else 0.0
@@ -76,7 +75,7 @@ def in_print(
         if number >= len(panels):
             ax.set_axis_off()
             continue
-        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, band or {}, highlight, extremes)
+        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, highlight, extremes)
         _print_references(ax, dataset)
         ax.set_title(for_print(panels[number]))
         if number >= len(panels) - columns:
@@ -192,7 +191,6 @@ def _bars_or_lines(
     places: np.ndarray,
     colours: Mapping[str, str],
     style: str,
-    band: Mapping[str, str],
     highlight: Sequence[str],
     extremes: Sequence[str],
 ) -> None:
@@ -238,10 +236,6 @@ def _bars_or_lines(
                 **ends,
             )
         elif style == "lines":
-            if name in band and "low" in series:
-                area = {"color": colour, "alpha": 0.15, "lw": 0, "label": for_print(band[name])}
-                ax.fill_between(places, shown(series, "low"), shown(series, "high"), **area)
-                ends = {}
             line = IN_PRINT[dash_of(series, name)]
             look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
             if highlight and name not in highlight:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
@@ -38,7 +38,6 @@ def on_screen(
     log: str = "",
     scale: str = "shared",
     height: int = 260,
-    band: Mapping[str, str] | None = None,
     highlight: Sequence[str] = (),
     marked: float | None = None,
     extremes: Sequence[str] = (),
@@ -53,8 +52,6 @@ def on_screen(
         As of ``diffscope.figures.curves``.
     height : int
         Pixels.
-    band : mapping of str to str, optional
-        What the range of some series is called; it is an area and not bars.
     highlight : sequence of str
         The series that matter most first; all others are thin, faint and not in the legend.
     marked : float, optional
@@ -107,8 +104,6 @@ def on_screen(
                 *_single(part, places, name, colours[name]),
                 *_traces(part, places, name, colours[name], style, mark),
             ]
-            if band and name in band and "low" in part:
-                traces = [_area(part, places, colours[name], band[name]), *({**each, "error_y": None} for each in traces)]
             if extremes and "low" in part:
                 traces = (
                     [{key: value for key, value in each.items() if key != "error_y"} for each in traces]
@@ -223,13 +218,6 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, 
         line = {"color": colour, "width": 2, "dash": dash_of(part, name)}
         return [common | {"line": line, "marker": {"size": 6, "color": colour, "symbol": symbol}, "mode": "lines+markers"}]
     return _marks(part, common, colour, symbol)
-
-
-def _area(part: xr.Dataset, places: list, colour: str, label: str) -> dict:
-    """Return the range of one series as an area."""
-    ends = np.concatenate([shown(part, "high"), shown(part, "low")[::-1]])
-    look = {"fill": "toself", "fillcolor": colour, "opacity": 0.15, "line": {"width": 0}, "mode": "lines", "hoverinfo": "skip"}
-    return {"type": "scatter", "x": [*places, *places[::-1]], "y": ends, "name": for_html(label)} | look
 
 
 def _extremes(part: xr.Dataset, places: list, name: str, colour: str, seen: bool) -> dict:
