@@ -71,18 +71,7 @@ branch = partial(declare, kind="branch", dims=("head", "query", "span"), quantit
     needs=("a1", "a2", "seen"),
 )
 def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute the cosine of the two branches on X: <A1,A2> / (|A1||A2|).
-
-    Parameters
-    ----------
-    a1, a2 : Tensor (..., X)
-    seen : Tensor (...), optional
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1. NaN if a row sees fewer than two keys of X, or a branch has no mass there.
-    """
+    """Compute the cosine of the two branches on X: <A1,A2> / (|A1||A2|)."""
     u = _unit_peak(a1)[0]
     v = _unit_peak(a2)[0]
     value = _dot(u, v) / (_dot(u, u) * _dot(v, v)).sqrt()
@@ -102,11 +91,6 @@ def lambda_star(a1: Tensor, a2: Tensor) -> Tensor:
     """Compute the coefficient that leaves least of A1 on X: <A1,A2> / <A2,A2>, the minimum of |A1 - c·A2| over c.
 
     If the gain g of a model is not 1, compare with lambda / g.
-
-    Returns
-    -------
-    Tensor (...)
-        Dimensionless, not negative. NaN if a branch has no mass on X.
     """
     u, peak1 = _unit_peak(a1)
     v, peak2 = _unit_peak(a2)
@@ -123,18 +107,9 @@ def lambda_star(a1: Tensor, a2: Tensor) -> Tensor:
     needs=("a1", "d", "gain"),
 )
 def residual_noise(a1: Tensor, d: Tensor, gain: Tensor | float = 1.0) -> Tensor:
-    """Compute what the learned subtraction leaves of A1 on X: |D| / |g·A1| in Euclidean norm.
+    """Compute what the learned subtraction leaves of A1 on X: |D| / |g·A1| in Euclidean norm; 1 is no change.
 
-    Parameters
-    ----------
-    a1, d : Tensor (..., X)
-    gain : Tensor (...) or float
-        g, 1 except in V3.
-
-    Returns
-    -------
-    Tensor (...)
-        0 or more; 1 is no change. NaN if A1 has no mass on X.
+    The gain g is 1 except in V3.
     """
     _, peak = _unit_peak(a1)
     peak = peak.unsqueeze(-1)
@@ -153,11 +128,6 @@ def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor
     """Compute the least that any coefficient could leave: sqrt(1 - cosine²).
 
     It is the residual at lambda_star itself: 1 - cosine² would lose half the digits if the branches agree.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1. NaN if the cosine is.
     """
     u = _unit_peak(a1)[0]
     v = _unit_peak(a2)[0]
@@ -175,13 +145,7 @@ def residual_floor(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor
     needs=("a1", "d"),
 )
 def noise_gain(a1: Tensor, d: Tensor) -> Tensor:
-    """Compute the absolute mass that comes out on X over the mass that went in: sum|D| / sum A1.
-
-    Returns
-    -------
-    Tensor (...)
-        0 or more. NaN if A1 has no mass on X.
-    """
+    """Compute the absolute mass that comes out on X over the mass that went in: sum|D| / sum A1."""
     return d.abs().sum(-1) / _mass(a1)
 
 
@@ -195,13 +159,7 @@ def noise_gain(a1: Tensor, d: Tensor) -> Tensor:
     needs=("a1", "d"),
 )
 def signal_gain(a1: Tensor, d: Tensor) -> Tensor:
-    """Compute the net mass that comes out on X over the mass that went in: sum D / sum A1.
-
-    Returns
-    -------
-    Tensor (...)
-        Negative if the subtraction overshoots. NaN if A1 has no mass on X.
-    """
+    """Compute the net mass that comes out on X over the mass that went in: sum D / sum A1; negative if it overshoots."""
     return d.sum(-1) / _mass(a1)
 
 
@@ -217,18 +175,7 @@ def signal_gain(a1: Tensor, d: Tensor) -> Tensor:
 def selectivity(a1: Tensor, d: Tensor, total: Tensor, total_a1: Tensor | float = 1.0) -> Tensor:
     """Compute the share of X in D over its share in A1: above 1, the subtraction has moved attention to X.
 
-    Parameters
-    ----------
-    a1, d : Tensor (..., X)
-    total : Tensor (...)
-        sum |D| over the whole row.
-    total_a1 : Tensor (...) or float
-        sum A1 over the whole row; less than 1 if a sink logit takes part.
-
-    Returns
-    -------
-    Tensor (...)
-        0 or more. NaN if A1 has no mass on X or D is zero everywhere.
+    `total` is sum |D| over the whole row, and `total_a1` sum A1, which is less than 1 if a sink logit takes part.
     """
     return d.abs().sum(-1) / total * total_a1 / _mass(a1)
 
@@ -236,10 +183,7 @@ def selectivity(a1: Tensor, d: Tensor, total: Tensor, total_a1: Tensor | float =
 def rho(a1: Tensor, a2: Tensor) -> Tensor:
     """Compute the relative difference on X, 1 less :func:`overlap`: sum|A1 - A2| / sum(A1 + A2).
 
-    Returns
-    -------
-    Tensor (...)
-        0 if equal, 1 if disjoint; defined on a single key. NaN if neither branch has mass on X.
+    It is 0 if the branches are equal and 1 if they are disjoint; defined on a single key. NaN if neither has mass on X.
     """
     return _if_weights((a1 - a2).abs().sum(-1) / _mass(a1 + a2), a1, a2)
 
@@ -256,10 +200,7 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
 def overlap(a1: Tensor, a2: Tensor) -> Tensor:
     """Compute what the branches share on X, 1 less :func:`rho`: 2 sum min(A1, A2) / sum(A1 + A2).
 
-    Returns
-    -------
-    Tensor (...)
-        0 if disjoint, 1 if equal; defined on a single key. NaN if neither branch has mass on X.
+    It is 0 if they are disjoint and 1 if they are equal; defined on a single key.
     """
     return _if_weights(2 * torch.minimum(a1, a2).sum(-1) / _mass(a1 + a2), a1, a2)
 
@@ -287,18 +228,8 @@ def overlap(a1: Tensor, a2: Tensor) -> Tensor:
 def kl(p: Tensor, q: Tensor, seen: Tensor | None = None) -> Tensor:
     """Compute the Kullback-Leibler divergence KL(p|q) of the branches renormalised on X.
 
-    It is summed as p ln(p/q) - p + q, which has no negative term and so no rounding below zero.
-
-    Parameters
-    ----------
-    p, q : Tensor (..., X)
-    seen : Tensor (...), optional
-
-    Returns
-    -------
-    Tensor (...)
-        Nats, 0 or more; infinite if q has underflowed to zero on a key that p attends to. NaN if a row sees
-        fewer than two keys of X, or a branch has no mass there.
+    It is summed as p ln(p/q) - p + q, which has no negative term and so no rounding below zero. It is infinite if q has
+    underflowed to zero on a key that p attends to.
     """
     p = _renormalised(p)
     q = _renormalised(q)
@@ -320,11 +251,6 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
 
     With r = (p - q)/(p + q) it is half the sum of p·ln(1 + r) + q·ln(1 - r), which keeps the digits of branches that
     nearly agree. If r is -1 up to rounding, p is next to nothing, so the logarithm is cut off there.
-
-    Returns
-    -------
-    Tensor (...)
-        Nats, between 0 and ln 2. NaN if a row sees fewer than two keys of X, or a branch has no mass there.
     """
     p = _renormalised(a1)
     q = _renormalised(a2)
@@ -344,13 +270,7 @@ def js(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     needs=("a1", "a2", "seen"),
 )
 def shape_overlap(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute what the shapes of the branches share, each renormalised on X: sum min(p, q).
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 (disjoint) and 1 (one shape). NaN if a row sees fewer than two keys of X, or a branch has no mass.
-    """
+    """Compute what the shapes of the branches share, each renormalised on X: sum min(p, q), 0 if disjoint, 1 if alike."""
     return _if_shape(torch.minimum(_renormalised(a1), _renormalised(a2)).sum(-1), seen, a1, a2)
 
 

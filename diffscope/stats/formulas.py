@@ -58,6 +58,10 @@ def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(**{name: _tensor(x) if name in arrays else x for name, x in given.items()})
         return result if any(isinstance(x, torch.Tensor) for x in given.values()) else result.numpy()
 
+    if statistic := _BRANCHES.get(function):
+        about = f"In units of {statistic.units}, from {statistic.range[0]} to {statistic.range[1]}. NaN: {statistic.undefined}."
+        shapes = "Branches are (..., X) on keys X, of which `seen` (...) says how many each row sees, by default all."
+        on_arrays.__doc__ = f"{inspect.getdoc(function)}\n\n{shapes}\n\nReturns\n-------\narray (...)\n    {about}\n"
     return on_arrays
 
 
@@ -126,9 +130,10 @@ def span_mass(a: Array, keys: Array, visible: Array | None = None) -> Array:
     return _like(mass[..., 0, :], a)
 
 
+_BRANCHES = {each.function: each for each in DECLARED.values() if each.kind == "branch"}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {each.name: _of_row(each) for each in DECLARED.values() if each.kind == "row"}
 _OF_TENSORS: set[Callable[..., Any]] = {
-    *(each.function for each in DECLARED.values() if each.kind == "branch"),
+    *_BRANCHES,
     *(branches.rho, heads.cmrr, heads.head_cka),
     *(exact.singular_values, exact.ranks, exact.rank_residual, exact.uniform_map),
 }

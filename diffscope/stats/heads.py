@@ -166,18 +166,9 @@ def _gram(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (map,
     quantity=Quantity(_gram, add, all_heads=True),
 )
 def map_distance(gram: Tensor, request: Request | None = None) -> Tensor:
-    """Compute the mean cosine distance over all pairs of heads: 1 - <A_i, A_j> / (|A_i||A_j|).
+    """Compute the mean cosine distance over all pairs of heads of `gram` (..., head, head): 1 - <A_i, A_j> / (|A_i||A_j|).
 
-    Parameters
-    ----------
-    gram : Tensor (..., head, head)
-    request : Request, optional
-        Not used.
-
-    Returns
-    -------
-    Tensor (...)
-        0 if all heads have one map, 1 if they share no key; up to 2 for signed maps. NaN with one head, or if a map is zero.
+    It is 0 if all heads have one map, 1 if they share no key; up to 2 for signed maps.
     """
     heads = gram.shape[-1]
     if heads < 2:
