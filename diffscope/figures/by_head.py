@@ -83,18 +83,10 @@ def _in_common(selections: list[list[str]]) -> str:
 
 
 def over_heads(array: xr.DataArray, query=-1, choices: dict | None = None, model: str = "") -> xr.Dataset:
-    """Select along every dimension but layer and head.
+    """Select along every dimension but layer and head of a statistic of one prompt, as ``measure`` gives it.
 
-    Parameters
-    ----------
-    array : DataArray
-        One statistic of one prompt, as ``measure`` gives it.
-    query : int or "mean"
-        A position, or if negative counted from the axis' end; or the mean over all.
-    choices : dict of str to str, optional
-        Labels along other dimensions; what is not chosen is the usual one.
-    model : str
-        For the heading.
+    A negative `query` counts from the axis' end, and "mean" is over all. Where `choices` names no label of a dimension, it is the
+    usual one.
     """
     attrs = dict(array.attrs)
     array, words = at_labels(array, choices or {})

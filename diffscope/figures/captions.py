@@ -38,14 +38,7 @@ FACTS = {
 def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
     """Return a caption: one sentence of what is seen, one of the facts in the attributes of the data.
 
-    Parameters
-    ----------
-    data : xarray.Dataset
-        What is drawn.
-    about : str
-        What is seen, if the data does not say it.
-    style : dict
-        The keywords of the drawing.
+    `about` is what is seen, if the data does not say it.
     """
     attrs = data.attrs
     models = str(attrs.get("model") or "")

@@ -203,13 +203,7 @@ class Figure:
 
 
 def checked_width(width: Any) -> float:
-    """Return a width of a printed figure in inches.
-
-    Raises
-    ------
-    DiffscopeError
-        It is no number, or not between ``LEAST_WIDTH`` and ``MOST_WIDTH``.
-    """
+    """Return a width of a printed figure in inches; refuse one that is not from ``LEAST_WIDTH`` to ``MOST_WIDTH``."""
     if isinstance(width, bool) or not isinstance(width, (int, float, np.number)) or not LEAST_WIDTH <= width <= MOST_WIDTH:
         raise DiffscopeError(
             f"a figure is between {LEAST_WIDTH:g} and {MOST_WIDTH:g} inches wide, not {width!r}; give width in inches, or a venue"

@@ -104,13 +104,7 @@ def _of_model(cap: Capture, layers: Choice, heads: Choice, name: str, queries, k
 
 
 def drawn_of(attention: LayerAttention, name: str) -> str:
-    """Return which map of a layer is drawn: A1 for D, if the layer has no second map.
-
-    Raises
-    ------
-    DiffscopeError
-        The layer has no second map.
-    """
+    """Return which map of a layer is drawn: of a layer without a second map A1 for D; refuse what it lacks."""
     if present(attention, (name,)):
         return name
     if name == "D":

@@ -30,10 +30,7 @@ UNDEFINED = " (undefined)"  # behind the name of a series
 def captures_of(subject: Any, *, one_side: bool = True) -> dict[str, Capture]:
     """Return captures by name, of anything that a figure of captures takes; those of `one_side` have no cross-attention.
 
-    Raises
-    ------
-    DiffscopeError
-        It holds something else, or nothing.
+    DiffscopeError if it holds something else, or nothing.
     """
     named = _captures(subject)
     for name, cap in named.items():
@@ -70,21 +67,9 @@ def _numbered(names: list[str]) -> list[str]:
 
 
 def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Dataset]:
-    """Return the estimates of readings by name, of anything that a figure of readings takes.
+    """Return the estimates of a Reading, of its estimates, or of a mapping of either, by name.
 
-    Parameters
-    ----------
-    subject
-        A Reading, its estimates, or a mapping of either.
-    needed : str
-        A variable that they have.
-    reading : str
-        How to make such a reading, for the error.
-
-    Raises
-    ------
-    DiffscopeError
-        It is something else.
+    They have the variable `needed`; if not, DiffscopeError says that `reading` makes such ones.
     """
     several = isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset)
     named = dict(subject) if several else {"": subject}
@@ -103,10 +88,7 @@ def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Datase
 def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataArray:
     """Return arrays by name along a new dimension, with labels of all; NaN where one lacks a label of another.
 
-    Raises
-    ------
-    DiffscopeError
-        Every value is undefined.
+    DiffscopeError if every value is undefined.
     """
     names = xr.DataArray(list(parts), dims=dim, name=dim)
     values = xr.concat(list(parts.values()), names, join="outer", combine_attrs="override", coords="minimal", compat="override")
@@ -129,13 +111,7 @@ def undefined_said(values: xr.DataArray, dim: str) -> xr.DataArray:
 
 
 def check_labels(values: xr.Dataset | xr.DataArray, **labels: Any) -> None:
-    """Refuse a label that a dimension of the values does not have; one that is None is not asked for.
-
-    Raises
-    ------
-    DiffscopeError
-        It names the labels that there are.
-    """
+    """Refuse a label that a dimension of the values does not have; one that is None is not asked for."""
     for dim, label in labels.items():
         for each in label if isinstance(label, list) else [label]:
             if each is not None:
@@ -143,13 +119,7 @@ def check_labels(values: xr.Dataset | xr.DataArray, **labels: Any) -> None:
 
 
 def select(values: xr.Dataset, **labels: Any) -> xr.Dataset:
-    """Return values at one label along each of some dimensions, which they lose, or at a list of labels.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such label; it names those that there are.
-    """
+    """Return values at one label along each of some dimensions, which they lose, or at a list of labels; refuse others."""
     check_labels(values, **labels)
     return values.sel(labels).drop_vars(dim for dim, label in labels.items() if not isinstance(label, list))
 
@@ -193,13 +163,7 @@ def window(choice, n: int, name: str) -> slice:
 
 
 def position_of(query: int | str, n: int) -> int:
-    """Return a query of a prompt of n tokens, counted from 0: "last", or a position, from the end if it is negative.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such token.
-    """
+    """Return a query of a prompt of n tokens, from 0: "last", or a position, from the end if it is negative; refuse others."""
     query = -1 if is_last(query) else query
     if isinstance(query, str) or not -n <= query < n:
         raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
@@ -214,13 +178,7 @@ def with_readable_tokens(data: xr.Dataset, cap: Capture, layer: LayerAttention) 
 
 
 def the_one(estimates: Mapping[str, xr.Dataset]) -> tuple[str, xr.Dataset]:
-    """Return the name and the estimates of the one reading that a figure is of.
-
-    Raises
-    ------
-    DiffscopeError
-        There are several.
-    """
+    """Return the name and the estimates of the one reading that a figure is of; refuse several."""
     if len(estimates) != 1:
         raise DiffscopeError(f"this figure is of one reading, and {len(estimates)} were given; draw each by itself")
     ((name, table),) = estimates.items()

@@ -10,13 +10,7 @@ from diffscope.errors import DiffscopeError, check_choice
 
 
 def by_role(values: xr.DataArray, named: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the role that each dimension plays, from the dimension of each role.
-
-    Raises
-    ------
-    DiffscopeError
-        These are no labelled values, or they have no such dimension, or one without a role.
-    """
+    """Return the role that each dimension plays, from the dimension of each role; refuse a dimension without one."""
     if not isinstance(values, xr.DataArray):
         raise DiffscopeError(f"this figure is of labelled values, an xarray.DataArray, not of a {type(values).__name__}")
     chosen = {dim: role for role, dim in named.items() if dim is not None}

@@ -159,13 +159,8 @@ def factors_of(dataset: xr.Dataset) -> Factors | None:
     """Return the two parts of labels such as "model: control", if a legend of the parts is shorter and as clear.
 
     The first parts have a colour each, their controls a grey, and the second parts a dash each. A first part whose series have
-    all one dash keeps it.
-
-    Returns
-    -------
-    (dict of str to str, dict of str to (str, str)) or None
-        A series of each first part, and the colour and dash of each second part that has a name; the colour is grey if all its
-        series are controls.
+    all one dash keeps it. Returned are a series of each first part, and the colour and dash of each second part that has a name;
+    the colour is grey if all its series are controls.
     """
     parts: dict[str, dict[str, str]] = {}
     colours = colours_of(dataset)

@@ -44,20 +44,9 @@ def on_screen(
 ):
     """Draw for the screen; put together as one dictionary, since plotly takes long to change a figure.
 
-    Parameters
-    ----------
-    dataset : xarray.Dataset
-        As ``data`` gives it.
-    style, title, log, scale
-        As of ``diffscope.figures.curves``.
-    height : int
-        Pixels.
-    highlight : sequence of str
-        The series that matter most first; all others are thin, faint and not in the legend.
-    marked : float, optional
-        A place along x that a broad line marks.
-    extremes : sequence of str
-        The series whose ranges end at single values: these are small points, since whiskers are read as intervals.
+    `style`, `title`, `log` and `scale` are as of ``diffscope.figures.curves``. Series that are not among those to `highlight`,
+    the most important first, are thin, faint and not in the legend. A broad line marks `marked`, a place along x. The ranges of
+    `extremes` end at single values: these are small points, since whiskers are read as intervals.
     """
     import plotly.graph_objects as go
 

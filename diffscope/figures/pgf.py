@@ -12,17 +12,7 @@ PGF_HEADER = r"""%% {name}: \usepackage{{pgf}} in the preamble, \input{{{name}}}
 
 
 def write_pgf(drawing, path: Path, dpi: int) -> None:
-    """Write a matplotlib figure to `path`, and its images beside it.
-
-    Parameters
-    ----------
-    drawing : matplotlib.figure.Figure
-        Laid out already.
-    path : pathlib.Path
-        Its name without the suffix begins those of the images.
-    dpi : int
-        Of the images.
-    """
+    """Write a matplotlib figure that is laid out to `path`, and its images beside it, whose names begin like its own."""
     from matplotlib.backends.backend_mixed import MixedModeRenderer
 
     drawing.set_dpi(dpi)  # of vectors and images alike, so that both lie on one grid

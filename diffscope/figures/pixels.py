@@ -42,21 +42,10 @@ class Pixels:
 
 
 def pixels(values: np.ndarray, limit: float | None = None, contrast: str = "linear") -> Pixels:
-    """Return values as levels of a colour scale.
+    """Return values as levels of a colour scale, NaN as zero.
 
-    Parameters
-    ----------
-    values : ndarray, any shape
-        NaN becomes zero.
-    limit : float, optional
-        The size of the value at the end of the scale, such as one that several maps share; by default the largest. What is
-        larger is drawn as that.
-    contrast : {"sqrt", "linear"}
-
-    Raises
-    ------
-    DiffscopeError
-        Unknown contrast, or a limit that is not positive.
+    `limit` is the size of the value at the end of the scale, such as one that several maps share; by default the largest. What is
+    larger is drawn as that. DiffscopeError if it is not positive, or there is no such contrast.
     """
     if contrast not in ("sqrt", "linear"):
         raise DiffscopeError(f"a scale's contrast is 'sqrt' or 'linear', not {contrast!r}")

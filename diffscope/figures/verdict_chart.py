@@ -60,12 +60,7 @@ def data(board: Sequence[Mapping]) -> xr.Dataset:
     """Return what is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
 
     Primary tests come first. Of a measurement, which has no rule, it is the first quantity. ``word`` (row, account) is what the
-    test says of each account; empty of a measurement.
-
-    Raises
-    ------
-    DiffscopeError
-        These are no verdicts, or none of them has numbers.
+    test says of each account; empty of a measurement. DiffscopeError if these are no verdicts, or none of them has numbers.
     """
     verdicts = sorted(_dicts(board), key=lambda verdict: KINDS.index(verdict.get("kind", KINDS[1])))
     rows = [row for verdict in verdicts for row in _rows(verdict)]

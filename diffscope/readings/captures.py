@@ -28,24 +28,12 @@ def any_capture(cap: Any) -> Capture:
 
 
 def query_positions(cap: Capture, queries: Queries) -> list[int]:
-    """Return the positions of some queries of a prompt, counted from 0: by position, by a span's name, or "last".
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such token or span.
-    """
+    """Return the positions of some queries of a prompt, from 0: by position, by a span's name, or "last"; refuse others."""
     return selection.query_positions(queries, cap.key_sets, cap.n_tokens).tolist()
 
 
 def query_position(cap: Capture, query: int | str) -> int:
-    """Return the position of one query, counted from 0: by position, "last", or the name of a span of one token.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such token or span, or the span has several.
-    """
+    """Return the position of one query, from 0: by position, "last", or the name of a span of one token; refuse others."""
     rows = query_positions(cap, query)
     if len(rows) > 1:
         raise DiffscopeError(f"one query is asked for here, and {query!r} has {len(rows)} tokens; give one position")
@@ -53,13 +41,7 @@ def query_position(cap: Capture, query: int | str) -> int:
 
 
 def only_layer(cap: Capture, layer: int) -> Capture:
-    """Return one layer of a capture, by the model's number of it, as a capture.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such layer.
-    """
+    """Return one layer of a capture, by the model's number of it, as a capture; refuse one that there is not."""
     check_index("layer", layer, cap.layer_numbers)
     at = cap.layer_numbers.index(layer)
     outliers = cap.layer_output_outliers[at : at + 1]

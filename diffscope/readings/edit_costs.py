@@ -179,21 +179,10 @@ def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
 
 
 def questions(scope: Scope, prompts: Any) -> list[Prompt]:
-    """Encode prompts that have an answer in the tokens of a model.
+    """Encode prompts of ``diffscope.tasks`` that have an answer in the tokens of a model.
 
-    Parameters
-    ----------
-    scope : Scope
-        Of a model that predicts tokens.
-    prompts : TextPrompt, Prompt, or sequence of these
-        Of ``diffscope.tasks``: with spans, an answer and distractors.
-
-    Raises
-    ------
-    UnsupportedModel
-        The model predicts no tokens.
-    PromptError
-        There is no prompt, one is none of ``diffscope.tasks``, or one has no answer.
+    UnsupportedModel if the model predicts no tokens; PromptError if there is no prompt, one is none of ``diffscope.tasks``, or
+    one has no answer.
     """
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
@@ -230,21 +219,10 @@ def check_unedited(scope: Scope) -> None:
 
 
 def of_prompts(scope: Scope, prompts: Sequence[Prompt], edits: Sequence[Edit] = (), *, text: bool = True) -> xr.Dataset:
-    """Score each prompt under edits.
+    """Score each prompt of :func:`questions` under edits, (prompt,).
 
-    Parameters
-    ----------
-    scope : Scope
-    prompts : sequence of Prompt
-        Of :func:`questions`.
-    edits : sequence of Edit
-    text : bool
-        Whether to score the text too, for which the model runs once more.
-
-    Returns
-    -------
-    xarray.Dataset (prompt,)
-        ``log_odds`` in nats, NaN without distractors; ``exact``, 1 or 0; and ``loss`` of the text, mean over its tokens, in nats.
+    ``log_odds`` are in nats, NaN without distractors; ``exact`` is 1 or 0; and ``loss`` of the text, for which the model runs
+    once more, is the mean over its tokens, in nats.
     """
     with scope.edit(*edits):
         answered = score_answers(scope, prompts)

@@ -75,17 +75,7 @@ class Row:
 def sentence(estimates: xr.Dataset, layer: LayerAttention, spans: Spans, tokens: Sequence[str], place: str) -> tuple[Part, ...]:
     """Return the estimates of :func:`diffscope.readings.of_head` in words.
 
-    Parameters
-    ----------
-    estimates : xarray.Dataset
-    layer : LayerAttention
-        Whose head it is.
-    spans : mapping of str to sequence of int
-        Of the capture.
-    tokens : sequence of str
-        Of the prompt.
-    place : str
-        Where the query stands, such as "at the last token".
+    `place` says where the query stands, such as "at the last token".
     """
     row = Row(estimates, layer, spans, tokens)
     start = f"{capital(place)} {head_name(int(estimates['layer']), int(estimates['head']))} "

@@ -26,20 +26,10 @@ HEADS = ("layer", "head")
 def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head: int | None = None) -> xr.Dataset:
     """Measure a capture, and measure it again with every other second map of the layer in place of a head's own.
 
-    Parameters
-    ----------
-    cap : Capture
-    measure : callable
-        Gives variables of a capture, each by layer and head.
-    head : int, optional
-        Whose controls are asked for: those of other heads may then be missing. By default all heads.
-
-    Returns
-    -------
-    xarray.Dataset
-        The variables with a dimension ``control``: "as it is"; "other heads", the mean over the controls or, of a ratio without a
-        bound, their median; the least and the largest of them. A control is a second map of the layer that is not the head's own,
-        each counted once; ``controls`` (layer, head) is their number. Without any they are NaN.
+    `measure` gives variables of a capture, each by layer and head; they get a dimension ``control``: "as it is"; "other heads",
+    the mean over the controls or, of a ratio without a bound, their median; the least and the largest of them. A control is a
+    second map of the layer that is not the head's own, each counted once; ``controls`` (layer, head) is their number. Without any
+    they are NaN. If controls are asked for of one `head`, those of others may be missing.
     """
     own = measure(cap)
     brings = _others(cap)  # (shift, layer, head)
@@ -72,10 +62,7 @@ def compares_maps(statistic: str) -> bool:
 def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
     """Measure a statistic of A1 and A2 at a query on a span, and the same with A2 of other heads, (layer, head, control).
 
-    Raises
-    ------
-    DiffscopeError
-        The statistic is none of those, there is no such span or token, or the capture is of several prompts.
+    DiffscopeError if the statistic is none of those, there is no such span or token, or the capture is of several prompts.
     """
     pairs = [name for name in STATISTICS if compares_maps(name)]
     if statistic not in pairs:

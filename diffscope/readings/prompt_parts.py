@@ -79,13 +79,7 @@ def allocation(cap: Capture, queries: Queries = -1) -> Reading:
 
 
 def parts(spans: Mapping[str, Sequence[int]], n: int) -> dict[str, list[int]]:
-    """Divide a prompt of n tokens into five parts, in the order of ``PARTS``, as token positions.
-
-    Raises
-    ------
-    SpanError
-        There is no span ``answer``.
-    """
+    """Divide a prompt of n tokens into five parts, in the order of ``PARTS``, as token positions; SpanError without an answer."""
     answer = set(spans.get("answer", ()))
     if not answer:
         raise SpanError("the five parts are around an answer, and none is marked; give one: spans={'answer': '7421'}")

@@ -94,14 +94,7 @@ def described(values: xr.DataArray, long_name: str, definition: str, units: str 
 def with_error(name: str, values: xr.DataArray, words: str, definition: str, units: str = "1") -> dict[str, xr.DataArray]:
     """Return a value's mean over ``prompt``, the standard error ``NAME_se`` and what it is averaged of, ``NAME_of_prompt``.
 
-    Parameters
-    ----------
-    name : str
-        Of the variable.
-    values : xarray.DataArray
-        With a dimension ``prompt``.
-    words, definition, units : str
-        What a value of one prompt is.
+    `words`, `definition` and `units` say what a value of one prompt is.
     """
     error = "standard deviation over prompts / √prompts"
     return {

@@ -131,18 +131,8 @@ def depths_of(
 ) -> xr.Dataset:
     """Measure where the last query of given prompts looks, and whether they are answered; the ``estimates`` of :func:`depths`.
 
-    Parameters
-    ----------
-    scope : Scope
-    cells : mapping of (int, float) to sequence of Prompt
-        The prompts of each length and depth, equally many: every length with every depth, length by length.
-    edits, progress
-        As of :func:`depths`.
-
-    Raises
-    ------
-    UnsupportedModel
-        Its queries look at tokens of another side.
+    `cells` has the prompts of each length and depth, equally many: every length with every depth, length by length.
+    UnsupportedModel if the model's queries look at tokens of another side.
     """
     if scope.crosses:
         raise UnsupportedModel(f"{scope.name} has cross-attention, and this is of prompts whose tokens look at one another")
@@ -328,17 +318,9 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
 
 
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
-    """Return the lengths of prompts that all of several readings have, in ascending order.
+    """Return the lengths of prompts that all of several readings of :func:`depths` have, in ascending order.
 
-    Parameters
-    ----------
-    estimates : mapping of str to xarray.Dataset
-        Of :func:`depths`, by name.
-
-    Raises
-    ------
-    DiffscopeError
-        They are of other numbers of prompts or distractors, of another seed, or have no length in common.
+    DiffscopeError if they are of other numbers of prompts or distractors, of another seed, or have no length in common.
     """
     name, first = next(iter(estimates.items()))
     lengths = set(first["length"].values.tolist())

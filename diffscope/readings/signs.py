@@ -35,19 +35,10 @@ def of_it(share: float, negative: float) -> str:
 
 
 def by_head(share: xr.DataArray, negative: xr.DataArray, where: str = "the answer") -> str:
-    """Say in which heads a mass of |D| on a key set is negative, and how much of it.
+    """Say in one sentence in which heads a mass of |D| on a key set is negative, and how much of it.
 
-    Parameters
-    ----------
-    share, negative : xarray.DataArray (layer, head)
-        Of the row's Σ|D|; heads without a value or weight there are left out.
-    where : str
-        The key set in words.
-
-    Returns
-    -------
-    str
-        One sentence; nothing where no head has weight there.
+    Both parts (layer, head) are of the row's Σ|D|; heads without a value or weight there are left out, and without any nothing is
+    said. `where` is the key set in words.
     """
     part = (negative / share.where(share > 0)).transpose("layer", "head")
     heads = [
@@ -94,11 +85,7 @@ def of_span(cap: Capture, span: str, query: int | str = -1) -> str:
 def of_spans(measured: xr.Dataset, spans: Sequence[str]) -> str:
     """Say how much of |D| on each span is negative, mean over all that was measured; nothing of standard attention.
 
-    Parameters
-    ----------
-    measured : xarray.Dataset
-        As ``measure`` gives it. Without ``negative_share`` it is not known how much is negative, which is said.
-    spans : sequence of str
+    Without ``negative_share`` it is not known how much is negative, which is said.
     """
     if not measured["span_mass"].sel(map="A2").notnull().any():
         return ""
@@ -117,11 +104,7 @@ def of_spans(measured: xr.Dataset, spans: Sequence[str]) -> str:
 def of_depths(estimates: Mapping[str, xr.Dataset], spans: Sequence[str]) -> str:
     """Say how much of |D| on some spans is negative, of models on retrieval prompts, mean over lengths and depths.
 
-    Parameters
-    ----------
-    estimates : mapping of str to xarray.Dataset
-        Of :func:`diffscope.readings.depths`, by name. Standard attention is left out.
-    spans : sequence of str
+    The estimates are of :func:`diffscope.readings.depths`, by name. Standard attention is left out.
     """
     words = []
     for name, table in estimates.items():

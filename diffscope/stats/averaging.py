@@ -94,19 +94,8 @@ def rule(values: xr.DataArray) -> Averaged:
 def averaged(values: xr.DataArray, dims: Sequence[str] = OF_ONE_PROMPT, by: Averaged | None = None) -> Average:
     """Average values over those of some dimensions that they have, in the order query, head, layer, prompt.
 
-    Parameters
-    ----------
-    values : DataArray
-        If they have dimensions "head" and "other_head", a head with itself is left out.
-    dims : sequence of str
-        Among ``ORDER``; by default all but prompts.
-    by : {"mean", "median"}, optional
-        By default what :func:`rule` says.
-
-    Raises
-    ------
-    DiffscopeError
-        The values are positions or decibels, or a dimension is none that is averaged over.
+    `dims` are among ``ORDER``, and `by` is by default what :func:`rule` says. If values have dimensions "head" and "other_head",
+    a head with itself is left out. DiffscopeError of positions and decibels, and of a dimension that is not averaged over.
     """
     by = by or rule(values)
     if by == "not":

@@ -29,15 +29,9 @@ BACKENDS: tuple[Backend, ...] = ("blocks", "triton")
 def chosen(layer: LayerAttention, backend: Backend | None, rows: bool) -> Backend:
     """Return the back end that is asked for; by default "triton" on CUDA if it can serve the layer, else "blocks".
 
-    It is "blocks" as well if there are no row statistics to compute.
-
-    On the first use of Triton for such a layer it is compared with blocks, and not used if it differs
-    (:mod:`diffscope.stats.kernels.guard`).
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such back end, or it cannot serve the layer.
+    It is "blocks" as well if there are no row statistics to compute. On the first use of Triton for such a layer it is compared
+    with blocks, and not used if it differs (:mod:`diffscope.stats.kernels.guard`). DiffscopeError if there is no such back end,
+    or it cannot serve the layer.
     """
     if backend is not None:
         check_choice("back end", backend, BACKENDS)

@@ -29,13 +29,10 @@ NO_A1 = "rows with one visible key; where A1 has no mass on X"
 
 
 def on_spans(block: BlockRows) -> list[dict[str, Tensor]]:
-    """Restrict the rows of a block to each requested key set.
+    """Restrict the rows of a block to each requested key set, for the arguments of the formulas by name.
 
-    Returns
-    -------
-    list of dict of str to Tensor
-        For each key set the arguments of the formulas: ``a1``, ``a2``, ``d`` (head, query, X), ``gain``, ``total`` = sum |D|
-        and ``total_a1`` = sum A1 of the whole row (head, query), ``seen`` (query,).
+    They are ``a1``, ``a2``, ``d`` (head, query, X), ``gain``, ``total`` = sum |D| and ``total_a1`` = sum A1 of the whole row
+    (head, query), ``seen`` (query,).
     """
     whole = {"gain": block.rows.gain, "total": block.moments["total"][-1], "total_a1": block.net[0]}
     maps = dict(zip(("a1", "a2", "d"), block.maps))

@@ -136,17 +136,9 @@ def take(x: Tensor, keys: slice | Tensor) -> Tensor:
 
 
 def of_three_maps(values: Sequence[Tensor], layer: LayerAttention, dim: int) -> Tensor:
-    """Stack values of a layer's maps as those of A1, A2 and D.
+    """Stack values of a layer's maps, as ``BlockRows.maps`` has them, as those of A1, A2 and D along a dimension of the result.
 
     Standard attention has NaN for A2, and for D the values of A1 unless the layer changes D.
-
-    Parameters
-    ----------
-    values : sequence of Tensor
-        Of each of the layer's maps, as ``BlockRows.maps`` has them.
-    layer : LayerAttention
-    dim : int
-        The dimension of the result along which they are stacked.
     """
     if layer.differential:
         return torch.stack(list(values), dim)
@@ -157,13 +149,7 @@ Reduction = Callable[["Tensor | None", Tensor, Where], Tensor]
 
 
 def place(query_dim: int) -> Reduction:
-    """Return the reduction that puts values (head, ..., query, ...) where their heads and queries belong.
-
-    Parameters
-    ----------
-    query_dim : int
-        The dimension of the query.
-    """
+    """Return the reduction that puts values (head, ..., query, ...) where their heads and queries belong."""
 
     def placed(collected: Tensor | None, values: Tensor, where: Where) -> Tensor:
         if collected is None:

@@ -36,15 +36,8 @@ FIXED = {dim: _index(dim, labels) for dim, labels in LABELS.items()}
 def dataset(measured: Sequence[Measured], statistics: Sequence[Statistic], layers: Sequence[int] | None = None) -> xr.Dataset:
     """Return one Dataset of one layer, or of several along a dimension ``layer``.
 
-    Layers may differ in their number of heads: what a layer does not have is NaN there.
-
-    Parameters
-    ----------
-    measured : sequence of Measured
-    statistics : sequence of Statistic
-        In their order.
-    layers : sequence of int, optional
-        Numbers of the layers; without them there is one layer and no such dimension.
+    Layers may differ in their number of heads: what a layer does not have is NaN there. `layers` are their numbers; without them
+    there is one layer and no such dimension.
     """
     # Joined by hand: xarray.concat of a Dataset a layer takes 7 ms instead of 0.7 (3 layers, row statistics), and a sweep of
     # prompts of 256 tokens on mini-diff 37 ms a prompt instead of 32 in batches, 50 instead of 45 one by one (1 thread).
@@ -85,14 +78,7 @@ def along_prompts(prompts: Sequence[xr.Dataset]) -> xr.Dataset:
 def along_layers(parts: Sequence[xr.Dataset], kinds: Sequence[Sequence[str]]) -> xr.Dataset:
     """Return one Dataset of layers of several kinds, in their order, with a coordinate ``kind`` of the layer.
 
-    Kinds differ in their queries and spans: what a layer does not have is NaN there.
-
-    Parameters
-    ----------
-    parts : sequence of Dataset
-        Each of layers of one kind.
-    kinds : sequence of sequence of str
-        Of each layer of each part.
+    Kinds differ in their queries and spans: what a layer does not have is NaN there. Each part is of layers of one kind.
     """
     labelled = [part.assign_coords(kind=("layer", list(of_part))) for part, of_part in zip(parts, kinds)]
     first = labelled[0]
@@ -117,17 +103,10 @@ def _same_axes(one: xr.Dataset, other: xr.Dataset) -> bool:
 
 
 def agreed(attrs: Sequence[dict], names: Sequence[str]) -> dict:
-    """Merge the attributes of several results.
+    """Merge the attributes of several results, whose names may be empty if there is one.
 
     Floats are bounds on errors: the largest is kept. Whole numbers are counts: they are added up. A text that all share is kept
     once; others become "layer 3: …; layer 5, layer 6: …".
-
-    Parameters
-    ----------
-    attrs : sequence of dict
-        Of each result.
-    names : sequence of str
-        Of the results; may be empty if there is one.
     """
     first, *others = attrs
     if all(other == first for other in others) and all(isinstance(value, str) for value in first.values()):

@@ -38,12 +38,10 @@ layer = partial(declare, kind="layer")
     source=DIFF,
 )
 def lam(request: Request) -> Tensor:
-    """Return the coefficient of A2 in the order of ``LAMBDA_VALUES``; NaN for standard attention.
+    """Return the coefficient of A2, float64 (head, query, lambda_value); NaN for standard attention.
 
-    Returns
-    -------
-    Tensor (head, query, lambda_value), float64
-        As the model used it, in float32 before any cast, its value at initialisation, and used - init.
+    Its values are in the order of ``LAMBDA_VALUES``: as the model used it, in float32 before any cast, its value at
+    initialisation, and used - init.
     """
     layer = request.layer
     used = _by_query(request, layer.lam)
@@ -134,17 +132,9 @@ def logit_outliers(request: Request) -> Tensor:
 
 
 def map_gram(x: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the inner products of the heads' maps over a block of rows, to be added over blocks.
+    """Compute inner products of the heads' maps (head, query, key) over a block, float64 (head, head), to be added over blocks.
 
-    Parameters
-    ----------
-    x : Tensor (head, query, key)
-    weights : Tensor (query,), optional
-        How many queries each one stands for; by default one.
-
-    Returns
-    -------
-    Tensor (head, head), float64
+    `weights` (query,) say how many queries each one stands for; by default one.
     """
     flat = x.flatten(1)
     weighted = flat if weights is None else (x * weights.to(x.dtype)[:, None]).flatten(1)

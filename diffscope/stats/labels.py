@@ -26,19 +26,10 @@ def usual_label(labels: Sequence[str], dim: str) -> str:
 
 
 def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[xr.DataArray, list[str]]:
-    """Return a statistic at one label along every dimension but layer, head and query, and these labels in words.
+    """Return a statistic of one prompt at one label along every dimension but layer, head and query, and these labels in words.
 
-    Parameters
-    ----------
-    values : DataArray
-        As ``measure`` gives it, of one prompt.
-    choices : mapping of str to str or None
-        Labels by dimension; of others the usual one. D of standard attention is called A; shares of D are called those of |D|.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such label.
+    Where `choices` names no label of a dimension, it is the usual one; DiffscopeError if there is no such label. D of standard
+    attention is called A; shares of D are called those of |D|.
     """
     why = str(values.attrs.get("why", ""))
     one_map = "standard attention" in why and "as the layer changes it" not in why  # D is A

@@ -30,25 +30,7 @@ def window(
     keys: Tensor,
     workers: Workers | None = None,
 ) -> dict[str, Tensor]:
-    """Compute some maps of some heads at some queries and keys.
-
-    Parameters
-    ----------
-    layer : LayerAttention
-        Of one prompt.
-    names : sequence of str
-        Of :data:`diffscope.attention.maps.MAPS`.
-    heads : sequence of int, optional
-        By default all.
-    queries, keys : int64 Tensor, (query,), (key,)
-        Positions, in any order.
-    workers : Workers, optional
-        By default the calling thread alone.
-
-    Returns
-    -------
-    dict of str to Tensor, (head, query, key)
-    """
+    """Compute some maps of some heads of one prompt at some queries and keys, in any order: (head, query, key) by name."""
     count = len(layer.head_numbers(heads))
     maps = {name: torch.zeros(count, len(queries), len(keys), dtype=layer.dtype, device=keys.device) for name in names}
 
@@ -73,30 +55,10 @@ def window(
 def top_keys(
     layer: LayerAttention, name: str, heads: Heads, queries: Tensor, count: int, workers: Workers | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the keys of largest weight in some rows of a map.
+    """Find the keys of largest weight in some rows of a map of one prompt, with their weights, and Σ|x| of each row.
 
-    Parameters
-    ----------
-    layer : LayerAttention
-        Of one prompt.
-    name : str
-        Of :data:`diffscope.attention.maps.MAPS`.
-    heads : sequence of int, optional
-        By default all.
-    queries : int64 Tensor, (query,)
-    count : int
-        Number of keys of each query.
-    workers : Workers, optional
-        By default the calling thread alone.
-
-    Returns
-    -------
-    keys : int32 Tensor, (head, query, rank)
-        By decreasing size of the weight; −1 if there is no further key of a weight other than 0.
-    weights : Tensor, (head, query, rank)
-        0 if there is no key.
-    mass : Tensor, (head, query)
-        Σ|x| of the row.
+    Keys, int32, and weights are (head, query, rank), by decreasing size of the weight; a key is −1, and its weight 0, if there is
+    no further one of a weight other than 0. Σ|x| is (head, query).
     """
     shape = len(layer.head_numbers(heads)), len(queries)
     keys = torch.full((*shape, count), -1, dtype=torch.int32, device=layer.q.device)
@@ -160,24 +122,9 @@ def bins(
     shares: bool = False,
     workers: Workers | None = None,
 ) -> Bins:
-    """Reduce maps of some heads to at most size × size bins, in one pass over their rows.
+    """Reduce maps of some heads of one prompt to at most size × size bins, in one pass over their rows.
 
-    Parameters
-    ----------
-    layer : LayerAttention
-        Of one prompt.
-    names : sequence of str
-        Of :data:`diffscope.attention.maps.MAPS`.
-    heads : sequence of int, optional
-        By default all.
-    size : int
-        Largest number of bins along a side.
-    marginals : bool
-        Whether to compute the sums over queries and the entropies of rows too.
-    shares : bool
-        Whether to compute the bins of each row's shares and the sums of rows too.
-    workers : Workers, optional
-        By default the calling thread alone.
+    `marginals` adds the sums over queries and the entropies of rows, `shares` the bins of each row's shares and the sums of rows.
     """
     width = max(1, -(-max(layer.n_queries, layer.n_keys) // size))
     count = len(layer.head_numbers(heads))
@@ -257,16 +204,9 @@ def _reduce(layer: LayerAttention, names: Sequence[str], rows: Rows, width: int,
 
 
 def _extremes(values: Tensor, signed: bool, first: int, start: int, width: int) -> Tensor:
-    """Return the value of largest magnitude of every bin, (head, query bin, key bin).
+    """Return the value of largest magnitude of every bin of values (head, query, key): (head, query bin, key bin).
 
-    Parameters
-    ----------
-    values : Tensor, (head, query, key)
-    signed : bool
-        Whether values may be negative.
-    first, start : int
-        Positions of the first query and of the first key.
-    width : int
+    Only `signed` values may be negative; `first` and `start` are the positions of the first query and of the first key.
     """
     if width == 1:
         return values.clone()  # the memory of rows is used again

@@ -113,27 +113,10 @@ def measure_layers(
 ) -> list[Measured]:
     """Measure statistics of several layers; those by head of all layers side by side, if they can be stacked.
 
-    Parameters
-    ----------
-    requests : sequence of Request
-        Of layers with a batch of one, all of the same prompt, or of prompts with the same spans and queries.
-    statistics : sequence of Statistic
-    workers : Workers, optional
-        By default the calling thread alone.
-    progress : callable, optional
-        Called after every block with the share of them that is done.
-    backend : {"blocks", "triton"}, optional
-        What computes row statistics: :mod:`diffscope.stats.backends`; by default the fastest for the layer.
-        Everything else comes from blocks of rows.
-
-    Returns
-    -------
-    list of Measured
-        One for each layer.
-
-    Raises
-    ------
-    DiffscopeError
+    Requests are of layers with a batch of one, all of the same prompt, or of prompts with the same spans and queries. `progress`
+    is called after every block with the share of them that is done. `backend` computes row statistics
+    (:mod:`diffscope.stats.backends`), by default the fastest for the layer; everything else comes from blocks of rows.
+    DiffscopeError if what D is of a layer is not defined.
     """
     layers = [request.layer for request in requests]
     for layer in layers:
@@ -173,11 +156,7 @@ def _computed(
 ) -> tuple[dict[str, Tensor], dict[str, dict]]:
     """Compute statistics of one layer: rows by kernels or in blocks, what has a quantity in blocks, the rest from the layer.
 
-    Returns
-    -------
-    values : dict of str to Tensor
-    notes : dict of str to dict
-        Attributes besides those of the declaration.
+    Beside the values are attributes by name, besides those of the declaration.
     """
     rows = [each for each in statistics if each.kind == "row" and backend != "blocks"]
     values, notes = backends.row_statistics(request, rows) if rows else ({}, {})
@@ -299,11 +278,7 @@ class MeasurementRun:
     def interrupted(self, interrupt: KeyboardInterrupt, result: Callable[..., xr.Dataset]) -> KeyboardInterrupt:
         """Return MeasurementInterrupted with the finished layers, or the original interrupt if no layer is finished.
 
-        Parameters
-        ----------
-        interrupt : KeyboardInterrupt
-        result : callable
-            Makes a dataset of what is measured, with attributes given by name.
+        `result` makes a dataset of what is measured, with attributes given by name.
         """
         self.progress = None
         with Workers() as workers:
@@ -371,16 +346,9 @@ class MeasurementRun:
             )
 
     def dataset(self, outliers: np.ndarray | None, facts: dict, batch: bool) -> xr.Dataset:
-        """Return one dataset of what was measured of the layers that came.
+        """Return one dataset of what was measured of the layers that came, with facts as attributes; of a batch along ``prompt``.
 
-        Parameters
-        ----------
-        outliers : ndarray, (layer, prompt, outlier), or None
-            Of the decoder layers' outputs, if they are known; shown with those of the logits.
-        facts : dict
-            Kept as attributes.
-        batch : bool
-            Whether there is a leading ``prompt`` dimension.
+        `outliers` (layer, prompt, outlier) are of the decoder layers' outputs, if they are known; shown with those of the logits.
         """
         prompts = [dataset(of_layers, self.statistics, self.layers) for of_layers in self.measured]
         joined = along_prompts(prompts) if batch else prompts[0]

@@ -40,37 +40,15 @@ Moments = Mapping[str, Tensor]  # by name, each (...), or (..., k), (..., quanti
 
 
 def order(levels: tuple[float, ...], n: Tensor) -> Tensor:
-    """Return the rank of each quantile among n ascending values, counted from 1: ceil(level·n), but for rounding.
-
-    Parameters
-    ----------
-    levels : tuple of float
-    n : Tensor (...)
-
-    Returns
-    -------
-    int64 Tensor (..., level)
-    """
+    """Return the rank of each quantile among n (...) ascending values, from 1, (..., level): ceil(level·n), but for rounding."""
     level = torch.tensor(levels, dtype=torch.float64, device=n.device)
     return (n.double().unsqueeze(-1) * level - 1e-9).ceil().long().clamp_min(1)
 
 
 def of_rows(x: Tensor, n: Tensor, wanted: Iterable[str]) -> dict[str, Tensor]:
-    """Compute moments of rows in memory.
+    """Compute moments of rows in memory, by name: `total` besides what is wanted.
 
-    Parameters
-    ----------
-    x : Tensor (..., key)
-        float32 or float64; keys that a row cannot see are exact zeros.
-    n : Tensor (...) or broadcastable to it
-        Visible keys of each row.
-    wanted : iterable of str
-        Names of moments.
-
-    Returns
-    -------
-    dict of str to Tensor (...)
-        `total` besides what is wanted.
+    Rows x (..., key) are float32 or float64, with exact zeros on keys that a row cannot see, and n (...) their visible keys.
     """
     moments = _moments(x.abs()[None], x[None], torch.as_tensor(n, device=x.device), set(wanted), NO_REUSE)
     return {name: values[0] for name, values in moments.items()}
@@ -100,15 +78,7 @@ def of_maps(rows: Rows, wanted: Iterable[str]) -> dict[str, Tensor]:
 def _moments(size: Tensor, signed: Tensor, n: Tensor, wanted: set[str], workspace: Workspace) -> dict[str, Tensor]:
     """Compute moments by name, each (map, ...) or (map, ..., k); `total` besides what is wanted.
 
-    Parameters
-    ----------
-    size : Tensor (map, ..., key)
-        |x|
-    signed : Tensor (map, ..., key)
-        x itself of the last maps; all maps before are without negative values.
-    n : Tensor (...)
-    wanted : set of str
-    workspace : Workspace
+    `size` is |x|, (map, ..., key), and `signed` is x itself of the last maps; all maps before are without negative values.
     """
     room = workspace.take("pass", tuple(size.shape), size.dtype, size.device)  # the values of one pass, until the next
     some = room[: len(signed)]

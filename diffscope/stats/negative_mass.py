@@ -12,17 +12,9 @@ ROUNDING = 1e-5  # of a mass: what is less than that of it is no negative weight
 
 
 def negative_mass(measured: xr.Dataset) -> xr.DataArray:
-    """Return the part of each row's Σ|x| that negative weights on each key set have.
+    """Return the part of each row's Σ|x| that negative weights on each key set have, from ``span_mass`` and ``negative_share``.
 
-    Parameters
-    ----------
-    measured : xarray.Dataset
-        With ``span_mass`` and ``negative_share``, as ``measure`` gives them.
-
-    Returns
-    -------
-    xarray.DataArray
-        Dimensions of ``span_mass`` but ``normalisation``; from 0 to its share. NaN where that is.
+    It has the dimensions of ``span_mass`` but ``normalisation``, and is from 0 to its share; NaN where that is.
     """
     share, positive = (measured["span_mass"].sel(normalisation=kind, drop=True) for kind in ("share", "positive"))
     rows = measured["negative_share"]

@@ -21,17 +21,10 @@ SORTED_UP_TO = 2**22  # numbers: that is then faster, and its copy takes no more
 
 
 def outliers(x: Tensor) -> Tensor:
-    """Find the largest magnitudes and the median magnitude of a tensor, such as a layer's output.
+    """Find the largest magnitudes and the median magnitude of a tensor, such as a layer's output: float64 (outlier,).
 
-    Parameters
-    ----------
-    x : Tensor, any shape and dtype
-
-    Returns
-    -------
-    Tensor (outlier,), float64
-        In the order of ``LABELS``: the 1st, 2nd, 3rd, 10th and 100th largest |x|, and their median. In units of
-        `x`; NaN if there are fewer values than that.
+    In the order of ``LABELS`` they are the 1st, 2nd, 3rd, 10th and 100th largest |x|, and their median, in units of `x`; NaN if
+    there are fewer values than that.
     """
     values = x.flatten().to(torch.promote_types(x.dtype, torch.float32))
     if values.numel() > SORTED_UP_TO:
@@ -51,18 +44,7 @@ def outliers(x: Tensor) -> Tensor:
 
 
 def streamed_outliers(blocks: Callable[[], Iterable[Tensor]]) -> Tensor:
-    """Find the same of numbers that come in blocks.
-
-    Parameters
-    ----------
-    blocks : callable
-        Gives the blocks from the beginning each time it is called, each a Tensor (value,), all of the same dtype:
-        float32 or float64.
-
-    Returns
-    -------
-    Tensor (outlier,), float64
-    """
+    """Find the same of numbers that come in blocks (value,), all float32 or all float64, from the beginning at each call."""
     largest, count = _largest(blocks)
     if count == 0:
         return torch.full((len(LABELS),), math.nan, dtype=torch.float64)
@@ -72,18 +54,7 @@ def streamed_outliers(blocks: Callable[[], Iterable[Tensor]]) -> Tensor:
 
 
 def order_statistics(blocks: Callable[[], Iterable[Tensor]], ranks: list[int]) -> list[float]:
-    """Find the magnitudes at given ranks (0 the smallest), by radix selection.
-
-    Parameters
-    ----------
-    blocks : callable
-        As for :func:`streamed_outliers`.
-    ranks : list of int
-
-    Returns
-    -------
-    list of float
-    """
+    """Find the magnitudes at given ranks (0 the smallest) in blocks as of :func:`streamed_outliers`, by radix selection."""
     dtype = next(iter(blocks())).dtype
     width = torch.finfo(dtype).bits
     prefixes = [0] * len(ranks)

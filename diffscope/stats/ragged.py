@@ -8,24 +8,9 @@ import numpy as np
 
 
 def stack_layers(layers: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
-    """Stack arrays of several layers, (…, head, …), along a new axis before that of the heads.
+    """Stack arrays of layers, (…, head, …), along a new axis before that of the heads, not negative: (…, layer, head, …).
 
-    Parameters
-    ----------
-    layers : sequence of ndarray (…, head, …)
-        Of one shape but for the number of heads.
-    axis : int
-        Of the heads; not negative.
-
-    Returns
-    -------
-    ndarray (…, layer, head, …)
-        Float64; NaN if a layer has no such head.
-
-    Raises
-    ------
-    ValueError
-        They differ in more than that.
+    They are float64, NaN if a layer has no such head; ValueError if they differ in more than the number of heads.
     """
     if len({(*layer.shape[:axis], *layer.shape[axis + 1 :]) for layer in layers}) > 1:
         raise ValueError("layers may differ in their heads alone")

@@ -38,17 +38,9 @@ class UnknownStatistic(DiffscopeError, ValueError):
 
 
 def select(names: Iterable[str] | str | None) -> list[Statistic]:
-    """Return the statistics of some names and kinds, each once.
+    """Return the statistics of some names and kinds (``KINDS``, or "all"), each once; by default of the kind "row".
 
-    Parameters
-    ----------
-    names : str or iterable of str, optional
-        Of statistics or of kinds (``KINDS``), or "all"; by default the kind "row".
-
-    Raises
-    ------
-    UnknownStatistic
-        Names those that come close.
+    UnknownStatistic names those that come close.
     """
     names = ["row"] if names is None else [names] if isinstance(names, str) else names
     names = list(names) if isinstance(names, Iterable) else [names]

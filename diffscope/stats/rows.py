@@ -52,14 +52,9 @@ def needed(statistics: Iterable[Statistic]) -> list[str]:
 
 
 def statistics_of(moments: Moments, statistics: Sequence[Statistic], request: Request) -> dict[str, Tensor]:
-    """Compute row statistics of a layer, by name, each (head, map, query, ...).
+    """Compute row statistics of a layer, by name, each (head, map, query, ...), from moments of that shape on the CPU.
 
-    Parameters
-    ----------
-    moments : mapping of str to Tensor, (head, map, query, ...)
-        Of A1, A2 and D, or of standard attention's one map, on the CPU.
-    statistics : sequence of Statistic
-    request : Request
+    The maps are A1, A2 and D, or standard attention's one map.
     """
     n = request.counts.cpu()
     values = {statistic.name: statistic.function(moments, n) for statistic in statistics}

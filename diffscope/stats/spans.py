@@ -32,18 +32,10 @@ RATE_THRESHOLD = 0.3
 
 
 def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
-    """Return what each normalisation divides a row by; NaN if that is undefined.
+    """Return what each normalisation divides a row by, (..., normalisation); NaN if that is undefined.
 
-    Parameters
-    ----------
-    total, positive : Tensor (...)
-        sum |x| and sum max(x, 0) of the row.
-    net : Tensor (...)
-        What the row sums to: 1 for probabilities, gain - lambda for D; with sink logits its own sum.
-
-    Returns
-    -------
-    Tensor (..., normalisation)
+    `total` and `positive` (...) are sum |x| and sum max(x, 0) of the row, and `net` is what it sums to: 1 for probabilities, gain
+    - lambda for D; with sink logits its own sum.
     """
     net = torch.where(net.abs() < SMALLEST_NET, math.nan, net).to(total.dtype).expand_as(total)
     total, positive = (torch.where(sums > 0, sums, math.nan) for sums in (total, positive))
@@ -51,22 +43,12 @@ def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
 
 
 def fixed_by_construction(n: Tensor, seen: Tensor) -> Tensor:
-    """Return whether rows see none of a set's keys, or only them.
-
-    Parameters
-    ----------
-    n : Tensor (...)
-    seen : Tensor (..., span)
-
-    Returns
-    -------
-    BoolTensor (..., span)
-    """
+    """Return whether rows of n (...) visible keys see none of a set's keys, of which they see (..., span), or only them."""
     return (seen == 0) | (seen == n.unsqueeze(-1))
 
 
 def mass(x: Tensor, spans: Sequence[Columns], below: Tensor, n: Tensor) -> Tensor:
-    """Compute the mass of rows on key sets, in all four normalisations.
+    """Compute the mass of rows on key sets, in all four normalisations: (..., span, normalisation).
 
     ============ ==========================================================
     raw          sum_S x
@@ -75,20 +57,8 @@ def mass(x: Tensor, spans: Sequence[Columns], below: Tensor, n: Tensor) -> Tenso
     positive     sum_S max(x, 0) / sum max(x, 0), NaN if nothing is positive
     ============ ==========================================================
 
-    Parameters
-    ----------
-    x : Tensor (..., key)
-        Rows of A1, A2 or D; invisible keys are exact zeros.
-    spans : sequence of Columns
-        Key positions of each set, and how many of them each row sees.
-    below : Tensor (..., normalisation)
-        What each normalisation divides a row by: :func:`denominators`.
-    n : Tensor (...)
-        Visible keys of each row.
-
-    Returns
-    -------
-    Tensor (..., span, normalisation)
+    Rows x (..., key) are of A1, A2 or D, with exact zeros on invisible keys, and n (...) are their visible keys. `spans` has the
+    key positions of each set, and how many of them each row sees; `below` is of :func:`denominators`.
     """
     sums = []
     for span in spans:
@@ -102,21 +72,9 @@ def mass(x: Tensor, spans: Sequence[Columns], below: Tensor, n: Tensor) -> Tenso
 def column_sums(x: Tensor, below: Tensor, n: Tensor, weights: Tensor | None = None) -> Tensor:
     """Sum the normalised mass that each key receives from a block of queries, and count those queries.
 
-    Rows with one visible key are left out, as are rows in which a normalisation is undefined.
-
-    Parameters
-    ----------
-    x : Tensor (head, query, key)
-    below : Tensor (head, query, normalisation)
-        What each normalisation divides a row by: :func:`denominators`.
-    n : Tensor (query,)
-    weights : Tensor (query,), optional
-        How many queries each one stands for; by default one.
-
-    Returns
-    -------
-    Tensor (head, normalisation, key + 1), float64
-        Behind the sums the number of rows that were added.
+    Rows x (head, query, key) with one visible key are left out, as are rows in which a normalisation is undefined; `below` is of
+    :func:`denominators`, and `weights` (query,) say how many queries each one stands for. Returned are, in float64, the sums and
+    behind them the number of rows that were added, (head, normalisation, key + 1).
     """
     counts = torch.ones_like(n) if weights is None else weights
     factors = below.reciprocal()
@@ -200,19 +158,10 @@ def sink_rate(mass: Tensor, request: Request) -> Tensor:
 
 
 def rate(mass: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Compute the share of heads whose mean mass over queries is above the 0.3 of Gu et al. (2024).
+    """Compute the share of heads whose mean mass (head, ..., query) over queries is above the 0.3 of Gu et al. (2024).
 
-    Parameters
-    ----------
-    mass : Tensor (head, ..., query)
-        Rows that are NaN are left out of the mean.
-    weights : Tensor (query,), optional
-        How many queries each one stands for; by default one.
-
-    Returns
-    -------
-    Tensor (...)
-        Between 0 and 1; NaN if no head has a mean.
+    Rows that are NaN are left out of the mean; NaN if no head has a mean. `weights` (query,) say how many queries each one stands
+    for.
     """
     weights = torch.where(mass.isnan(), 0, torch.ones_like(mass) if weights is None else weights.to(mass.dtype))
     mean = (mass.nan_to_num() * weights).sum(-1) / weights.sum(-1)  # 0/0 if all are NaN
@@ -252,21 +201,10 @@ def column_sink_position(received: Tensor, request: Request) -> Tensor:
 
 
 def most_attended(received: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most attended key: its mean mass over queries, and its position.
+    """Return the most attended key: its mean mass over queries, and its position, float64; both NaN if no row was added.
 
-    The mean is over all queries that were added, those that cannot see the key among them, so that the last keys,
-    which few queries see, do not win by their own diagonal.
-
-    Parameters
-    ----------
-    received : Tensor (..., key + 1)
-        Of :func:`column_sums`, added over blocks.
-
-    Returns
-    -------
-    mean : Tensor (...)
-    position : Tensor (...), float64
-        Both NaN if no row was added.
+    The mean is over all queries that were added, those that cannot see the key among them, so that the last keys, which few
+    queries see, do not win by their own diagonal. `received` (..., key + 1) is of :func:`column_sums`, added over blocks.
     """
     mean, position = (received[..., :-1] / received[..., -1:]).max(-1)
     return mean, position.double().masked_fill(mean.isnan(), math.nan)

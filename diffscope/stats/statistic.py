@@ -128,15 +128,7 @@ Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 def declare(*, name: str = "", **words: Any) -> Callable[[Function], Function]:
-    """Declare the statistic that the decorated function computes.
-
-    Parameters
-    ----------
-    name : str, optional
-        By default the function's.
-    **words
-        The other fields of a :class:`Statistic`.
-    """
+    """Declare the statistic that the decorated function computes, by default under its name; `words` are other fields of it."""
 
     def declared(function: Function) -> Function:
         statistic = Statistic(name=name or function.__name__, function=function, **words)

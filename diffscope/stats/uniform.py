@@ -8,36 +8,15 @@ import numpy as np
 
 
 def keys_seen(visible: np.ndarray, sets: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Count the visible keys of each set.
-
-    Parameters
-    ----------
-    visible : ndarray of bool, (..., key)
-        Which keys each query sees.
-    sets : mapping of str to key positions
-
-    Returns
-    -------
-    ndarray of int, (..., set)
-    """
+    """Count the visible keys of each set, (..., set), where `visible` (..., key) says which keys each query sees."""
     return np.stack([visible[..., list(keys)].sum(-1) for keys in sets.values()], -1)
 
 
 def uniform_share(visible: np.ndarray, sets: Mapping[str, Sequence[int]], *, whole: bool = False) -> np.ndarray:
-    """Return the share of each set in the keys that a query sees.
+    """Return the share of each set in the keys that a query sees, (..., set); parameters as of :func:`keys_seen`.
 
-    Parameters
-    ----------
-    visible, sets
-        As of :func:`keys_seen`.
-    whole : bool
-        Whether shares of 0 and 1 are returned too. By default they are NaN, since a mass is undefined if a query sees none of a
-        set, or nothing else.
-
-    Returns
-    -------
-    ndarray of float, (..., set)
-        NaN for queries that see nothing.
+    Shares of 0 and 1 are NaN unless they are asked for as `whole`, since a mass is undefined if a query sees none of a set, or
+    nothing else. NaN for queries that see nothing.
     """
     total = visible.sum(-1)[..., None]
     with np.errstate(invalid="ignore"):

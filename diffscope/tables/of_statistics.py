@@ -199,16 +199,8 @@ def _middle(values: np.ndarray, by: str) -> float:
 def _spread(value: float, values: np.ndarray, unit: str, by: str) -> tuple[float, float, str, int]:
     """Return the ends of what stands beside an average, what it is, and the number of finite values.
 
-    Parameters
-    ----------
-    value : float
-        The average.
-    values : ndarray
-        What it is of.
-    unit : str
-        What they are: "prompts", of whose mean there is a 95 % interval; "heads" or "layers", of which there is the standard
-        deviation; or nothing. Beside a median there are the quartiles.
-    by : {"mean", "median"}
+    Beside a mean over "prompts" it is the 95 % interval, over "heads" or "layers" the standard deviation, else nothing; beside a
+    median it is the quartiles.
     """
     finite = values[np.isfinite(values)]
     n = len(finite)

@@ -226,12 +226,7 @@ class Table:
 
 
 def check_suffix(path: str | os.PathLike) -> None:
-    """Refuse a name that no form of a table is kept under.
-
-    Raises
-    ------
-    DiffscopeError
-    """
+    """Refuse a name that no form of a table is kept under."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise DiffscopeError(f"a table cannot be kept as {Path(path).name!r}; end the name in {', '.join(SUFFIXES)}")
 

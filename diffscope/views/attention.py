@@ -114,13 +114,9 @@ def window_of(place: Mapping[str, Any] | None, queries: int, keys: int) -> tuple
 
 
 def whole_maps(capture: Capture, layer: int, head: int, *, size: int = SIZE) -> xr.Dataset:
-    """Return the whole maps of a head in bins, which takes a pass over all rows and serves every window.
+    """Return the whole maps of a head in bins, (query, key), which takes a pass over all rows and serves every window.
 
     Parameters as of :func:`buffer`, which takes the result as `maps`.
-
-    Returns
-    -------
-    xarray.Dataset, (query, key)
     """
     return capture.only().pooled_maps(layer, [head], size=size, marginals=True, shares=True).isel(head=0)
 

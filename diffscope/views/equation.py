@@ -17,24 +17,10 @@ BLUE, ORANGE = theme.BLUES[6], theme.ORANGES[6]
 
 
 def equation(capture: Capture, layer: int, head: int) -> str:
-    """Return small pictures of A1, λ·A2 and D of a head as SVG.
+    """Return small pictures of A1, λ·A2 and D of a head as SVG, whose text has the colour of the page.
 
-    Parameters
-    ----------
-    capture : Capture
-        Of one prompt and differential attention.
-    layer, head : int
-        As of ``capture.map``.
-
-    Returns
-    -------
-    str
-        SVG whose text has the colour of the page. A cell is the largest weight of its bin: blue if positive, orange if negative.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such layer or head.
+    The capture is of one prompt and differential attention. A cell is the largest weight of its bin: blue if positive, orange if
+    negative.
     """
     maps = capture.pooled_maps(layer, [head], PARTS, size=BINS).isel(head=0)
     limit = max(float(np.nanmax(np.abs(maps[name].values))) for name in PARTS) or 1.0

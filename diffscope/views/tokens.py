@@ -22,27 +22,10 @@ MARKS = ("answer", "needles", "query")  # names that tokens are marked with
 def data(capture: Capture, layer: int, head: int, query: int, markable: bool = False, marked: Collection[str] = ()) -> dict:
     """Return everything that the strip needs, as plain data.
 
-    Parameters
-    ----------
-    capture : Capture
-    layer, head, query : int
-        As of ``capture.map``.
-    markable : bool
-        Whether tokens can be selected and marked as a span.
-    marked : collection of str
-        Names of spans that were marked here: further tokens join them, where they replace other spans.
-
-    Returns
-    -------
-    dict
-        ``shares``: of each key its part of the row's absolute sum, with the sign of D, from −1 to 1; None where the query does
-        not see it, or the row is zero everywhere. ``shown``: the tokens with whitespace made visible. The colours end at the
-        whole, so that strips of different rows compare.
-
-    Raises
-    ------
-    DiffscopeError
-        There is no such layer, head or query.
+    If it is `markable`, tokens can be selected and marked as a span; further tokens join those that were `marked` here, where
+    they replace other spans. ``shares`` is of each key its part of the row's absolute sum, with the sign of D, from −1 to 1; None
+    where the query does not see it, or the row is zero everywhere. ``shown`` are the tokens with whitespace made visible. The
+    colours end at the whole, so that strips of different rows compare.
     """
     capture.check_one_side("the text")
     attention = layer_at(capture, layer, head)

@@ -11,21 +11,11 @@ LEAST = 8  # tokens a side of the smallest window
 
 
 def checked_state(state: object, queries: int, keys: int, heads: int) -> dict[str, Any]:
-    """Return the part of a state that a view can be set to.
+    """Return the part of a state, or of anything else, that a view of so many queries, keys and heads can be set to.
 
-    Parameters
-    ----------
-    state : object
-        What a view gave as its state, or anything else.
-    queries, keys, heads : int
-        How many there are.
-
-    Returns
-    -------
-    dict
-        As far as they are given and can be: ``mode`` and ``scale``, names; ``robust``, ``sink``, ``parts`` and ``a2``, bools;
-        ``window``, its ``top``, ``left`` and ``size`` in tokens; ``locked``, its ``rows`` and ``columns``, token positions;
-        ``heads``, those whose lines are drawn.
+    As far as they are given and can be: ``mode`` and ``scale``, names; ``robust``, ``sink``, ``parts`` and ``a2``, bools;
+    ``window``, its ``top``, ``left`` and ``size`` in tokens; ``locked``, its ``rows`` and ``columns``, token positions;
+    ``heads``, those whose lines are drawn.
     """
     if not isinstance(state, Mapping):
         return {}

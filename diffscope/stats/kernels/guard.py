@@ -38,17 +38,8 @@ _refused: set[torch.device] = set()
 def agrees(layer: LayerAttention) -> bool:
     """Return whether the kernels compute what plain rows do; False for good on a device where they once did not.
 
-    It is False of a layer whose queries, keys, λ or gain are not finite.
-
-    Parameters
-    ----------
-    layer : LayerAttention
-        One that the kernels can serve.
-
-    Warns
-    -----
-    DiffscopeWarning
-        Once for a device: the kernels differ, or fail.
+    It is False of a layer whose queries, keys, λ or gain are not finite. DiffscopeWarning once for a device on which the kernels
+    differ, or fail.
     """
     device = layer.q.device
     key = _layout(layer)

@@ -80,24 +80,11 @@ def brackets(bins, lowest, n, levels, sizes, out, n_rows, LEVELS: tl.constexpr, 
 
 
 def read(bins: Tensor, lowest: Tensor, n: Tensor, levels: tuple[float, ...], top: tuple[int, ...]) -> dict[str, Tensor]:
-    """Bracket the Gini index, the ceil(q·n)-th smallest values and the sums of the k largest.
+    """Bracket the Gini index, the ceil(q·n)-th smallest values and the sums of the k largest of rows of n (...) values.
 
-    Parameters
-    ----------
-    bins, lowest : Tensor
-        Of :func:`~diffscope.stats.kernels.histogram.empty`, the bins filled.
-    n : int64 Tensor, (...)
-        Values of each row.
-    levels : tuple of float
-        q of each quantile.
-    top : tuple of int
-        k of each sum.
-
-    Returns
-    -------
-    dict of float64 Tensor
-        The middles of the brackets, "gini" (...), "quantiles" (..., quantile) and "top" (..., k), and with "_width" appended
-        their widths.
+    `bins`, filled, and `lowest` are of :func:`~diffscope.stats.kernels.histogram.empty`, q are the levels and k the sizes in
+    `top`. Returned are, in float64, the middles of the brackets, "gini" (...), "quantiles" (..., quantile) and "top" (..., k),
+    and with "_width" appended their widths.
     """
     device = bins.device
     shape = lowest.shape

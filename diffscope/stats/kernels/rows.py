@@ -79,22 +79,12 @@ def _interpreted() -> bool:
 def moments(layer: LayerAttention, queries: Tensor, wanted: set[str]) -> dict[str, dict[str, Tensor]]:
     """Compute the moments that row statistics are made of, of all heads; sizes and levels as :mod:`diffscope.stats.moments`.
 
-    Parameters
-    ----------
-    layer : LayerAttention
-        One for which :func:`reason_unsupported` gives None.
-    queries : int64 Tensor, (query,)
-        Of the layer, in any order, each at least 0.
-    wanted : set of str
-        Among ``MOMENTS``.
+    The layer is one for which :func:`reason_unsupported` gives None, queries (query,) are in any order, each at least 0, and what
+    is wanted is among ``MOMENTS``. Moments are by map ("A1", "A2" of differential attention, "D") and by name, (head, query) or
+    (head, query, k | quantile), all in float32, but "peak" and the following in float64.
 
-    Returns
-    -------
-    dict of dict of Tensor, (head, query) or (head, query, k | quantile)
-        By map ("A1", "A2" of differential attention, "D") and moment. All in float32, but "peak" and the following in float64.
-
-        "gini", "quantiles" and "top" are the middle of a bracket whose width is "gini_width", "quantiles_width" and
-        "top_width": what the row holds in float32 is within. The largest |x| by itself (k = 1) is exact.
+    "gini", "quantiles" and "top" are the middle of a bracket whose width is "gini_width", "quantiles_width" and "top_width": what
+    the row holds in float32 is within. The largest |x| by itself (k = 1) is exact.
     """
     queries = queries.to(device=layer.q.device, dtype=torch.int64)
     size = SCRATCH_ROWS // layer.q.shape[1] if wanted & _BRACKETED else len(queries)

@@ -40,20 +40,10 @@ TOLERANCE = 0.05  # largest half-width of a reported value, as a share of it
 
 @torch.no_grad()
 def estimate(maps: ImplicitMaps, names: Iterable[str]) -> dict[str, Estimate]:
-    """Estimate effective ranks and rank residuals of some maps of a head, all from the same sweeps.
+    """Estimate effective ranks and rank residuals of some maps of a head, by name, all from the same sweeps.
 
     Sweeps end when all half-widths are within ``TOLERANCE``, or nothing new is to be seen; ``SWEEPS``·``WIDTH``·(query + key)
     values of each map are in memory.
-
-    Parameters
-    ----------
-    maps : ImplicitMaps
-    names : iterable of str
-        Names of the maps.
-
-    Returns
-    -------
-    dict of str to Estimate
     """
     names = list(names)
     energy = maps.frobenius2(names)

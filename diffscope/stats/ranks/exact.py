@@ -139,19 +139,7 @@ def beside_controls(of_map: Estimate, uniform: Estimate, draws: Sequence[Estimat
     """Combine the effective ranks of a map with those of its controls, and divide them by each control.
 
     To the error of the permuted control the standard error of the mean over its draws is added; a ratio has the sum of the
-    relative errors of its parts.
-
-    Parameters
-    ----------
-    of_map, uniform : Estimate
-        The map, and the uniform map.
-    draws : sequence of Estimate
-        The permuted map, once for every permutation.
-
-    Returns
-    -------
-    values, errors : Tensor, float64 (definition, control)
-        In the order of ``CONTROLS``.
+    relative errors of its parts. Values and errors are float64 (definition, control), in the order of ``CONTROLS``.
     """
     every = (of_map, uniform, *draws)
     values = torch.stack([each.ranks for each in every], dim=-1)  # (definition, 2 + draw)
@@ -184,14 +172,9 @@ def rank_residual(sigma: Tensor, ranks: tuple[int, ...] = RESIDUAL_RANKS) -> Ten
 
 
 def permuted_estimates(a: Tensor, visible: Tensor, seed: int) -> list[Estimate]:
-    """Compute the ranks of a map with each row's visible keys permuted, for each of ``DRAWS`` permutations.
+    """Compute the ranks of a map (query, key) with each row's visible keys permuted, for each of ``DRAWS`` permutations.
 
-    Parameters
-    ----------
-    a : Tensor (query, key)
-    visible : BoolTensor (query, key)
-    seed : int
-        Of the permutations: maps with the same seed are permuted alike.
+    Maps with the same seed are permuted alike.
     """
     generator = torch.Generator().manual_seed(seed)
     return [estimate(permute_visible(a, visible, generator)) for _ in range(DRAWS)]
@@ -212,18 +195,10 @@ def uniform_map(visible: Tensor) -> Tensor:
 
 
 def causal_uniform_singular_values(n: int) -> Tensor:
-    """Compute the singular values of the uniform causal map of n tokens, exactly for tens of thousands.
+    """Compute the singular values of the uniform causal map of n tokens, descending, exactly for tens of thousands.
 
-    The map is U = diag(1/t)·L with L the lower triangle of ones, so its inverse is bidiagonal, with t on the diagonal and
-    -(t - 1) before it, and (UᵀU)⁻¹ is tridiagonal: t² + (t - 1)² on the diagonal, -t² beside it.
-
-    Parameters
-    ----------
-    n : int
-
-    Returns
-    -------
-    Tensor (singular value,), float64, descending
+    The map is U = diag(1/t)·L with L the lower triangle of ones, so its inverse is bidiagonal, with t on the diagonal and -(t -
+    1) before it, and (UᵀU)⁻¹ is tridiagonal: t² + (t - 1)² on the diagonal, -t² beside it.
     """
     squares = np.arange(n + 1, dtype=np.float64) ** 2
     inverse = scipy.linalg.eigvalsh_tridiagonal(squares[1:] + squares[:-1], -squares[1:-1], lapack_driver="sterf")
@@ -231,17 +206,8 @@ def causal_uniform_singular_values(n: int) -> Tensor:
 
 
 def permute_visible(a: Tensor, visible: Tensor, generator: torch.Generator) -> Tensor:
-    """Permute the weights of each row among the keys that the row can see.
+    """Permute the weights of each row of a map (query, key) among the keys that the row can see.
 
-    Parameters
-    ----------
-    a : Tensor (query, key)
-    visible : BoolTensor (query, key)
-    generator : torch.Generator
-        On the CPU, so that one seed gives one permutation on every device.
-
-    Returns
-    -------
-    Tensor (query, key)
+    The generator is on the CPU, so that one seed gives one permutation on every device.
     """
     return permuted(a, visible, torch.rand(a.shape, generator=generator).to(a.device))

@@ -83,10 +83,7 @@ class ImplicitMaps:
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Compute A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r).
 
-        Raises
-        ------
-        ValueError
-            A name is not that of a map, or the layer has no second map.
+        ValueError if a name is not that of a map, or the layer has no second map.
         """
         images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
         out = {name: self._zeros(each) for name, each in x.items()}

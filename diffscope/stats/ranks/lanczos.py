@@ -103,16 +103,10 @@ class Lanczos:
         return x
 
     def quadratures(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Compute the Gauss and the Gauss-Radau quadrature of the run.
+        """Compute the Gauss and the Gauss-Radau quadrature of the run, float64 on the CPU.
 
-        Returns
-        -------
-        nodes, weights : Tensor, float64 on the CPU (node,) and (node, probe)
-            Of the Gauss quadrature, largest node first.
-        others, other_weights : Tensor
-            Likewise, of the Gauss-Radau quadrature, which has a node at 0.
-        residuals : Tensor (node,)
-            Of the Gauss nodes as eigenvalues of G.
+        Each has nodes (node,), the largest first, and their weights (node, probe); the latter has a node at 0. Behind them are
+        the residuals (node,) of the Gauss nodes as eigenvalues of G.
         """
         m = len(self.projected)
         width = self.width

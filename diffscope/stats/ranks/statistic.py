@@ -123,13 +123,8 @@ class LayerRanks:
 def layer_ranks(layer: LayerAttention) -> LayerRanks:
     """Compute effective ranks and rank residuals of every head: exactly up to ``exact.LARGEST`` tokens, else estimated.
 
-    An estimate that is not known within ``estimated.TOLERANCE`` of its value is NaN. The half-width of a ratio to a control may
-    be twice as large.
-
-    Parameters
-    ----------
-    layer : LayerAttention
-        Of one prompt.
+    The layer is of one prompt. An estimate that is not known within ``estimated.TOLERANCE`` of its value is NaN. The half-width
+    of a ratio to a control may be twice as large.
     """
     if _is_exact(layer):
         visible = layer.visible()
