@@ -35,6 +35,7 @@ LIBRARIES = {
     "errors": set(),
     "fields": set(),
     "latex": set(),
+    "lazily": set(),
     "numbers": set(),
     "render": set(),
     "models": CORE | {"diffusers", "huggingface_hub", "timm"},
