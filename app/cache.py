@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,10 @@ from diffscope.models.loading import load_tokenizer
 from diffscope.models.outline import outline
 from diffscope.prompts.encoded import with_spans
 from diffscope.readings.heads import of_heads
-from diffscope.readings.reading import Part, Reading
+from diffscope.readings.reading import Part
 from diffscope.scope import Scope
 from diffscope.tasks.backcopy import Backcopy
+from diffscope.views import attention as attention_view
 
 
 def examples(model: str) -> list:
@@ -205,30 +206,26 @@ def thumbnails(_cap, key: tuple, name: str):
     return _cap.thumbnails(name=name)
 
 
-def sentence_of(cap, query: int, layer: int, head: int) -> tuple[Part, ...]:
-    """Return what is said of a head at a query, in parts; nothing of cross-attention."""
+def sentence_of(cap, key: tuple, query: int, layer: int, head: int) -> tuple[Part, ...]:
+    """Return what is said of a head at a query, in parts; nothing of cross-attention. `key` says of which capture."""
     if cap.key_prompts is not None:
         return ()
+    if attention_view.is_small(cap):  # the page holds all its heads, each with its sentence
+        return _said_of_layer(cap, key, query, layer)[head]
     return readings.of_head(cap, layer, head, query).parts
 
 
-def sentences_of(cap, query: int):
-    """Return what says the same of all heads of a capture: a function of a layer and a head, which reads a layer as a whole."""
-
-    @lru_cache(maxsize=1)
-    def of_layer(layer: int) -> list[Reading]:
-        heads = cap.layer(layer).n_heads
-        return of_heads(cap, layer, range(heads), query)
-
-    return lambda layer, head: () if cap.key_prompts is not None else of_layer(layer)[head].parts
+@st.cache_resource(show_spinner=False, max_entries=64)
+def _said_of_layer(_cap, key: tuple, query: int, layer: int) -> list[tuple[Part, ...]]:
+    """Return what is said of every head of a layer at a query, which is read as a whole."""
+    return [reading.parts for reading in of_heads(_cap, layer, range(_cap.layer(layer).n_heads), query)]
 
 
 @st.cache_resource(show_spinner=False, max_entries=8)
 def all_heads(_cap, key: tuple, query: int) -> bytes:
     """Return the views of all heads of a small capture, with what is said of each at a query; `key` says of which capture."""
-    from diffscope.views import attention as attention_view
-
-    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=sentences_of(_cap, query), query=query)
+    said = partial(sentence_of, _cap, key, query)
+    return attention_view.bundle(_cap, attention_view.places_of(_cap), sentences=said, query=query)
 
 
 @st.cache_resource(show_spinner="Reading the study", max_entries=4)

@@ -81,7 +81,7 @@ def show_heads_and_maps(subject, cap) -> None:
                     on_lock=partial(read_locked, cap),
                     state=view_state("view"),
                     on_state=partial(save_view_state, "view"),
-                    sentence=sentence_of(cap, query, layer, head),
+                    sentence=sentence_of(cap, subject.key, query, layer, head),
                     query=query,
                 )
             with left:
@@ -94,7 +94,7 @@ def show_heads_and_maps(subject, cap) -> None:
         if attention_view.is_small(cap):
             blocks.hold_heads(all_heads(cap, subject.key, query))
         elif cap.n_tokens <= AHEAD:
-            said = partial(sentence_of, cap, query)
+            said = partial(sentence_of, cap, subject.key, query)
             blocks.hold_heads_beside(cap, layer, head, query, said, f"token {query} {hash(subject.key)}")
         offer_heads(asked, subject, cap, (layer, head, query), line, bar)  # last, since it may run the model
 
@@ -172,7 +172,7 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
     """Offer the maps and the statistic over heads for export."""
-    page = partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, query), query=query)
+    page = partial(attention_view.page, cap, layer, head, sentences=partial(sentence_of, cap, subject.key, query), query=query)
     with st.container(horizontal=True):
         blocks.offer_maps(cap, layer, head, subject.code(), page=page)
         if statistic is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -17,7 +18,7 @@ from diffscope.readings import signs
 from diffscope.readings.captures import any_capture, only_layer, place_of, query_position, relabelled, visible_keys
 from diffscope.readings.head_sentence import BEFORE, ITSELF, MOST, PREFERRED, sentence
 from diffscope.readings.pairing_control import beside_controls
-from diffscope.readings.reading import Reading, described, plain
+from diffscope.readings.reading import Reading, attributes_of, described, plain
 from diffscope.stats import branches
 from diffscope.stats.dataset import attributes
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -102,13 +103,13 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
     if query:
         sets[BEFORE] = [query - 1]
     placed = relabelled(cap, sets)
-    rows = placed.measure(ROW, queries=[query]).isel(layer=0, query=0)
+    rows = placed.measure(ROW, queries=[query]).isel(layer=0, query=0).rename(span="place")
     keys = torch.tensor(cap.key_sets["irrelevant"], dtype=torch.int64, device=layer.q.device)
     one = heads[0] if len(heads) == 1 else None
     pairs = beside_controls(cap, lambda capture: _of_maps(capture, query, keys), one).isel(layer=0)
-    of_rows: dict[str, xr.DataArray] = {
-        "mass": rows["span_mass"].rename(span="place"),
-        "negative": negative_mass(rows).rename(span="place"),
+    of_rows = {
+        "mass": rows["span_mass"],
+        "negative": negative_mass(rows),
         "entropy_normalised": rows["entropy_normalised"],
         "negative_share": rows["negative_share"],
         "top_key": rows["argmax"],
@@ -118,18 +119,22 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
         **{str(name): values for name, values in pairs.items()},
     }
     if "answer" in sets:
-        of_rows["signal_gain"] = rows["signal_gain"].sel(span="answer")
-    variables = {name: values.isel(head=list(heads)) for name, values in of_rows.items()}
+        of_rows["signal_gain"] = rows["signal_gain"].sel(place="answer")
+    # Variables, which are not aligned: a page reads every head of a layer at each click, and to align takes most of the time.
+    variables = {name: values.variable.isel(head=list(heads)) for name, values in of_rows.items()}
     first, d = _weights(layer, heads, query)
-    d = described(d, "what D is on each token", "D")
-    top, second = (variables["top_key"].sel(map=name) for name in ("D", "A2"))
-    variables["top_weight"] = _on_key(d, top)
-    at_second = _on_key(first, second) / first.sum("token")
-    variables["first_at_second"] = described(at_second, "what A1 has on the token with the largest A2", "A1 there / sum A1")
+    top, second = (variables["top_key"].isel(map=rows.get_index("map").get_loc(name)).values for name in ("D", "A2"))
+    what_d_is = attributes_of("what D is on each token", "D")
+    variables["top_weight"] = xr.Variable("head", _on_key(d, top), what_d_is)
+    at_second = _on_key(first, second) / first.sum(-1)
+    about = attributes_of("what A1 has on the token with the largest A2", "A1 there / sum A1")
+    variables["first_at_second"] = xr.Variable("head", at_second, about)
+    coords = {name: rows[name].variable for name in ("map", "place", "normalisation")}
+    coords |= {"control": pairs["control"].variable, "head": list(heads), "layer": layer.layer, "query": query}
     if "answer" in sets:
-        variables["weight"] = d.isel(token=list(sets["answer"]))
-    alone = {name: values.reset_coords(drop=True) for name, values in (variables | _keys(layer, query, placed.key_sets)).items()}
-    return xr.Dataset(alone, attrs=rows.attrs).assign_coords(layer=layer.layer, query=query)
+        coords["token"] = list(sets["answer"])
+        variables["weight"] = xr.Variable(("head", "token"), d[:, coords["token"]], what_d_is)
+    return xr.Dataset(variables | _keys(layer, query, placed.key_sets), coords, rows.attrs)
 
 
 def _of_maps(cap: Capture, query: int, keys: Tensor) -> xr.Dataset:
@@ -170,32 +175,31 @@ def _on_keys(layer: LayerAttention, query: int, keys: Tensor) -> dict[str, Tenso
 
 @torch.no_grad()
 @without_autocast()
-def _weights(layer: LayerAttention, heads: Sequence[int], query: int) -> tuple[xr.DataArray, xr.DataArray]:
+def _weights(layer: LayerAttention, heads: Sequence[int], query: int) -> tuple[np.ndarray, np.ndarray]:
     """Return A1 and D on every token at one query, (head, token) each."""
     rows = layer.rows([query])
-    values = (row[list(heads), 0].double().cpu().numpy() for row in (rows.a1, rows.d))
-    first, d = (xr.DataArray(value, {"head": list(heads), "token": range(value.shape[1])}, ("head", "token")) for value in values)
+    first, d = (row[list(heads), 0].double().cpu().numpy() for row in (rows.a1, rows.d))
     return first, d
 
 
-def _on_key(rows: xr.DataArray, keys: xr.DataArray) -> xr.DataArray:
+def _on_key(rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the value of each head's row (head, token) at that head's key (head,), NaN where there is no key."""
-    return rows.isel(token=keys.fillna(0).astype(int)).where(keys.notnull())
+    missing = np.isnan(keys)
+    there = np.where(missing, 0, keys).astype(int)
+    return np.where(missing, np.nan, rows[range(len(rows)), there])
 
 
-def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.DataArray]:
+def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.Variable]:
     """Return how many keys of each place a query sees and what uniform attention gives it, (place,).
 
     The attribute ``visible`` is how many keys it sees in all.
     """
     visible = layer.visible([query])[0].cpu().numpy()
-    counts, uniform = (
-        xr.DataArray(values, {"place": list(sets)}, ("place",))
-        for values in (keys_seen(visible, sets), uniform_share(visible, sets, whole=True))
-    )
+    counted_keys = attributes_of("visible keys", "#{visible keys of the place}", "keys", visible=int(visible.sum()))
+    given = attributes_of("what uniform attention gives", "visible keys of the place / all visible keys")
     return {
-        "keys": described(counts, "visible keys", "#{visible keys of the place}", "keys", visible=int(visible.sum())),
-        "uniform": described(uniform, "what uniform attention gives", "visible keys of the place / all visible keys"),
+        "keys": xr.Variable("place", keys_seen(visible, sets), counted_keys),
+        "uniform": xr.Variable("place", uniform_share(visible, sets, whole=True), given),
     }
 
 

@@ -17,6 +17,7 @@ from diffscope.numbers import counted
 from diffscope.readings.captures import any_capture, query_position
 from diffscope.stats import STATISTICS
 from diffscope.stats.averaging import finite_mean, finite_median, rule
+from diffscope.stats.statistic import Averaged
 
 OWN, MIDDLE, LEAST, LARGEST = CONTROLS = ("as it is", "other heads", "other heads, least", "other heads, largest")
 COUNT = "controls"
@@ -37,15 +38,19 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
     shifts = [by for by in range(len(brings)) if brings[by, :, asked].any()]
     moved = [measure(with_a2_moved(cap, by)) for by in shifts]
     variables = {
-        str(name): _beside(values, [dataset[name] for dataset in moved], brings[shifts]) for name, values in own.data_vars.items()
+        str(name): _beside(values.variable, [dataset.variables[name] for dataset in moved], brings[shifts], rule(values))
+        for name, values in own.data_vars.items()
     }
     about = {
         "long_name": "controls of the pairing",
         "units": "1",
         "definition": "distinct second maps of the layer other than the head's own",
     }
-    counts = xr.DataArray(brings.sum(0), {"layer": cap.layer_numbers, "head": range(cap.n_heads)}, HEADS, attrs=about)
-    return xr.Dataset({**variables, COUNT: counts}, attrs=own.attrs)
+    counts = xr.Variable(HEADS, brings.sum(0), about)
+    coords = {name: own.coords[name] for name in own.dims if name in own.coords} | {"control": list(CONTROLS)}
+    return xr.Dataset(
+        {**variables, COUNT: counts}, coords, own.attrs
+    )  # of variables, since to align arrays takes most of the time
 
 
 def controls_of_each(estimates: xr.Dataset) -> str:
@@ -94,9 +99,8 @@ def _brings(a2: np.ndarray) -> np.ndarray:
     return ~(same & smaller).any(1)[1:]
 
 
-def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) -> xr.DataArray:
+def _beside(own: xr.Variable, moved: list[xr.Variable], brings: np.ndarray, by: Averaged) -> xr.Variable:
     """Join one variable along ``control``, from its values under each shift and whether they count (shift, layer, head)."""
-    by = rule(own)
     own = own.transpose(*HEADS, ...)
     shape = (len(moved), *own.shape)  # (shift, layer, head, ...)
     shifts = np.stack([values.transpose(*own.dims).values for values in moved]) if moved else np.empty(shape, own.dtype)
@@ -105,5 +109,4 @@ def _beside(own: xr.DataArray, moved: list[xr.DataArray], brings: np.ndarray) ->
     least, largest = (bound.reduce(shifts, 0, initial=np.nan) for bound in (np.fmin, np.fmax))  # NaN only where all are
     values = np.stack([own.values, middle(shifts, 0), least, largest], -1)
     about = {**own.attrs, "control": f"the second maps of the layer's other heads; in the middle their {by}"}
-    coords = {**{name: own.coords[name] for name in own.dims if name in own.coords}, "control": list(CONTROLS)}
-    return xr.DataArray(values, coords, (*own.dims, "control"), attrs=about)
+    return xr.Variable((*own.dims, "control"), values, about)

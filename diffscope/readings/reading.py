@@ -87,8 +87,13 @@ class Reading:
 def described(values: xr.DataArray, long_name: str, definition: str, units: str = "1", **more: str | int) -> xr.DataArray:
     """Return an array with these attributes in place of those that it had."""
     array = values.copy(deep=False)
-    array.attrs = {"long_name": long_name, "units": units, "definition": definition, **more}
+    array.attrs = attributes_of(long_name, definition, units, **more)
     return array
+
+
+def attributes_of(long_name: str, definition: str, units: str = "1", **more: str | int) -> dict[str, str | int]:
+    """Return the attributes that say what values are."""
+    return {"long_name": long_name, "units": units, "definition": definition, **more}
 
 
 def with_error(name: str, values: xr.DataArray, words: str, definition: str, units: str = "1") -> dict[str, xr.DataArray]:

@@ -3,14 +3,15 @@
 import functools
 import os
 import sys
+from importlib.machinery import SourceFileLoader
 
 import pytest
 from small_models import APP, example, save_model, save_run
 
 from tools.browser import dashboard
 
-#: functions of the app's cache that read models: files and prompts decide what they return, rules of the server whether they do
-READ = {f"cache.{name}" for name in ("all_heads", "capture", "measured", "opened", "thumbnails", "unmarked")}
+#: modules of the app whose caches hold what was read of models: files and prompts decide what, rules of the server whether
+READ = ("background", "cache", "edit_results")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,6 +37,24 @@ def settings_of_the_command():
     yield
     for name, value in before.items():
         config.set_option(name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def code_compiled_once():
+    """Each AppTest compiles its pages, and what lies beside them is imported anew for each test: their code stays the same."""
+    from streamlit.runtime.scriptrunner.script_cache import ScriptCache
+    from streamlit.testing.v1 import local_script_runner
+
+    pages, code_of = ScriptCache(), SourceFileLoader.get_code
+    compiled = functools.cache(lambda path, name: code_of(SourceFileLoader(name, path), name))
+
+    def get_code(loader, name):
+        return compiled(loader.path, name) if loader.path.startswith(str(APP)) else code_of(loader, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_script_runner, "ScriptCache", lambda: pages)
+        patch.setattr(SourceFileLoader, "get_code", get_code)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -76,13 +95,14 @@ def home():
         yield address
 
 
-def forget(also=()):
-    """Forget what the app keeps for all sessions, except what it read of models; of that, what is named in `also`."""
+def forget(all_of_it=False):
+    """Forget what the app keeps for all sessions; what it read of models only where `all_of_it` is to go."""
     import streamlit as st
     from streamlit.runtime.caching.cache_resource_api import _resource_caches
 
     of_all = _resource_caches._function_caches.get(None, {})
-    kept = {key: of_all.pop(key) for key, cache in [*of_all.items()] if cache.display_name in READ - {*also}}
+    read = [key for key, cache in of_all.items() if cache.display_name.startswith(tuple(f"{name}." for name in READ))]
+    kept = {} if all_of_it else {key: of_all.pop(key) for key in read}
     st.cache_resource.clear()
     _resource_caches._function_caches[None] = kept
 
@@ -103,13 +123,12 @@ def app(folders, request):
         {"name": str(folders[name]), "path": str(folders[name]), "attention": kinds[name], "checkpoints": []} for name in kinds
     ]
     known = {"retrieval": [example("Two cities"), example("Again")], "text": []}
-    changed = "monkeypatch" in request.fixturenames or {"DIFFSCOPE_TOKEN", "DIFFSCOPE_MODELS"} & os.environ.keys()
-    also = READ if changed else ()
+    changed = "monkeypatch" in request.fixturenames or bool({"DIFFSCOPE_TOKEN", "DIFFSCOPE_MODELS"} & os.environ.keys())
     monkeypatch = request.getfixturevalue("monkeypatch")  # which is in those names from now on
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards, raising=False)
     monkeypatch.setattr(diffscope.tasks, "examples", lambda kind="retrieval": known[kind])
     monkeypatch.syspath_prepend(str(APP))
-    forget(also)
+    forget(all_of_it=changed)
 
     def start(page="explore", /, **query):
         test = AppTest.from_file(str(APP / "main.py"), default_timeout=120)
@@ -123,6 +142,6 @@ def app(folders, request):
     yield start
     if "background" in sys.modules:
         sys.modules["background"].stop_all()  # jobs end before the modules that they run are taken away
-    forget(also)
+    forget(all_of_it=changed)
     for name in [name for name, module in sys.modules.items() if str(APP) in str(getattr(module, "__file__", ""))]:
         sys.modules.pop(name, None)

@@ -30,8 +30,8 @@ def page(app):
 
 
 @pytest.fixture
-def modules(app):
-    """The modules of the page, which keep no results of other tests."""
+def modules(app, monkeypatch):
+    """The modules of the page, which keep no results of other tests: with a monkeypatch, `app` forgets them."""
     import edit_catalog
     import edit_controls
     import edit_results
