@@ -88,6 +88,31 @@ def small_run(tmp_path_factory):
     return save_run(tmp_path_factory.mktemp("runs") / "seed-0")
 
 
+@pytest.fixture
+def monitored(tmp_path):
+    """A function that measures further steps of one training, in the folder ``out/monitor``, with an alarm at each."""
+    import torch
+
+    from diffscope.monitoring import Monitor
+    from tests import tiny
+
+    model = tiny.own(hidden_size=32, intermediate_size=32).train()
+    options = dict(every=1, budget=None, path=tmp_path / "out" / "monitor", strict=True)
+    monitor = Monitor(
+        model, [tiny.ids(20)], ["lambda", "overlap", "entropy", "logit_outliers"], **options, maps=[(1, 0)], maps_every=2
+    )
+    monitor.alert("entropy", above=0.0, map="A1")
+
+    def go_on(*steps, told=True):
+        for step in steps:
+            monitor.step(step, **({"loss": 4.0 - step} if told else {}))
+            monitor.rules[-1]._out = frozenset()  # it is told again
+            with torch.no_grad():
+                model.model.layers[0].self_attn.lambda_q1 += 0.1
+
+    return go_on
+
+
 @pytest.fixture(scope="session")
 def home():
     """The address of a dashboard that runs, as it is, for all tests with a browser."""

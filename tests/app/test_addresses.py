@@ -141,17 +141,6 @@ def test_an_address_of_then_brings_back_every_value(address, folders, small_run,
             assert found.casefold() in (expected.casefold(), f"{expected}.0"), key
 
 
-@pytest.mark.browser
-def test_the_name_of_the_first_page_leads_to_it(home, new_page):
-    page = new_page(1200, 900)
-    page.goto(f"{home}/explore?layer=0&head=1")
-    page.wait_for_selector("canvas[data-map=D]", timeout=60_000)
-    assert (
-        "/explore" not in page.url and "layer=0" in page.url and "L0H1" in page.locator("[role=application] strong").inner_text()
-    )
-    assert page.locator("[role=dialog]").count() == 0 and page.problems == []
-
-
 def test_numbers_and_logits_are_parts_of_explore(address):
     assert address("amplifier", {}).session_state["part"] == "Numbers"
     assert address("amplifier", {"amplifier-part": "Logits"}).session_state["part"] == "Logits"

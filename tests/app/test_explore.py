@@ -50,8 +50,9 @@ def heading(test):
     return maps(test)["title"]
 
 
-def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
+def test_the_first_page_shows_the_strongest_head_and_says_what_the_model_is_and_is_asked(app, folders):
     import diffscope
+    from diffscope.readings import signs
 
     test = fine(app())
     assert titles(test) == ["A₁", "A₂", "λ·A₂", "D = A₁ − λ·A₂"]
@@ -62,21 +63,43 @@ def test_the_first_page_shows_the_maps_of_the_strongest_head(app, folders):
     assert not test.warning
     fidelity = next(frame.value for frame in test.dataframe if "tolerance" in frame.value)
     assert len(fidelity) == 3 and (fidelity["error"] <= fidelity["tolerance"]).all()
-
-
-def test_the_first_line_says_what_the_model_is_and_what_is_asked(app, folders):
-    test = fine(app())
-    said = [text.value.replace("\\", "") for text in test.markdown]
+    said = [text.value.replace("\\", "") for text in [*test.caption, *test.markdown]]
     assert any(
         "small-diff" in text and "2 heads of differential attention" in text and "asks for “7421”" in text and "says “" in text
         for text in said
     )
+    assert signs.of_span(cap, "answer") in said
+    (negative,) = (about for _, about in maps(test)["sentence"] if about.startswith("How much of |D| on the answer"))
+    assert "negative weights subtract" in negative
+    asked = {name: test.query_params[name] for name in ("model", "example", "layer", "head", "query")}
+    shown = {name: str(test.number_input(key=name).value) for name in ("layer", "head", "query")}
+    assert asked == {"model": str(folders["small-diff"]), "example": "Two cities"} | shown  # whatever was chosen at first
+
+
+def test_another_model_shows_its_own_maps(app, folders):
+    test = fine(app())
+    assert lead(test)
     fine(test.selectbox(key="model").set_value(str(folders["small-standard"])).run())
+    assert titles(test) == ["A"]
+    assert "small-standard" in heading(test)
     assert any("of standard attention" in text.value for text in test.markdown)
+    assert any("no λ" in caption.value.replace("\\", "") for caption in test.caption)
+    assert not lead(test)  # without a second map there is nothing to say of it
+
+
+def test_the_python_of_the_page_draws_the_same(app, tmp_path, monkeypatch):
+    from diffscope.figures import Figure
+
+    codes = [code.value for code in fine(app(layer="1", head="0")).code if "diffscope.figures." in code.value]
+    assert len(codes) == 2
+    drawn = []
+    monkeypatch.setattr(Figure, "save", lambda self, path: drawn.append((self.name, path)))
+    for code in codes:
+        exec(code, {})
+    assert [name for name, _ in drawn] == ["maps", "heads"]
 
 
 def test_of_a_checkpoint_the_first_line_says_how_long_it_was_trained(app, folders, monkeypatch):
-    fine(app())
     import introduction
 
     name = str(folders["small-diff"])
@@ -109,15 +132,13 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("case", SAID)
-def test_the_first_line_says_what_the_model_says_next_beside_the_answer(app, case):
-    following, answer, words = SAID[case]
-    fine(app())
+def test_the_first_line_says_what_the_model_says_next_beside_the_answer(app):
     from introduction import says_next
 
-    spans = {"answer": answer} if answer else {}
-    said = says_next(SimpleNamespace(next=following, spans=spans, tokens=["Paris", " is", " 7421", "."]))
-    assert said.replace("\\(", "(").replace("\\)", ")") == words
+    for case, (following, answer, words) in SAID.items():
+        spans = {"answer": answer} if answer else {}
+        said = says_next(SimpleNamespace(next=following, spans=spans, tokens=["Paris", " is", " 7421", "."]))
+        assert said.replace("\\(", "(").replace("\\)", ")") == words, case
 
 
 def test_all_heads_of_a_small_model_are_sent_at_once_and_say_what_the_page_says(app, folders):
@@ -160,48 +181,12 @@ def test_of_a_large_model_the_page_asks_for_the_heads_beside(app, folders, monke
     assert len(held) == 2  # and of which capture the heads are
 
 
-def test_signs_of_the_answer_are_told_beside_the_grid_and_in_the_sentence(app, folders):
-    import diffscope
-    from diffscope.readings import signs
-
-    test = fine(app())
-    cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
-    said = [text.value.replace("\\", "") for text in [*test.caption, *test.markdown]]
-    assert signs.of_span(cap, "answer") in said
-    (negative,) = (about for _, about in maps(test)["sentence"] if about.startswith("How much of |D| on the answer"))
-    assert "negative weights subtract" in negative
-
-
-def test_another_model_shows_its_own_maps(app, folders):
-    test = fine(app())
-    test.selectbox(key="model").set_value(str(folders["small-standard"])).run()
-    fine(test)
-    assert titles(test) == ["A"]
-    assert "small-standard" in heading(test)
-    assert any("no λ" in caption.value.replace("\\", "") for caption in test.caption)
-
-
-def test_layer_and_head_are_what_the_reader_chose(app):
-    test = fine(app())
-    test.number_input(key="layer").set_value(2)
-    test.number_input(key="head").set_value(0)
-    fine(test.run())
-    assert "L2H0" in heading(test)
-
-
 def test_an_address_restores_the_view(app, folders):
     test = fine(app(model=str(folders["small-diff"]), example="Again", layer="0", head="1", statistic="gini", query="3"))
     assert "L0H1" in heading(test)
     assert test.selectbox(key="example").value == "Again"
     assert test.selectbox(key="statistic").value == "gini"
     assert any("token 3" in caption.value.replace("\\", "") for caption in test.caption)
-
-
-def test_the_address_of_the_first_view_does_not_depend_on_what_is_chosen_at_first(app, folders):
-    test = fine(app())
-    asked = {name: test.query_params[name] for name in ("model", "example", "layer", "head", "query")}
-    shown = {name: str(test.number_input(key=name).value) for name in ("layer", "head", "query")}
-    assert asked == {"model": str(folders["small-diff"]), "example": "Two cities"} | shown
 
 
 def test_an_address_that_names_nothing_real_is_the_first_page(app):
@@ -266,10 +251,9 @@ def spans(test):
 
 
 def test_naming_spans_captures_nothing_again(app, monkeypatch):
-    from diffscope.scope import Scope
-
-    fine(app())
     import background
+
+    from diffscope.scope import Scope
 
     runs = []
     original = Scope.capture
@@ -288,7 +272,8 @@ def test_tokens_are_marked_as_spans(app):
     assert [warning.value.replace("\\", "") for warning in test.warning] == [
         "the span 'answer:5-2' ends before it begins. The page is shown without it."
     ]
-    assert spans(test)["answer"] == spans(app(example=OWN, prompt=PROMPT, answer="7421"))["answer"]
+    ((start, stop),) = spans(test)["answer"]
+    assert "".join(maps(test)["tokens"][start:stop]).strip() == "7421"
 
 
 def test_tokens_that_are_marked_as_the_answer_are_asked_for_whatever_was_written(app, folders):
@@ -451,18 +436,7 @@ def test_where_no_second_map_is_needed_it_says_so_and_offers_none(app, bundled):
     assert not {"needing", "control"} & set(buttons(test))
 
 
-def test_where_nothing_can_be_asked_nothing_is_said_of_it(app, folders, tmp_path):
-    import diffscope
-
-    assert lead(fine(app()))
-    assert not lead(fine(app(model=str(folders["small-standard"]))))
-    assert not lead(fine(app(example=OWN, prompt=PROMPT)))  # without an answer
-    diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"}).save(tmp_path / "kept.dscope")
-    assert not lead(fine(app(model=OTHER, path=str(tmp_path / "kept.dscope"))))
-
-
 def test_what_takes_long_waits_for_a_button(app, monkeypatch):
-    fine(app())
     import background
 
     from diffscope import readings
@@ -492,13 +466,10 @@ def test_maps_are_there_if_the_marked_answer_is_no_text(app, bundled):
 
 
 def test_what_the_first_view_says_is_measured_before_it(app, monkeypatch):
-    fine(app())
-    import streamlit as st
     from prepare import prepare_first_view
 
     from diffscope import readings
 
-    st.cache_resource.clear()
     prepare_first_view()
     monkeypatch.setattr(readings, "where_a2_works", None)
     assert lead(fine(app()))
@@ -509,11 +480,10 @@ def test_the_button_names_what_the_grid_of_this_run_shows(app):
         return next(block.proto.popover.label for block in test.get("popover"))
 
     test = fine(app(example=OWN, prompt=PROMPT))
+    assert not lead(test)  # where A2 works is asked of an answer
     assert label(test) == "Measure: attention on context tokens"
     fine(test.text_input(key="answer").set_value("7421").run())
     assert label(test) == "Measure: attention on the answer"
-    fine(test.text_input(key="answer").set_value("").run())
-    assert label(test) == "Measure: attention on context tokens"
     fine(test.selectbox(key="question").set_value("Is it signed?").run())
     assert test.selectbox(key="statistic").value == "negative_share"
     assert label(test) == f"Measure: {STATISTICS['negative_share'].description}"
@@ -532,7 +502,7 @@ def test_without_a_prompt_the_page_asks_for_one(app, text):
     assert any("prompt" in info.value for info in test.info)
 
 
-@pytest.mark.parametrize("text", ["x", "é\u200b\U0001f9ff", "<script>alert(1)</script>", "a " * 900, "$" * 30])
+@pytest.mark.parametrize("text", ["x", "$" * 30])
 def test_any_text_is_a_prompt(app, text):
     test = fine(app(example=OWN, prompt=text))
     assert maps(test)
@@ -564,7 +534,7 @@ def test_a_folder_and_a_saved_capture_open(app, folders, tmp_path):
     saved = tmp_path / "kept.dscope"
     diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"}).save(saved)
     test = fine(app(model=OTHER, path=str(saved)))
-    assert "small-diff" in heading(test)
+    assert "small-diff" in heading(test) and not lead(test)  # there is no model to run
 
 
 @pytest.fixture
@@ -719,22 +689,19 @@ def test_every_question_has_its_statistics_and_all_can_be_drawn(app, folders):
     from statistic_picker import QUESTIONS
 
     import diffscope
-    from diffscope.stats import STATISTICS
 
     names = [name for of_question in QUESTIONS.values() for name in of_question]
     assert len(names) == len(set(names))
     assert {s.name for s in STATISTICS.values() if s.kind in ("row", "branch")} <= set(names)
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT, spans={"answer": "7421"})
+    measured = cap.measure(names, queries=[-1])
     for name in names:
-        assert diffscope.figures.heads(cap, statistic=name).plotly().data[0].z.shape == (3, 2)
+        assert diffscope.figures.heads(cap, statistic=name, measured=measured).plotly().data[0].z.shape == (3, 2)
     test = fine(app())
     for question, of_question in QUESTIONS.items():
         fine(test.selectbox(key="question").set_value(question).run())
         assert test.selectbox(key="statistic").options == [STATISTICS[name].description for name in of_question]
         assert not test.warning
-    fine(test.selectbox(key="question").set_value("How spread out is it?").run())
-    fine(test.selectbox(key="statistic").set_value("top_k_mass").run())
-    assert not test.warning
 
 
 def test_the_blocks_work_in_another_app(folders, monkeypatch):
@@ -758,7 +725,6 @@ def test_the_blocks_work_in_another_app(folders, monkeypatch):
 
 
 def test_a_long_row_is_cut_only_where_the_query_sees_no_other_key(app):
-    fine(app())
     from blocks.views import drawn_keys
 
     causal, full = (SimpleNamespace(n_keys=1500, mask=Mask(kind)) for kind in ("causal", "full"))

@@ -1,35 +1,8 @@
 """The Training page on the folder of a monitor: it follows a training, and says what is missing."""
 
-from urllib.parse import quote
-
 import pytest
-import torch
 from looks import fine, shown
 from test_training import charts
-
-from diffscope.monitoring import Monitor
-from tests import tiny
-from tools.browser import faults, settle
-
-
-@pytest.fixture
-def training(tmp_path):
-    """A function that measures further steps of one training, in the folder ``out/monitor``, with an alarm at each."""
-    model = tiny.own(hidden_size=32, intermediate_size=32).train()
-    options = dict(every=1, budget=None, path=tmp_path / "out" / "monitor", strict=True)
-    monitor = Monitor(
-        model, [tiny.ids(20)], ["lambda", "overlap", "entropy", "logit_outliers"], **options, maps=[(1, 0)], maps_every=2
-    )
-    monitor.alert("entropy", above=0.0, map="A1")
-
-    def go_on(*steps, told=True):
-        for step in steps:
-            monitor.step(step, **({"loss": 4.0 - step} if told else {}))
-            monitor.rules[-1]._out = frozenset()  # it is told again
-            with torch.no_grad():
-                model.model.layers[0].self_attn.lambda_q1 += 0.1
-
-    return go_on
 
 
 @pytest.fixture
@@ -37,13 +10,13 @@ def page(app, tmp_path):
     return fine(app("training", **{"training-folder": str(tmp_path / "out")}))
 
 
-def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, training, tmp_path):
+def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, monitored, tmp_path):
     assert "There is no" in shown(page.info) and "appears when the training measures its first step" in shown(page.info)
     (tmp_path / "out" / "monitor").mkdir(parents=True)
     (tmp_path / "out" / "monitor" / ".writing").touch()  # the first step is being measured
     fine(page.run())
     assert "There is no" in shown(page.info) and not page.warning
-    training(0, 1)
+    monitored(0, 1)
     fine(page.run())
     assert "at step 1, loss 3" in shown(page.markdown) and "Step 1: entropy (A1) of L1H3" in shown(page.warning)
     drawn = charts(page)
@@ -53,36 +26,20 @@ def test_it_shows_each_new_step_with_its_curves_alarms_and_maps(page, training, 
     assert "Maps were kept of layer 1" in shown(page.info)
     fine(page.selectbox(key="layer").set_value(1).run())
     assert page.select_slider(key="step").options == ["0 (the last so far)"]
-    training(2)
+    monitored(2)
     fine(page.run())
     assert page.select_slider(key="step").options == ["0", "2 (the last so far)"]
     assert page.select_slider(key="step").value == "end of training"  # which it follows
     assert charts(page)["loss"]["data"][0]["x"] == [0, 1, 2]
-    training(3, told=False)
+    monitored(3, told=False)
     fine(page.run())
     assert "at step 3, loss 2 at step 2." in shown(page.markdown)
     page.session_state["training-others"] = True  # what a click on the row does
     assert len(charts(fine(page.run()))["logit_outliers"]["data"]) == 2  # a line for each layer
 
 
-@pytest.mark.browser
-@pytest.mark.slow
-def test_in_a_browser_new_steps_come_by_themselves(home, new_page, training, tmp_path):
-    page = new_page(1440, 1100)
-    page.set_default_timeout(120_000)
-    page.goto(f"{home}/training?training-folder={quote(str(tmp_path / 'out'), safe='')}")
-    page.wait_for_selector("text=Looking for the first step")
-    training(0, 1, 2)
-    page.wait_for_selector("text=at step 2, loss 2")
-    page.wait_for_selector(".st-key-training-of-monitor-lambda .js-plotly-plot")
-    training(3)
-    page.wait_for_selector("text=at step 3, loss 1")
-    settle(page)
-    assert not faults(page)
-
-
-def test_a_damaged_folder_and_one_of_something_else_say_what_to_do(page, training, tmp_path):
-    training(0, 1)
+def test_a_damaged_folder_and_one_of_something_else_say_what_to_do(page, monitored, tmp_path):
+    monitored(0, 1)
     file = tmp_path / "out" / "monitor" / "step-00000001.nc"
     file.write_bytes(file.read_bytes()[:-40] + b"x" * 40)
     fine(page.run())
