@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -126,10 +127,11 @@ def _estimates(cap: Capture, layer: LayerAttention, heads: Sequence[int], query:
     top, second = (variables["top_key"].isel(map=rows.get_index("map").get_loc(name)).values for name in ("D", "A2"))
     what_d_is = attributes_of("what D is on each token", "D")
     variables["top_weight"] = xr.Variable("head", _on_key(d, top), what_d_is)
-    at_second = _on_key(first, second) / first.sum(-1)
+    with np.errstate(invalid="ignore"):  # NaN where A1 has no mass
+        at_second = _on_key(first, second) / first.sum(-1)
     about = attributes_of("what A1 has on the token with the largest A2", "A1 there / sum A1")
     variables["first_at_second"] = xr.Variable("head", at_second, about)
-    coords = {name: rows[name].variable for name in ("map", "place", "normalisation")}
+    coords: dict[str, Any] = {name: rows[name].variable for name in ("map", "place", "normalisation")}
     coords |= {"control": pairs["control"].variable, "head": list(heads), "layer": layer.layer, "query": query}
     if "answer" in sets:
         coords["token"] = list(sets["answer"])
@@ -186,7 +188,7 @@ def _on_key(rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the value of each head's row (head, token) at that head's key (head,), NaN where there is no key."""
     missing = np.isnan(keys)
     there = np.where(missing, 0, keys).astype(int)
-    return np.where(missing, np.nan, rows[range(len(rows)), there])
+    return np.where(missing, np.nan, rows[np.arange(len(rows)), there])
 
 
 def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.Variable]:

@@ -5,7 +5,8 @@ Two softmax maps of one model share position and sinks anyhow. Only what is beyo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -47,10 +48,10 @@ def beside_controls(cap: Capture, measure: Callable[[Capture], xr.Dataset], head
         "definition": "distinct second maps of the layer other than the head's own",
     }
     counts = xr.Variable(HEADS, brings.sum(0), about)
-    coords = {name: own.coords[name] for name in own.dims if name in own.coords} | {"control": list(CONTROLS)}
-    return xr.Dataset(
-        {**variables, COUNT: counts}, coords, own.attrs
-    )  # of variables, since to align arrays takes most of the time
+    coords: dict[Hashable, Any] = {name: own.coords[name] for name in own.dims if name in own.coords}
+    coords["control"] = list(CONTROLS)
+    # Of variables, which are not aligned: that would take most of the time.
+    return xr.Dataset({**variables, COUNT: counts}, coords, own.attrs)
 
 
 def controls_of_each(estimates: xr.Dataset) -> str:
