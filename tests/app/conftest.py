@@ -155,11 +155,13 @@ def app(folders, request):
     monkeypatch.syspath_prepend(str(APP))
     forget(all_of_it=changed)
 
-    def start(page="explore", /, **query):
+    def start(page="explore", /, opened=(), **query):
         test = AppTest.from_file(str(APP / "main.py"), default_timeout=120)
         test.session_state["_charts-known"] = True  # no browser says that it has drawn the maps
         if page != "explore":  # which is at no address of its own
             test.switch_page(f"app_pages/{page}.py")
+        for key in opened:  # rows of the page that are open from the start
+            test.session_state[key] = True
         for key, value in query.items():
             test.query_params[key] = value
         return test.run()
