@@ -1,5 +1,6 @@
 """Small models with a tokenizer of their own, and examples for them."""
 
+import functools
 from pathlib import Path
 
 from diffscope.prompts.encoded import Chars
@@ -18,12 +19,12 @@ def example(name, text=PROMPT):
     return TextPrompt(name, text, {"answer": where("7421"), "needles": where("Rome") + where("1983")}, "7421")
 
 
-def save_model(folder, attention, layers):
-    import torch
+@functools.cache
+def tokenizer():
+    """A tokenizer of few tokens, which read the prompt as words and numbers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    from diffscope.models import DiffConfig, DiffForCausalLM
     from diffscope.tasks.text import standard_library_text
 
     bpe = Tokenizer(models.BPE())
@@ -33,12 +34,19 @@ def save_model(folder, attention, layers):
     # Texts of the library too, as of any tokenizer many words begin with a token: filler is drawn from one such place to another.
     texts = [PROMPT] * 1000 + list(standard_library_text(True)[:300])
     bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe)
-    tokenizer.save_pretrained(folder)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe)
+
+
+def save_model(folder, attention, layers):
+    import torch
+
+    from diffscope.models import DiffConfig, DiffForCausalLM
+
+    tokenizer().save_pretrained(folder)
     torch.manual_seed(0)
     config = DiffConfig(
         attention=attention,
-        vocab_size=len(tokenizer),
+        vocab_size=len(tokenizer()),
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=layers,

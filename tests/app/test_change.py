@@ -1,5 +1,6 @@
 """The Intervene page: every edit has controls, an address and Python, what is shown is the library's, nobody sees another's."""
 
+import functools
 import hashlib
 import threading
 
@@ -205,7 +206,7 @@ def test_nonsense_in_an_address_is_one_line(page, modules):
     assert all(len(words) < 500 for words in said)
     test = page(edit=[*NONSENSE, "zero_a2"])
     assert lines(test) == said and listed(test) == ["A₂ → 0"]
-    for left in range(len(said) - 1, -1, -1):
+    for left in (len(said) - 1, len(said) - 2):
         assert listed(undo(test)) == ["A₂ → 0"] and len(lines(test)) == left
 
 
@@ -337,7 +338,7 @@ def test_a_saved_capture_has_no_model_to_edit(app, folders, tmp_path):
     assert not test.exception and lines(test) == ["a saved capture has maps but no model to run; choose a model for this"]
 
 
-@pytest.mark.parametrize("text", ["x", "é\u200b\U0001f9ff", "<script>alert(1)</script>", "a " * 900, "$`" * 30, "\u202eab"])
+@pytest.mark.parametrize("text", ["x", "<script>alert(1)</script> é\u200b\U0001f9ff \u202e" + "$`" * 9, "a " * 600])
 def test_any_text_can_be_intervened_in(page, text):
     test = page(example=OWN, prompt=text)
     assert not lines(test) and sentence(test)
@@ -350,6 +351,7 @@ def test_the_script_says_what_the_page_says(page, tmp_path, monkeypatch, capsys)
     codes = {element.value for element in test.code if "scope.edit" in element.value}
     assert len(codes) == 3
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(diffscope, "load", functools.cache(diffscope.load))
     for code in codes:
         exec(code, {"__name__": "__main__"})
     printed = capsys.readouterr().out
@@ -379,7 +381,7 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
         (),
         (),
     ]
-    subjects = [Subject(str(folders["small-diff"]), prompt=PROMPT + " is" * more, spans={"answer": "7421"}) for more in range(4)]
+    subjects = [Subject(str(folders["small-diff"]), prompt=PROMPT + " is" * more, spans={"answer": "7421"}) for more in range(2)]
     alone = diffscope.load(str(folders["small-diff"]))
     expected = {}
     for number, subject in enumerate(subjects):

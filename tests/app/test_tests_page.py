@@ -3,10 +3,9 @@
 import json
 import math
 import threading
-import time
 
 import pytest
-from looks import fine, shown
+from looks import at_rest, fine, shown
 from small_models import PROMPT
 
 from diffscope import tables
@@ -19,6 +18,7 @@ from tests.contradictions import of_row
 from tests.study_data import study as planted_study
 
 FOLDER = "a folder or a saved capture"
+PRIMARIES = [f"primary-{id}-method" for id, declared in TESTS.items() if declared.kind == "primary"]  # rows of the page
 
 
 @pytest.fixture
@@ -40,21 +40,13 @@ def quick(monkeypatch):
     return runs
 
 
-def page(app, board="the model", **query):
-    test = app("tests", **query)
-    assert not test.exception, test.exception
-    return fine(test.selectbox(key="tests-board").set_value(board).run())
+def page(app, board="the model", /, opened=(), **query):
+    return fine(app("tests", opened=opened, **{"tests-board": board} | query))
 
 
 def run_it(test):
     """Begin, and wait until nothing runs."""
-    fine(test.button(key="tests-run").click().run())
-    end = time.monotonic() + 120
-    while test.get("progress"):
-        assert time.monotonic() < end, "the tests never end"
-        time.sleep(0.05)
-        fine(test.run())
-    return test
+    return at_rest(fine(test.button(key="tests-run").click().run()))
 
 
 def charts(test):
@@ -76,15 +68,7 @@ def opened(test, *ids):
     return fine(test.run())
 
 
-def opened_primaries(test):
-    """The page with the rows of the primary tests open."""
-    for id, declared in TESTS.items():
-        if declared.kind == "primary":
-            test.session_state[f"primary-{id}-method"] = True
-    return fine(test.run())
-
-
-def test_the_board_of_the_model_at_hand(app, folders, quick):
+def test_the_board_of_the_model_at_hand_whose_rows_open_where_they_stand(app, folders, quick):
     test = page(app)
     assert test.selectbox(key="tests-beside").value == str(folders["small-standard"])
     assert all(":gray-badge[not run yet]" in label for label in rows(test).values())
@@ -104,6 +88,14 @@ def test_the_board_of_the_model_at_hand(app, folders, quick):
     count = len(quick)
     test.run()
     assert len(quick) == count  # what is done is not done again
+    assert TESTS["sparsity"].statistic not in shown(test.markdown)
+    opened(test, "sparsity")
+    text = shown(test.markdown)
+    assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
+    assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
+    assert any("<b>sparsity: measured</b>" in labels[0] for labels in charts(test))
+    layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
+    assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
 
 
 def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, monkeypatch):
@@ -122,18 +114,6 @@ def test_a_standard_model_is_refused_before_anything_runs(app, folders):
     assert "can be run" not in shown(test.markdown) and not [button for button in test.button if button.key == "tests-run"]
 
 
-def test_a_row_opens_where_it_stands(app, quick):
-    test = run_it(page(app))
-    assert TESTS["sparsity"].statistic not in shown(test.markdown)
-    opened(test, "sparsity")
-    text = shown(test.markdown)
-    assert all(words in text for words in (TESTS["sparsity"].statistic, TESTS["sparsity"].rule, *TESTS["sparsity"].controls))
-    assert "https://arxiv.org/abs/2505.16333" in text and "Verdict" in text
-    assert any("<b>sparsity: measured</b>" in labels[0] for labels in charts(test))
-    layers = next(frame.value for frame in test.dataframe if "layer 1" in frame.value)
-    assert layers["layer 1"].tolist() == ["0.75"] * len(TESTS["sparsity"].quantities)
-
-
 @pytest.mark.parametrize("name", ["planted", *shipped()])
 def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
     if name == "planted":
@@ -142,7 +122,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
         monkeypatch.setattr(shipped_files, "SHIPPED", tmp_path)
     kept = open_study(name)
     which = list(kept.boards)[-1 if name == "planted" else 0]
-    test = opened_primaries(page(app, f"{name} cohort, {which}"))
+    test = page(app, f"{name} cohort, {which}", opened=PRIMARIES)
     seeds = ", ".join(map(str, max(kept.facts["arms"].values(), key=len)))
     assert any((seeds if which == ALL else which) in element.value for element in test.markdown)
     formation = next(verdict for verdict in kept.boards[which] if verdict.test.id == "formation")
@@ -176,7 +156,7 @@ def test_a_shipped_study_is_shown_whole(app, name, tmp_path, monkeypatch):
 
 
 def test_every_primary_says_what_it_would_find(app):
-    test = opened_primaries(page(app))
+    test = page(app, opened=PRIMARIES)
     assert shown(test.caption).count("planted cohorts") == 4
 
 
@@ -230,12 +210,7 @@ def test_progress_moves_and_a_stop_takes_effect_within_a_test_and_keeps_what_is_
     assert test.get("progress")  # it goes on while the reader is elsewhere
     fine(test.button(key="tests-run-stop").click().run())
     check_cancelled.set()
-    for _ in range(600):
-        if not test.get("progress"):
-            break
-        time.sleep(0.05)
-        fine(test.run())
-    assert not test.get("progress") and not test.warning
+    assert not at_rest(test).warning
     monkeypatch.setattr(board, "result_of", done)
     run_it(test)
     assert [name for name, _ in quick] == ["key-token-gain", "sparsity"]
@@ -258,10 +233,10 @@ def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
     cohort = planted_cohort("NC", 8)
     cohort.attrs["recipe"] = json.dumps({"grid": {"template": " {city} {number}."}})
     save_statistics(cohort, tmp_path / "cohort.nc")
-    test = page(app, "a trained cohort")
+    test = page(app, "a trained cohort", opened=PRIMARIES)
     test.text_input(key="tests-cohort").set_value(str(tmp_path))
     test.multiselect(key="tests-tests").set_value(["formation", "common-noise"]).run()
-    opened_primaries(run_it(test))
+    run_it(test)
     assert len(test.metric) == 3 and "Taken together: the primary tests" in shown(test.markdown)
     assert "What A2 costs there: not measured" in shown(test.caption)
 

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
-from looks import fine, shown
+from looks import at_rest, fine, shown
 from safetensors.numpy import load
-from small_models import PROMPT, save_run
+from small_models import PROMPT
 
 import diffscope
 from diffscope import readings
@@ -77,17 +77,18 @@ def test_the_slider_shows_the_maps_of_each_checkpoint_and_keeps_the_head(page, r
     assert {"cosine", "sink", "entropy"} <= charts(fine(test.run())).keys()
 
 
-def test_a_checkpoint_that_was_saved_again_is_read_again(app, tmp_path):
+def test_a_checkpoint_that_was_saved_again_is_read_again(app, run, tmp_path):
     """On this page and by its own name, FOLDER@STEP."""
-    folder = save_run(tmp_path / "seed-0")
+    folder = shutil.copytree(run, tmp_path / "seed-0")
     given = {"model": FOLDER, "example": "own text", "prompt": PROMPT, "answer": "7421"}
     curves = []
     for _ in range(2):
+        now = captures(folder)
         test = fine(app("training", **given, path=str(folder), layer="1", head="0"))
-        assert readings.along_training(captures(folder)).sentence in shown(test.markdown)
+        assert readings.along_training(now).sentence in shown(test.markdown)
         curves.append(charts(test)["answer"]["data"])
         test = fine(app("explore", **given, path=f"{folder}@4", layer="1", head="0"))
-        np.testing.assert_array_equal(drawn(test), load(attention_view.buffer(captures(folder)[4], 1, 0))["D"])
+        np.testing.assert_array_equal(drawn(test), load(attention_view.buffer(now[4], 1, 0))["D"])
         shutil.rmtree(folder / "checkpoints" / "step-000004")
         save_checkpoint(DiffForCausalLM.from_pretrained(folder), folder / "checkpoints" / "step-000004")
     assert curves[0] != curves[1]
@@ -104,56 +105,48 @@ def test_numbers_of_the_last_checkpoint_are_not_taken_for_those_of_the_model(pag
     np.testing.assert_allclose(load(grid)["values"], mass, rtol=1e-5)
 
 
-def test_it_plays_through_the_checkpoints_and_stops_at_the_end(page):
-    test = page()
-    fine(test.button(key="training-play").click().run())
+def test_it_plays_through_the_checkpoints_stops_at_the_end_and_shows_a_step_chosen_by_hand(page, monkeypatch):
+    import training_views
+
+    def click(test):
+        """A click for which the step does not change, however long the page takes."""
+        with monkeypatch.context() as patch:
+            patch.setattr(training_views, "PACE", 60.0)
+            return fine(test.button(key="training-play").click().run())
+
+    monkeypatch.setattr(training_views, "PACE", 0.4)
+    test = click(page())
     seen = []
     end = time.monotonic() + 60
     while test.button(key="training-play").label == "Pause":
         assert time.monotonic() < end, "it plays for ever"
         seen.append(test.select_slider(key="step").value)
-        time.sleep(0.3)
-        fine(test.run())
-    assert list(dict.fromkeys(seen)) == ["0", "4", "end of training"]  # from the end it begins anew
-    fine(test.button(key="training-play").click().run())
-    fine(test.button(key="training-play").click().run())
-    value = test.select_slider(key="step").value
-    time.sleep(1.5)
-    fine(test.run())
-    assert test.button(key="training-play").label == "Play" and test.select_slider(key="step").value == value
-
-
-def test_a_step_chosen_by_hand_is_shown_while_it_plays(page):
-    test = page()
-    fine(test.button(key="training-play").click().run())
-    time.sleep(1.3)  # longer than a step is shown
-    fine(test.select_slider(key="step").set_value("4").run())
-    assert test.select_slider(key="step").value == "4" and test.button(key="training-play").label == "Pause"
-
-
-def test_checkpoints_are_asked_in_the_background(page, run):
-    test = page()
-    test.number_input(key="training-prompts").set_value(10)
-    fine(test.number_input(key="training-length").set_value(96).run())
-    fine(test.button(key="training-ask").click().run())
-    while test.get("progress"):
         time.sleep(0.1)
         fine(test.run())
+    assert list(dict.fromkeys(seen)) == ["0", "4", "end of training"]  # from the end it begins anew
+    click(test)
+    time.sleep(0.5)  # longer than a step is shown
+    fine(test.select_slider(key="step").set_value("4").run())
+    assert test.select_slider(key="step").value == "4" and test.button(key="training-play").label == "Pause"
+    click(test)
+    time.sleep(0.5)
+    fine(test.run())
+    assert test.button(key="training-play").label == "Play" and test.select_slider(key="step").value == "4"
+
+
+def test_checkpoints_are_asked_in_the_background_and_what_cannot_be_asked_is_one_line(page, run):
+    test = page()
+    fine(test.number_input(key="training-length").set_value(4096).run())
+    at_rest(fine(test.button(key="training-ask").click().run()))
+    assert "positions for 2048" in shown(test.warning)
+    test.number_input(key="training-prompts").set_value(10)
+    fine(test.number_input(key="training-length").set_value(96).run())
+    at_rest(fine(test.button(key="training-ask").click().run()))
     names = checkpoints_of(str(run)).names
     expected = accuracy_over_training(names, 10, 96)
     assert expected.attrs["sentence"] in shown(test.markdown) and "10 prompts" in expected.attrs["sentence"]
     assert charts(test)["log_odds"]["data"][0]["x"] == ["0", "4", "10"]
     assert "training-ask" not in [button.key for button in test.button]
-
-
-def test_what_cannot_be_asked_is_one_line(page):
-    test = page()
-    fine(test.number_input(key="training-length").set_value(4096).run())
-    fine(test.button(key="training-ask").click().run())
-    while test.get("progress"):
-        time.sleep(0.1)
-        fine(test.run())
-    assert "positions for 2048" in shown(test.warning)
 
 
 def test_the_step_is_the_same_on_other_pages(app, run, monkeypatch):
