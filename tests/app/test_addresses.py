@@ -39,10 +39,13 @@ def shown(value):
 
 
 CASES = {
-    "explore: head and token": ("explore", {"layer": "0", "head": "1", "query": "3", "pictures": "false"}),
     "explore: span": (
         "explore",
         {
+            "layer": "0",
+            "head": "1",
+            "query": "3",
+            "pictures": "false",
             "question": "Where does it look?",
             "statistic": "span_mass",
             "map": "A1",
@@ -52,12 +55,22 @@ CASES = {
         },
     ),
     "explore: sink": ("explore", {"statistic": "sink_mass", "sink_set": "first_four", "map": "A2"}),
-    "explore: largest": ("explore", {"question": "How spread out is it?", "statistic": "top_k_mass", "k": "5"}),
+    "explore: largest, of a folder": (
+        "explore",
+        {"model": OTHER, "path": "DIFF", "question": "How spread out is it?", "statistic": "top_k_mass", "k": "5"} | OWN_TEXT,
+    ),
     "explore: quantile": ("explore", {"question": "How spread out is it?", "statistic": "quantiles", "quantile": "0.99"}),
-    "explore: λ": ("explore", {"question": "What does the subtraction change?", "statistic": "lambda", "lambda_value": "init"}),
-    "sidebar: folder": ("explore", {"model": OTHER, "path": "DIFF"} | OWN_TEXT),
     "sidebar: chat": ("explore", {"example": "a chat", "chat": "user: hello", "chat-answer": "hello"}),
-    "sidebar: spans": ("explore", OWN_TEXT | {"spans": ["mine:1-2", "other:3-4"]}),
+    "explore: λ, with spans": (
+        "explore",
+        OWN_TEXT
+        | {
+            "spans": ["mine:1-2", "other:3-4"],
+            "question": "What does the subtraction change?",
+            "statistic": "lambda",
+            "lambda_value": "init",
+        },
+    ),
     "compare: two models": (
         "compare",
         {
@@ -90,10 +103,12 @@ CASES = {
     ),
     "intervene": ("intervene", {"intervene-of": "output", "intervene-why": "input", "distractors": "1983"}),
     "intervene: edits": ("intervene", {"edit": ["set_lambda:1:layers=0,2", "ablate_heads:layers=1:heads=0"]}),
-    "amplifier": ("amplifier", {"layer": "0", "head": "1", "query": "3"}),
     "amplifier: noise": (
         "amplifier",
         {
+            "layer": "0",
+            "head": "1",
+            "query": "3",
             "amplifier-keys": "answer",
             "amplifier-sigma": "2",
             "amplifier-in": "this head",
@@ -147,17 +162,29 @@ def test_numbers_and_logits_are_parts_of_explore(address):
     assert address("your_model", {}).query_params["open"] in ("model", ["model"])
 
 
-@pytest.mark.parametrize(
-    "query, stacked",
-    [
-        ({"compare-edit": "λ = …", "compare-lambda": "0.5"}, ["set_lambda(0.5)"]),
-        ({"compare-edit": "|D|"}, ["absolute_d()"]),
-        (
-            {"compare-edit": "heads ablated", "compare-ablated": ["L0H1", "L1H0"]},
-            ["ablate_heads(layers=[0], heads=[1])", "ablate_heads(layers=[1], heads=[0])"],
-        ),
-        ({"compare-edit": "gone"}, ["scale_lambda(0.0)"]),
-    ],
-)
-def test_an_edit_that_an_address_of_compare_has_in_words_is_stacked(address, query, stacked):
+IN_WORDS = [
+    ({"compare-edit": "λ = …", "compare-lambda": "0.5"}, ["set_lambda(0.5)"]),
+    ({"compare-edit": "|D|"}, ["absolute_d()"]),
+    ({"compare-edit": "gone"}, []),
+    (
+        {"compare-edit": "heads ablated", "compare-ablated": ["L0H1", "L1H0"]},
+        ["ablate_heads(layers=[0], heads=[1])", "ablate_heads(layers=[1], heads=[0])"],
+    ),
+]
+
+
+def test_an_edit_that_an_address_of_compare_has_in_words_is_stacked(address, monkeypatch):
+    import edit_controls
+
+    for query, stacked in IN_WORDS:
+        with monkeypatch.context() as patch:
+            patch.setattr(edit_controls.st, "query_params", QueryParams(query))
+            assert edit_controls._in_words() == stacked
     assert address("compare", {"compare-by": "with and without an edit"} | query).session_state["edit"] == stacked
+
+
+class QueryParams(dict):
+    """Values of an address, of which one name may have several."""
+
+    def get_all(self, key):
+        return self[key]

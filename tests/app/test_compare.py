@@ -1,5 +1,6 @@
 """The Compare page: each side is what it says, nobody else sees an edit, and its Python gives the same again."""
 
+import functools
 import json
 import shutil
 import struct
@@ -13,6 +14,7 @@ from small_models import PROMPT
 
 import diffscope
 from diffscope import edits, readings
+from diffscope.figures import Figure
 
 OTHER, OWN = "a folder or a saved capture", "own text"
 EDIT = "with and without an edit"
@@ -114,21 +116,19 @@ def test_each_side_has_a_head_of_its_own_where_the_models_differ(compare):
     assert bars(test)["small-standard"] != all_heads["small-standard"]
 
 
-def test_every_statistic_of_both_sides_is_shown_or_said_to_be_undefined(compare):
+def test_a_statistic_of_every_kind_is_shown_of_both_sides_or_said_to_be_undefined(compare):
     from statistic_picker import QUESTIONS
 
     from diffscope.stats import STATISTICS
 
-    test = compare(span="irrelevant")
-    for question in QUESTIONS:
-        fine(test.selectbox(key="question").set_value(question).run())
-        for statistic in QUESTIONS[question]:
-            fine(test.selectbox(key="statistic").set_value(statistic).run())
-            assert not said(test), statistic
-            cells = [np.array(values(trace["z"]), dtype=float) for trace in chart(test, "heatmap")["data"]]
-            lacking = any("No head of small" in caption.value for caption in test.caption)
-            assert [np.isfinite(each).any() for each in cells] == [True, not lacking], statistic
-            assert lacking == (STATISTICS[statistic].kind in ("branch", "layer")), statistic
+    asked = [name for of_question in QUESTIONS.values() for name in of_question]
+    for name in {(STATISTICS[name].kind, STATISTICS[name].dims): name for name in asked}.values():
+        test = compare(span="irrelevant", statistic=name)
+        assert test.selectbox(key="statistic").value == name and not said(test), name
+        cells = [np.array(values(trace["z"]), dtype=float) for trace in chart(test, "heatmap")["data"]]
+        lacking = any("No head of small" in caption.value for caption in test.caption)
+        assert [np.isfinite(each).any() for each in cells] == [True, not lacking], name
+        assert lacking == (STATISTICS[name].kind in ("branch", "layer")), name
 
 
 def test_the_statistic_says_that_it_is_of_the_last_token_whichever_is_looked_at(compare, app):
@@ -288,7 +288,10 @@ def test_spans_by_token_of_a_chat_are_not_put_on_other_tokens(compare, folders, 
 
 @pytest.mark.parametrize("kind", ["two models", "two prompts", EDIT])
 def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_path, monkeypatch):
+    """Every figure is made; what its drawing is as a file, tests of figures see."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Figure, "to_bytes", lambda self, suffix: self.name.encode())
+    monkeypatch.setattr(diffscope, "load", functools.cache(diffscope.load))
     test = compare(compare_by=kind, edit=["knock_out('answer')", "mean_a2(2)"])
     codes = [code.value for code in test.code if code.language == "python"]
     assert len(codes) == 4
@@ -301,7 +304,7 @@ def test_the_python_of_every_view_runs_and_gives_the_same(compare, kind, tmp_pat
 
 
 def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
-    settings = {"compare_lengths": "256", "compare_prompts": "2", "compare_distractors": "1"}
+    settings = {"compare_lengths": "128", "compare_prompts": "2", "compare_distractors": "1"}
     test = compare(**settings)
     assert any(caption.value.startswith("10 prompts a side") for caption in test.caption)
     fine(test.button(key="compare-measure").click().run())
@@ -309,15 +312,15 @@ def test_retrieval_is_measured_in_the_background_and_kept(compare, folders):
     while any(button.label == "Stop" for button in test.button) and time.monotonic() < end:
         time.sleep(0.2)
         fine(test.run())
-    expected = readings.depths(diffscope.load(str(folders["small-diff"])), (256,), prompts=2, distractors=1).estimates
+    expected = readings.depths(diffscope.load(str(folders["small-diff"])), (128,), prompts=2, distractors=1).estimates
     cells = chart(test, "heatmap", -1)["data"]
-    shares = expected["mass"].sel(length=256, map="D", span="answer", normalisation="share").values
+    shares = expected["mass"].sel(length=128, map="D", span="answer", normalisation="share").values
     np.testing.assert_allclose(values(cells[0]["z"]), shares.ravel(), rtol=1e-5)
-    uniform = expected["uniform"].sel(length=256, span="answer")
+    uniform = expected["uniform"].sel(length=128, span="answer")
     np.testing.assert_allclose(values(cells[2]["z"]), uniform.values.ravel(), rtol=1e-5)
     fine(test.selectbox(key="compare-cells").set_value("log_odds").run())
     code = next(code.value for code in test.code if "readings.contrast" in code.value)
-    assert "lengths=(256,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='log_odds'" in code
+    assert "lengths=(128,), prompts=2, distractors=1" in code and "depth_by_length(named, quantity='log_odds'" in code
 
 
 @pytest.mark.parametrize(
@@ -341,7 +344,7 @@ def test_a_failure_in_the_background_is_one_line(compare):
     assert test.button(key="compare-measure")
 
 
-@pytest.mark.parametrize("kind", ["gone", "two models", "two prompts", EDIT])
+@pytest.mark.parametrize("kind", ["gone", "two prompts", EDIT])
 def test_an_address_that_names_nothing_real_is_the_page_as_it_begins(compare, kind):
     nonsense = dict.fromkeys(["layer", "head", "prompts", "distractors", "lambda"], "-99999")
     nonsense |= dict.fromkeys(["model", "example", "edit", "lengths", "ablated", "same", "heads", "map", "normalisation"], "gone")

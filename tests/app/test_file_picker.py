@@ -1,10 +1,9 @@
 """Files of prompts: they stay while other pages are looked at, and are refused in a line where they cannot be read."""
 
 import json
-import sys
+from dataclasses import replace
 
-import pytest
-from looks import shown
+from looks import fine, shown
 from small_models import PROMPT
 
 FILE = "a file"
@@ -38,29 +37,31 @@ def test_a_file_with_fewer_prompts_shows_its_last(app):
     assert any(f"prompt = {PROMPT!r}" in code.value for code in test.code)  # without the mark at its begin
 
 
-@pytest.mark.parametrize(
-    "name, content, words",
-    [
-        ("a.txt", b"\xff\xfe", "is not UTF-8"),
-        ("a.txt", b"\xef\xbb\xbf \r\n", "is empty"),
-        ("a.jsonl", b"{", "broken JSON"),
-        ("a.txt", b"long " * 30_000, "shorten it"),
-        ("a.jsonl", json.dumps({"name": "big", "prompt": "long " * 30_000}).encode(), "the prompt 'big' has 150,000 characters"),
-    ],
-)
-def test_what_cannot_be_taken_is_one_line(app, monkeypatch, name, content, words):
-    from dataclasses import replace
+REFUSED = [
+    ("a.txt", b"\xff\xfe", "is not UTF-8"),
+    ("a.txt", b"\xef\xbb\xbf \r\n", "is empty"),
+    ("a.jsonl", b"{", "broken JSON"),
+    ("a.txt", b"long " * 30_000, "shorten it"),
+    ("a.jsonl", json.dumps({"name": "big", "prompt": "long " * 30_000}).encode(), "the prompt 'big' has 150,000 characters"),
+]
 
-    app()
-    monkeypatch.setattr(sys.modules["file_picker"], "rules", lambda: replace(sys.modules["access"].rules(), characters=100_000))
-    test = given(app, name, content)
-    assert words in shown(test.warning) and len(test.warning) == 1
+
+def test_what_cannot_be_taken_is_one_line(app, monkeypatch):
+    import access
+    import file_picker
+
+    monkeypatch.setattr(file_picker, "rules", lambda: replace(access.rules(), characters=100_000))
+    test = app(example=FILE)
+    for name, content, words in REFUSED:
+        fine(test.file_uploader(key="prompts-file").set_value((name, content, "")).run())
+        assert words in shown(test.warning) and len(test.warning) == 1
 
 
 def test_spans_are_written_as_python_reads_them(app):
-    app()
+    import sidebar
+
     import diffscope
 
     spans = {"answer": [diffscope.Chars(3, 8)], "it says Chars(": "Chars(1, 2)", "tokens": [1, 2]}
-    written = sys.modules["sidebar"].as_code(spans)
+    written = sidebar.as_code(spans)
     assert eval(written, {"diffscope": diffscope}) == spans

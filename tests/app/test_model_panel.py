@@ -2,14 +2,12 @@
 
 import json
 import tempfile
-import time
 from importlib import import_module
 
 import pytest
-from looks import fine
-from small_models import APP, PROMPT
+from looks import at_rest, fine
+from small_models import PROMPT
 
-import diffscope
 from diffscope.conformance import checks
 from diffscope.hypotheses import forecast
 from diffscope.models.outline import outline
@@ -17,19 +15,14 @@ from diffscope.models.outline import outline
 FILES = "your_model-files"
 
 
-def page(app, **query):
-    return fine(app(open="model", **{f"your_model-{name}": value for name, value in query.items()}))
+def page(app, below="training", /, **query):
+    """The panel over a page, by default one that has little to draw."""
+    return fine(app(below, open="model", **{f"your_model-{name}": value for name, value in query.items()}))
 
 
 def press(test, key):
     """Press a button, and wait until nothing runs."""
-    fine(test.button(key=f"your_model-{key}").click().run())
-    end = time.monotonic() + 60
-    while test.get("progress"):
-        assert time.monotonic() < end, "the check never ends"
-        time.sleep(0.05)
-        fine(test.run())
-    return test
+    return at_rest(fine(test.button(key=f"your_model-{key}").click().run()))
 
 
 def lines(test):
@@ -57,7 +50,7 @@ def files_of(folder):
 
 def test_a_folder_is_opened_checked_listed_and_looked_at(app, folders):
     folder = str(folders["small-diff"])
-    test = page(app, source="a folder")
+    test = page(app, "explore", source="a folder")
     assert "config.json" in lines(test) and not can_open(test)
     fine(test.text_input(key="your_model-folder").set_value(folder).run())
     assert f"{outline(folder).parameters:,} parameters" in lines(test)
@@ -82,29 +75,17 @@ def test_a_standard_model_lacks_a_second_map_and_says_what_to_do(app, folders):
     assert "as the standard model beside a differential one" in lines(test)
 
 
-def test_tests_that_can_run_are_told_from_those_that_cannot(app, folders):
-    test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
-    ready, *lacking = groups_of(test)
-    assert "11 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
-    assert "6 tests lack a standard model beside it" in lacking and "18 tests lack a trained cohort" in lacking
-    assert "noise-symmetry" in lines(test) and "Is D sparser than A1?" in lines(test)
-
-
-def test_a_layer_that_is_not_what_it_claims_to_be_is_named(app, folders, monkeypatch):
+def test_a_long_check_waits_for_a_yes_and_names_a_layer_that_is_not_what_it_claims_to_be(app, folders, monkeypatch):
+    monkeypatch.setattr(forecast, "of_check", lambda scope, speed: forecast.Forecast(7200.0, 2**20))
     wrong = ("fail", "second map", "changing A2 does not change the logits", (1,))
     monkeypatch.setattr(checks, "check_second_map", lambda run, *_: run.report.add(*wrong))
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
+    assert "about 2.0 h" in lines(test) and not [frame for frame in test.dataframe if "verdict" in frame.value]
+    assert test.button(key="your_model-open").label == "Check it"
+    press(test, "open")
     verdicts = table(test, "verdict")
     assert [("does not fit" in words) for words in verdicts["verdict"]] == [False, True, False]
     assert "changing A2" in verdicts["remark"][1] and "1 of 3 layers" in lines(test)
-
-
-def test_a_long_check_waits_for_a_yes(app, folders, monkeypatch):
-    monkeypatch.setattr(forecast, "of_check", lambda scope, speed: forecast.Forecast(7200.0, 2**20))
-    test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
-    assert "about 2.0 h" in lines(test) and not [frame for frame in test.dataframe if "verdict" in frame.value]
-    assert test.button(key="your_model-open").label == "Check it"
-    assert "all 3 layers" in lines(press(test, "open"))
 
 
 @pytest.mark.parametrize("folder", ["/nowhere", "/etc", "~nobody/x", "a\0b", "<script>alert(1)</script>", "x" * 5000])
@@ -146,8 +127,11 @@ class Model(DiffForCausalLM): config_class = Config
 
 
 def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, folders, tmp_path, monkeypatch):
+    import uploads
+
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    test = page(app, source="an upload")
+    monkeypatch.setattr(uploads.TRIAL, "outline", lambda folder: outline(str(folder)))  # in this process
+    test = page(app, "explore", source="an upload")
     fine(test.file_uploader(key=FILES).set_value(files_of(folders["small-diff"])).run())
     press(test, "open")
     assert "all 3 layers" in lines(test) and str(tmp_path) not in lines(test)
@@ -163,8 +147,12 @@ def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, fold
     assert not test.exception and "my-model (uploaded)" not in test.selectbox(key="model").options
 
 
-def test_own_prompts_are_tried_at_once(app, folders):
+def test_it_is_told_what_tests_can_run_and_whether_own_prompts_are_right(app, folders):
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
+    ready, *lacking = groups_of(test)
+    assert "11 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
+    assert "6 tests lack a standard model beside it" in lacking and "18 tests lack a trained cohort" in lacking
+    assert "noise-symmetry" in lines(test) and "Is D sparser than A1?" in lines(test)
     own = {"name": "<b>cat</b>", "prompt": PROMPT, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}}
 
     def tried(*prompts):
@@ -172,22 +160,18 @@ def test_own_prompts_are_tried_at_once(app, folders):
         return fine(test.file_uploader(key="your_model-prompts").set_value(("my.jsonl", file, "")).run())
 
     assert "They are right (1 prompt)" in lines(tried(own))
-    assert "7421" in table(tried(own), "answer")["answer"][0]
+    assert "7421" in table(test, "answer")["answer"][0]
     assert "each with an answer" in lines(tried({"prompt": PROMPT}))
     assert "expected a field 'prompt'" in lines(tried({"text": PROMPT}))
     assert "is not in the prompt" in lines(tried(own | {"spans": {"answer": "9999"}}))
 
 
-def test_the_example_file_is_right(app, folders, monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(str(APP))
-    test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
+def test_the_example_file_is_right(app, mini_diff, tmp_path):
     from model_panel import OWN_PROMPTS
 
-    file = tmp_path / "my.jsonl"
-    file.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in OWN_PROMPTS))
-    scope = diffscope.load("mini-diff")
     from diffscope.tasks import read_prompts
     from diffscope.tasks.encoding import encode_prompts, require_answers
 
-    assert len(require_answers(encode_prompts(scope.tokenizer, read_prompts(file)))) == len(OWN_PROMPTS)
-    assert json.dumps(OWN_PROMPTS[0]) in [code.value for code in test.code]
+    file = tmp_path / "my.jsonl"
+    file.write_text("".join(f"{json.dumps(prompt)}\n" for prompt in OWN_PROMPTS))
+    assert len(require_answers(encode_prompts(mini_diff.tokenizer, read_prompts(file)))) == len(OWN_PROMPTS)
