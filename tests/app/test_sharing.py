@@ -6,13 +6,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
+from looks import at_rest
 from small_models import HOSTILE, PROMPT
 
 from tools.browser import ROOT, faults, foreign_requests, settle
@@ -81,23 +81,26 @@ def test_models_of_the_folder_are_offered_by_name_and_no_other(shared, models, f
     assert not any(str(models) in code.value for code in test.code)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"model": OTHER, "path": "/etc"},
-        {"model": "/etc"},
-        {"model": "shelf/../../etc"},
-        {"model": "shelf/linked"},
-        {"model": "org/model"},
-        {"your_model-source": "a folder", "your_model-folder": "/etc"},
-    ],
-)
-def test_an_address_opens_no_path(shared, query):
-    test = shared(token=TOKEN, **query)
-    for _ in range(2):
+PATHS = [
+    {"model": OTHER, "path": "/etc"},
+    {"model": "/etc"},
+    {"model": "shelf/../../etc"},
+    {"model": "shelf/linked"},
+    {"model": "org/model"},
+    {"your_model-source": "a folder", "your_model-folder": "/etc"},
+]
+
+
+def test_an_address_opens_no_path(shared):
+    def check(test):
         assert not test.exception and "etc" not in words(test)
         assert not any(field.key in ("path", "your_model-folder", "your_model-id") for field in test.text_input)
-        test.selectbox(key="model").set_value("open a model…").run()
+
+    for query in PATHS:
+        test = shared(token=TOKEN, **query)
+        check(test)
+    test.selectbox(key="model").set_value("open a model…").run()
+    check(test)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +130,7 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     assert not test.exception and test.select_slider(key="step").options == ["0", "4", "10 (the end)"]
     test.number_input(key="training-prompts").set_value(10)
     test.number_input(key="training-length").set_value(96).run()
-    rest(test.button(key="training-ask").click().run())
+    at_rest(test.button(key="training-ask").click().run())
     assert "copying any number of the text" in words(test)
     assert not any(field.key == "training-cohort" for field in test.text_input)
     test.switch_page("app_pages/tests.py").run()
@@ -136,21 +139,11 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     test.number_input(key="tests-prompts").set_value(10)
     test.number_input(key="tests-untrained").set_value(3)
     test.multiselect(key="tests-tests").set_value(["sparsity", "sinks-training"]).run()
-    rest(test.button(key="tests-run").click().run())
+    at_rest(test.button(key="tests-run").click().run())
     assert "measured" in next(row.label for row in test.expander if "Is D sparser than A1" in row.label)
     assert "three checkpoints of a training at least" in words(test)  # its two were found
     texts = [*test.markdown, *test.caption, *test.warning, *test.code]
     assert any(named in text.value.replace("\\", "") for text in texts) and not any(str(models) in text.value for text in texts)
-
-
-def rest(test):
-    """Wait until nothing runs in the background."""
-    end = time.monotonic() + 120
-    while test.get("progress"):
-        assert time.monotonic() < end
-        time.sleep(0.1)
-        test.run()
-    assert not test.exception, test.exception
 
 
 def test_prompts_have_a_length(shared, monkeypatch):
