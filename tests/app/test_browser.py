@@ -25,7 +25,9 @@ def address(home, folders):
 
 @pytest.fixture
 def page(new_page):
-    return new_page(1500, 1100)
+    page = new_page(1500, 1100)
+    page.set_default_timeout(120_000)
+    return page
 
 
 def heading(page):
@@ -120,22 +122,20 @@ def test_a_model_is_opened_in_a_panel_and_cursors_of_both_sides_of_a_comparison_
     settle(page)
     assert page.get_by_role("dialog").count() == 0 and "open=" not in page.url
     page.get_by_role("link", name="Compare").first.click()
-    page.get_by_role("button", name="with and without an edit").click()
-    page.wait_for_selector(".st-key-change-edits")  # which are of this comparison alone
+    page.get_by_text("with and without an edit", exact=True).first.click()
+    page.wait_for_selector(".st-key-change-undo-0")  # an edit, which this comparison alone has
     settle(page)
     left, right = ".st-key-compare-left", ".st-key-compare-right"
     assert [page.locator(f"{side} canvas[data-map]").count() for side in (left, right)] == [1, 1]
     words = read_at(page, 0.99, left)
     page.wait_for_selector(f"{right} [aria-live]:text('query')", state="attached")
-    beside, where = page.locator(f"{right} [aria-live]").text_content(), words.partition("A₁")[0]
-    assert "query" in where and beside.startswith(where) and words != beside
-    before = page.locator(f"{left} strong").text_content()
-    page.locator(f"{left} [role=application]").press("ArrowRight" if "H0" in before else "ArrowLeft")
-    page.wait_for_function(
-        "([place, before]) => document.querySelector(place).textContent != before", arg=[f"{left} strong", before]
-    )
-    head = re.search(r"L\d+H\d+", page.locator(f"{left} strong").text_content())[0]
-    page.wait_for_selector(f"{right} strong:text('{head}')")
+    others, where = page.locator(f"{right} [aria-live]").text_content(), words.partition("A₁")[0]
+    assert "query" in where and others.startswith(where) and words != others
+    layer, head = re.search(r"L(\d+)H(\d+)", page.locator(f"{left} strong").text_content()).groups()
+    arrow, beside = ("ArrowRight", 1) if head == "0" else ("ArrowLeft", int(head) - 1)
+    page.locator(f"{left} [role=application]").press(arrow)
+    for side in (left, right):
+        page.wait_for_selector(f"{side} strong:text('L{layer}H{beside}')")
     assert faults(page) == []
 
 
