@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass
-from urllib.parse import unquote
 
 import numpy as np
 
@@ -29,7 +28,6 @@ ROOM = 32  # tokens
 MOST = 1e6  # of a number whose bounds the edit alone knows
 EXAMPLE = "set_lambda(1.0, layers=[0, 2])"
 LONGEST = 2000  # characters of an edit in an address
-CALL = re.compile(r"\w+\s*\(")
 RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
 
@@ -386,7 +384,7 @@ def read(text: str) -> Written:
     DiffscopeError
         It is none; the message says what is wrong with it.
     """
-    name, given, places = _parsed_call(text) if CALL.match(text) else _split(text)
+    name, given, places = _parsed_call(text)
     if name not in KINDS:
         raise DiffscopeError(f"there is no edit {name[:40]!r}; an edit is written like {EXAMPLE}")
     kind = KINDS[name]
@@ -411,13 +409,6 @@ def _parsed_call(text: str) -> tuple[str, list[str], dict[str, str]]:
         raise DiffscopeError(f"{text[:40]!r} is no edit; an edit is written like {EXAMPLE}") from None
     listed = {name: at if isinstance(at, (list, tuple)) else [at] for name, at in places.items()}
     return call.func.id, given, {name: ",".join(map(str, at)) for name, at in listed.items()}
-
-
-def _split(text: str) -> tuple[str, list[str], dict[str, str]]:
-    """Return the same of an edit as earlier addresses have it, with colons between its parts."""
-    name, *parts = text.split(":")
-    given = [unquote(part) for part in parts if "=" not in part]
-    return name, given, dict(part.split("=", 1) for part in parts if "=" in part)
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 
 import streamlit as st
@@ -17,14 +16,6 @@ KEY = "edit"
 NONE = "none"  # in an address: no edit at all
 OPENING = "scale_lambda(0.0)"  # what happens without A2?
 MOST = 64
-#: edits by the words that addresses of Compare had for them
-IN_WORDS = {
-    "no A₂": "zero_a2()",
-    "λ × 0.5": "scale_lambda(0.5)",
-    "λ × 2": "scale_lambda(2.0)",
-    "A₂ uniform": "uniform_a2()",
-    "|D|": "absolute_d()",
-}
 state = st.session_state
 
 
@@ -37,22 +28,11 @@ def begin(cap) -> None:
     """The edits of the address; without any, A2 is not subtracted, if there is one."""
     bound(KEY)  # of no widget, but it stays like one
     if KEY not in state:
-        state[KEY] = (st.query_params.get_all(KEY) or _in_words())[:MOST]
+        state[KEY] = st.query_params.get_all(KEY)[:MOST]
         state["_edits-chosen"] = bool(state[KEY])
     if not state["_edits-chosen"]:
         state[KEY] = [OPENING if cap.differential else NONE]
     _write()
-
-
-def _in_words() -> list[str]:
-    """Return the edits of an address that has them in words."""
-    words, value = (st.query_params.get(f"compare-{name}", "") for name in ("edit", "lambda"))
-    if words == "λ = …":
-        return [f"set_lambda({value or 1.0})"]
-    if words == "heads ablated":
-        heads = re.findall(r"L(\d+)H(\d+)", " ".join(st.query_params.get_all("compare-ablated")))
-        return [f"ablate_heads(layers=[{layer}], heads=[{head}])" for layer, head in heads]
-    return [IN_WORDS[words]] if words in IN_WORDS else []
 
 
 def show_stack(cap, layer: int, head: int) -> list[Written]:

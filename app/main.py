@@ -1,7 +1,6 @@
 """The dashboard: `streamlit run app/main.py`, or `diffscope app`."""
 
 import sys
-from functools import partial
 from pathlib import Path
 
 import streamlit as st
@@ -12,7 +11,7 @@ if str(HERE) not in sys.path:  # pages import what lies beside this file
 
 from access import admitted  # noqa: E402
 from prepare import activity, prepare  # noqa: E402
-from url_state import MOVED, OPENED, PANEL, Moved, moved_query, restore  # noqa: E402
+from url_state import OPENED, PANEL, restore  # noqa: E402
 
 st.set_page_config(page_title="diffscope", layout="wide")
 if not admitted():
@@ -32,29 +31,15 @@ with st.sidebar:
 #: the title of each page, a question each, by the name of its file
 PAGES = {"explore": "Explore", "compare": "Compare", "change": "Change", "training": "Training", "tests": "Tests"}
 pages = {
-    name: st.Page(
-        HERE / "app_pages" / f"{name}.py",
-        title=title,
-        url_path=name if name not in MOVED else "first",  # the default page is at "/", whatever it is called
-        default=name == "explore",
-    )
+    name: st.Page(HERE / "app_pages" / f"{name}.py", title=title, url_path=name, default=name == "explore")
     for name, title in PAGES.items()
 }
+page = st.navigation(list(pages.values()), position="top")
+restore(page.url_path)
+if st.query_params.get(PANEL) == OPENED:
+    from model_panel import show_panel  # which loads the tests
 
-
-def go_to(moved: Moved) -> None:
-    """Open the page that has the place of another one, with the values of its address."""
-    st.switch_page(pages[moved.page], query_params=moved_query(moved))
-
-
-moved = [st.Page(partial(go_to, to), title=PAGES[to.page], url_path=before, visibility="hidden") for before, to in MOVED.items()]
-page = st.navigation([*pages.values(), *moved], position="top")
-if page.url_path not in MOVED:
-    restore(page.url_path)
-    if st.query_params.get(PANEL) == OPENED:
-        from model_panel import show_panel  # which loads the tests
-
-        show_panel()
+    show_panel()
 with activity().page():
     page.run()
 if page is pages["explore"] and "_subject" in st.session_state:

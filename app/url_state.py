@@ -7,9 +7,9 @@ keeps it while the user is on another page. Streamlit by itself forgets widgets 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import streamlit as st
@@ -19,42 +19,6 @@ PANEL, OPENED = "open", "model"  # what an address says while the panel that ope
 OF_PANEL = "your_model-"  # begins the keys of that panel, whatever the page
 LONGEST = 8000  # characters of a value in an address
 state = st.session_state
-
-
-class Moved(NamedTuple):
-    """Where an old page went.
-
-    Attributes
-    ----------
-    page : str
-    renamed : mapping of str to str
-        How keys begin there that began otherwise.
-    added : mapping of str to str
-        What the address says too, if it did not.
-    elsewhere : mapping of str to callable
-        Keys that yet another page has, and what reads their values.
-    """
-
-    page: str
-    renamed: Mapping[str, str] = {}
-    added: Mapping[str, str] = {}
-    elsewhere: Mapping[str, Callable[[str], Any]] = {}
-
-
-NOISE = dict.fromkeys([f"amplifier-{name}" for name in ("keys", "sigma", "in")], str)
-#: by the address that a page had; Explore, which is the default page, has none of its own
-MOVED = {
-    "explore": Moved("explore"),
-    "intervene": Moved("change", {"intervene-": "change-"}),
-    "hypotheses": Moved("tests", {"hypotheses-": "tests-"}),
-    "amplifier": Moved(
-        "explore",
-        {"amplifier-part": "part"},
-        {"part": "Numbers"},
-        NOISE | {"amplifier-draw": lambda text: min(max(int(text), 0), 10_000)},
-    ),
-    "your_model": Moved("explore", added={PANEL: OPENED}),
-}
 
 
 def bound(key: str, *, default: Any = None, options: Sequence | None = None, several: bool = False, named: bool = False) -> dict:
@@ -153,19 +117,6 @@ def restore(page: str) -> None:
         if state.get(key) is not None and fits_address(state[key]) and not key.startswith(OF_PANEL):
             with suppress(StreamlitAPIException):  # a widget of this page has written it already
                 st.query_params[key] = in_address(state[key])
-
-
-def moved_query(moved: Moved) -> dict[str, list[str]]:
-    """Return this address's values for the page that has the place of another; the session keeps those of a third one."""
-    values = {name: [value] for name, value in moved.added.items()}
-    for key in st.query_params:
-        if key in moved.elsewhere:
-            with suppress(ValueError):
-                state.setdefault(key, moved.elsewhere[key](st.query_params[key]))
-            continue
-        before = next((begin for begin in moved.renamed if key.startswith(begin)), "")
-        values[moved.renamed.get(before, "") + key.removeprefix(before)] = st.query_params.get_all(key)
-    return values
 
 
 def in_address(value) -> str | list[str]:

@@ -57,7 +57,18 @@ LIMITS = {
     "ten readers, three editing: see other than alone": 0,
 }
 #: edits in the addresses of ten readers
-STACKS = ("none", "zero_a2", "none", "none", "set_lambda:0.9:layers=1", "none", "ablate_heads:layers=0", "none", "none", "none")
+STACKS = (
+    "none",
+    "zero_a2()",
+    "none",
+    "none",
+    "set_lambda(0.9, layers=[1])",
+    "none",
+    "ablate_heads(layers=[0])",
+    "none",
+    "none",
+    "none",
+)
 
 REST = 4000  # milliseconds in which a browser has drawn the charts of a long prompt, and heads beside are fetched
 READ = 15_000  # milliseconds in which a reader looks at Explore, and what other pages need is prepared

@@ -16,7 +16,7 @@ from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
 from selection import choose_head, choose_query, init_selection
 from sidebar import Subject, as_code, choose_subject
-from training_views import show_cohort, show_pictures, show_statistics, show_steps
+from training_views import show_pictures, show_statistics, show_steps
 from url_state import bound
 
 from diffscope import figures, readings
@@ -217,6 +217,3 @@ with show_errors():
         show_followed()
     else:
         show_checkpoints()
-if rules().paths and (folder := st.query_params.get("training-cohort")):  # addresses from before it was on the page Tests
-    with show_errors():
-        show_cohort(folder)

@@ -120,18 +120,18 @@ def test_an_edit_is_the_same_in_an_address_in_python_and_in_the_app(modules, fol
     known = {"diffscope": diffscope, "scope": scope, "cap": before, "texts": texts}
     plain = digest(before)
     others = {
-        "set_lambda": "0.25:layers=0,2:heads=1",
+        "set_lambda": "0.25, layers=[0, 2], heads=[1]",
         "a2_of_head": "1",
-        "knock_out": "3-5:last token:A2:layers=1",
-        "inject_noise": "1.5:differential:answer:7",
+        "knock_out": "'3-5', 'last token', 'A2', layers=[1]",
+        "inject_noise": "1.5, 'differential', 'answer', 7",
         "scalar_norm": "2",
         "mean_a2": "2",
         "positional_a2": "2",
-        "quantise_logits": "4:row",
-        "patch": f"A1 output:{SWAPPED}:last token",
+        "quantise_logits": "4, 'row'",
+        "patch": f"'A1 output', {SWAPPED!r}, 'last token'",
     }
     for name in table.KINDS:
-        edit = table.read(f"{name}:{others[name]}" if name in others else name)
+        edit = table.read(f"{name}({others.get(name, '')})")
         assert table.read(edit.text) == edit and edit.words
         made = edit.make(scope, before)
         assert made.stage == edit.stage
@@ -170,16 +170,16 @@ def test_a_span_may_be_called_anything(modules):
 NONSENSE = [
     "",
     "nothing",
-    "Edit",
-    "apply",
-    "set_lambda:",
-    "set_lambda:nan",
-    "set_lambda:inf",
-    "set_lambda:1e9",
-    "set_lambda:1:2",
-    "set_lambda:1:layers=-1",
-    "set_lambda:1:layers=²",
-    "set_lambda:1:rows=1",
+    "nothing()",
+    "set_lambda",
+    "set_lambda:1",
+    "set_lambda('')",
+    "set_lambda('nan')",
+    "set_lambda(1e999)",
+    "set_lambda(1e9)",
+    "set_lambda(1, 2)",
+    "set_lambda(1, layers=[-1])",
+    "set_lambda(1, layers=['²'])",
     "set_lambda(1, rows=1)",
     "set_lambda(nan)",
     "set_lambda(1",
@@ -188,11 +188,11 @@ NONSENSE = [
     "set_lambda(*[1])",
     "set_lambda(**{})",
     "zero_a2(" + "(" * 3000,
-    "remove_norm:heads=1",
-    "low_rank_a2:1.5",
-    "knock_out::last token",
-    "normalise_d:<script>",
-    "ablate_heads:layers=" + "9" * 400,
+    "remove_norm(heads=[1])",
+    "low_rank_a2(1.5)",
+    "knock_out('', 'last token')",
+    "normalise_d('<script>')",
+    "ablate_heads(layers=[" + "9" * 400 + "])",
 ]
 
 
@@ -204,14 +204,14 @@ def test_nonsense_in_an_address_is_one_line(page, modules):
             table.read(text)
         said.append(str(error.value).replace("\\", ""))
     assert all(len(words) < 500 for words in said)
-    test = page(edit=[*NONSENSE, "zero_a2"])
+    test = page(edit=[*NONSENSE, "zero_a2()"])
     assert lines(test) == said and listed(test) == ["A₂ → 0"]
     for left in (len(said) - 1, len(said) - 2):
         assert listed(undo(test)) == ["A₂ → 0"] and len(lines(test)) == left
 
 
 @pytest.mark.parametrize(
-    "text", ["knock_out:nobody", "knock_out:0-9999", "set_lambda:1:layers=77", "a2_of_head:5", "zero_a2:heads=9"]
+    "text", ["knock_out('nobody')", "knock_out('0-9999')", "set_lambda(1, layers=[77])", "a2_of_head(5)", "zero_a2(heads=[9])"]
 )
 def test_what_the_prompt_or_model_has_not_is_one_line(page, text):
     test = page(edit=text)
@@ -279,13 +279,13 @@ def test_edits_are_moved_stacked_in_the_order_they_act_and_undone(page):
 
 
 def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
-    test = page(edit=["zero_a2:layers=2", "ablate_heads:layers=1:heads=0"])
+    test = page(edit=["zero_a2(layers=[2])", "ablate_heads(layers=[1], heads=[0])"])
     both = ["A₂ → 0 · layer 2", "heads ablated · layer 1 · head 0"]
     assert listed(test) == both
     test.switch_page("app_pages/explore.py").run()
     test.query_params.pop("edit")  # as a browser does
     test.switch_page("app_pages/change.py").run()
-    assert listed(test) == both and address(test) == ["zero_a2:layers=2", "ablate_heads:layers=1:heads=0"]
+    assert listed(test) == both and address(test) == ["zero_a2(layers=[2])", "ablate_heads(layers=[1], heads=[0])"]
     assert listed(page(**test.query_params)) == both
     assert listed(page(edit="none")) == []
 
@@ -293,8 +293,8 @@ def test_the_stack_survives_other_pages_and_a_fresh_session(page, app):
 def test_heads_are_ablated_one_by_one(page, modules, monkeypatch, folders):
     """Whatever edits ablate, a click takes one head from it or adds one, and leaves what cannot be read to its undo."""
     table, stack, _ = modules
-    unread = "ablate_heads:heads=x"
-    monkeypatch.setattr(stack, "state", {"edit": ["ablate_heads:layers=0", "zero_a2", unread, "ablate_heads:heads=1"]})
+    unread = "ablate_heads(heads=['x'])"
+    monkeypatch.setattr(stack, "state", {"edit": ["ablate_heads(layers=[0])", "zero_a2()", unread, "ablate_heads(heads=[1])"]})
     monkeypatch.setattr(stack.st, "query_params", type("Address", (dict,), {"get_all": lambda self, key: self.get(key)})())
     cap = diffscope.load(str(folders["small-diff"])).capture(PROMPT)
 
@@ -303,18 +303,18 @@ def test_heads_are_ablated_one_by_one(page, modules, monkeypatch, folders):
         return stack.state["edit"]
 
     assert click(0, 1) == [
-        "zero_a2",
+        "zero_a2()",
         unread,
         *(f"ablate_heads(layers=[{layer}], heads=[{head}])" for layer, head in ((0, 0), (1, 1), (2, 1))),
     ]
     assert click(1, 0) == [
-        "zero_a2",
+        "zero_a2()",
         unread,
         *(f"ablate_heads(layers=[{at}], heads=[{h}])" for at, h in ((0, "0"), (1, "0, 1"), (2, "1"))),
     ]
     for place in ((0, 0), (1, 0), (1, 1)):
         click(*place)
-    assert click(2, 1) == ["zero_a2", unread]
+    assert click(2, 1) == ["zero_a2()", unread]
 
 
 def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
@@ -326,7 +326,7 @@ def test_without_a_second_map_its_edits_are_refused_in_a_line(page, folders):
     assert listed(test) == ["λ × 0"]
     test.selectbox(key="model").set_value(str(folders["small-standard"])).run()
     assert listed(test) == [] and not lines(test)
-    test = page(model=str(folders["small-standard"]), edit=["set_lambda:1.0", "top_k_a1:2"])
+    test = page(model=str(folders["small-standard"]), edit=["set_lambda(1.0)", "top_k_a1(2)"])
     assert lines(test) == ["λ = 1: layer 0 has no second map, so neither A2 nor λ can be changed"]
     assert "changed directly" in sentence(undo(test)) and not lines(test)
 
@@ -346,7 +346,7 @@ def test_any_text_can_be_intervened_in(page, text):
 
 def test_the_script_says_what_the_page_says(page, tmp_path, monkeypatch, capsys):
     """With an edit of each kind: of λ, of a span, of other texts."""
-    written = ["scale_lambda:0.5:layers=0,2", "knock_out:answer:last token:A1", "positional_a2:3"]
+    written = ["scale_lambda(0.5, layers=[0, 2])", "knock_out('answer', 'last token', 'A1')", "positional_a2(3)"]
     test = page(example=OWN, prompt=PROMPT, answer="7421", distractors="1983", edit=written)
     codes = {element.value for element in test.code if "scope.edit" in element.value}
     assert len(codes) == 3
@@ -371,12 +371,12 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
 
     stacks = [
         (),
-        ("zero_a2",),
+        ("zero_a2()",),
         (),
-        ("set_lambda:0.9:layers=1",),
+        ("set_lambda(0.9, layers=[1])",),
         (),
         (),
-        ("ablate_heads:layers=0:heads=1", "uniform_a2"),
+        ("ablate_heads(layers=[0], heads=[1])", "uniform_a2()"),
         (),
         (),
         (),
@@ -419,7 +419,7 @@ def test_ten_sessions_at_once_see_their_own_edits_alone(modules, folders):
 
 def test_two_readers_in_turns_see_their_own_edits_alone(page):
     """``benchmarks.dashboard`` does the same with ten readers at once, in a browser."""
-    stacks = ("zero_a2", "set_lambda:0.9:layers=1")
+    stacks = ("zero_a2()", "set_lambda(0.9, layers=[1])")
     alone = [(listed(test), tokens(test)) for test in (page(edit=stack) for stack in stacks)]
     one, other = (page(edit=stack) for stack in stacks)
     change(other, λ=0.2)

@@ -132,7 +132,6 @@ def test_trainings_below_the_folder_are_followed_and_tested_by_name(shared, mode
     test.number_input(key="training-length").set_value(96).run()
     at_rest(test.button(key="training-ask").click().run())
     assert "copying any number of the text" in words(test)
-    assert not any(field.key == "training-cohort" for field in test.text_input)
     test.switch_page("app_pages/tests.py").run()
     assert test.selectbox(key="tests-board").options[-1] == "the model"  # shipped studies, and no cohort of the server's
     test.selectbox(key="tests-board").set_value("the model").run()

@@ -14,7 +14,9 @@ from diffscope.hypotheses import TESTS
 from diffscope.hypotheses import shipped as shipped_files
 from diffscope.hypotheses.shipped import SHIPPED, shipped
 from diffscope.hypotheses.study import ALL, open_study
+from diffscope.storage.statistics import save_statistics
 from tests.contradictions import of_row
+from tests.figures.test_figures import trained
 from tests.study_data import study as planted_study
 
 FOLDER = "a folder or a saved capture"
@@ -222,12 +224,14 @@ def test_what_is_not_there_is_said(app, tmp_path):
     test.text_input(key="tests-cohort").set_value(str(tmp_path)).run()
     run_it(test)
     assert "holds no cohort.nc" in shown(test.warning)
+    save_statistics(trained(), tmp_path / "cohort.nc")
+    fine(test.run())
+    assert any("diff (50, 75)" in element.proto.spec for element in test.get("plotly_chart")) and not test.warning
     test = page(app, model=FOLDER, path="/nowhere")
     assert "no folder or file '/nowhere'" in shown(test.warning) and not test.get("progress")
 
 
 def test_a_trained_cohort_answers_the_primary_tests(app, tmp_path):
-    from diffscope.storage.statistics import save_statistics
     from studies.laptop.calibration.simulate import planted_cohort
 
     cohort = planted_cohort("NC", 8)

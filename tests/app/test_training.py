@@ -16,7 +16,6 @@ from diffscope.lab.accuracy import accuracy_over_training
 from diffscope.lab.training.run import checkpoints_of, save_checkpoint
 from diffscope.models import DiffForCausalLM
 from diffscope.views import attention as attention_view
-from tests.figures.test_figures import trained as cohort
 
 FOLDER = "a folder or a saved capture"
 SPANS = {"answer": "7421"}
@@ -179,15 +178,3 @@ def test_what_has_no_training_is_one_line(page, tmp_path):
 def test_a_model_without_checkpoints_says_which_have_them(page, folders):
     test = page(path=str(folders["small-standard"]))
     assert "No checkpoints of small-standard were kept" in shown(test.info) and "diffscope train" in shown(test.info)
-
-
-def test_a_cohorts_curves_are_drawn(page, tmp_path):
-    from diffscope.storage.statistics import save_statistics
-
-    test = page()
-    test.query_params["training-cohort"] = str(tmp_path)  # where it was before Tests had it
-    fine(test.run())
-    assert "holds no cohort.nc" in shown(test.warning)
-    save_statistics(cohort(), tmp_path / "cohort.nc")
-    fine(test.run())
-    assert any("diff (50, 75)" in str(trace.get("y")) for trace in charts(test)["curves"]["data"]) and not test.warning
