@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -79,11 +80,5 @@ def onset(steps: Sequence[int] | np.ndarray, shares: Sequence[float] | np.ndarra
 
 def onsets_of(shares: xr.DataArray, criterion: Criterion) -> xr.DataArray:
     """Return the onset, as of :func:`onset`, of every curve of shares (…, step): (…)."""
-    steps = shares["step"].values
-    return xr.apply_ufunc(
-        lambda curve: onset(steps, curve, criterion),
-        shares,
-        input_core_dims=[["step"]],
-        vectorize=True,
-        output_dtypes=[float],
-    )
+    of_curve = partial(onset, shares["step"].values, criterion=criterion)
+    return xr.apply_ufunc(of_curve, shares, input_core_dims=[["step"]], vectorize=True, output_dtypes=[float])
