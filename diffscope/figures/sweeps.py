@@ -98,7 +98,7 @@ def sweep(
         series = "model"
     roles = [role for role in (x, series, panels) if role]
     for role in roles:
-        check_choice(f"dimension of {statistic}", role, _known(values, fields))
+        check_choice("dimension or field", role, _known(values, fields))
     values, usual = _usual(values, roles)
     selection = ", ".join(told_unsigned([*usual, *words]))
     left = [dim for dim in HEADS if dim in values.dims and dim not in roles]
@@ -161,7 +161,7 @@ def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[s
     words = []
     for name, wanted in where.items():
         fields = _fields(values)
-        check_choice(f"dimension of {values.name}", name, _known(values, fields))
+        check_choice("dimension or field", name, _known(values, fields))
         if name in roles:
             raise DiffscopeError(f"{name} is drawn along, so that no label of it can be chosen; leave it out of where")
         labels = [_told(label) for label in values[name].values.tolist()]

@@ -366,8 +366,8 @@ def test_a_sweep_is_drawn_along_any_dimension_or_field(swept):
     expected = np.nanmean(swept["gini"].sel(model="b", map="A2").values[::2], axis=(0, 2))
     np.testing.assert_allclose(figure.data["value"].sel(series="A2", panel="length 64"), expected)
     for wrong, words in (
-        ({"statistic": "overlap"}, "no 'overlap' was swept: there are gini, tokens"),
-        ({"statistic": "gini", "x": "depth"}, "no 'depth' to be drawn along; choose from model"),
+        ({"statistic": "overlap"}, "no swept statistic 'overlap'; choose from gini, tokens"),
+        ({"statistic": "gini", "x": "depth"}, "no dimension or field 'depth'; choose from model"),
         ({"statistic": "gini", "x": "length", "series": "map"}, "several of model"),
         ({"statistic": "gini", "where": {"map": "A3"}}, "no map 'A3'; choose from A1, A2, D"),
     ):
@@ -387,9 +387,9 @@ def test_what_is_chosen_of_a_sweep_is_selected_and_nothing_unknown_is(swept):
     assert "length 64" in of_prompts.caption and "3 prompts a place" in of_prompts.caption
     for where, words in (
         ({"length": 65}, "no length '65'; choose from 64, 128"),
-        ({"lenght": 64}, "no 'lenght' to choose one label of; choose from layer, head, map, length"),
+        ({"lenght": 64}, "no dimension or field 'lenght'; choose from layer, head, map, length"),
         ({"layer": 1}, "no layer '1'; choose from 0, 3"),
-        ({"prompt": 0}, "no 'prompt' to choose"),
+        ({"prompt": 0}, "no dimension or field 'prompt'"),
     ):
         with pytest.raises(DiffscopeError, match=words):
             figures.sweep(swept, statistic="gini", where={"model": "a", **where})
