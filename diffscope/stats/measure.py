@@ -83,10 +83,6 @@ def requests_of(
     device, rows, keys = layers[0].q.device, layers[0].n_queries, min(layer.n_keys for layer in layers)
     key_sets = {name: _key_set(name, positions, keys).to(device) for name, positions in spans.items()}
     chosen = query_positions(queries, {}, rows).to(device)
-    if weights is not None and weights.shape != chosen.shape:
-        raise DiffscopeError(
-            f"there are {len(chosen)} queries, and weights of shape {tuple(weights.shape)}; give one weight a query"
-        )
     return [Request(layer, key_sets, chosen, weights) for layer in layers]
 
 

@@ -223,7 +223,7 @@ ZERO = edits.zero_a2()
         (lambda scope, some: readings.interventions(scope, [], {"a": ZERO}), PromptError, "there is no prompt"),
         (lambda scope, some: readings.interventions(scope, ["Oslo"], {"a": ZERO}), PromptError, "prompt 0 is a str"),
         (lambda scope, some: readings.ablations(scope, TextPrompt("", "Oslo is", {}, None)), PromptError, "has no answer"),
-        (lambda scope, some: readings.ablations(scope, some, what="mlp"), DiffscopeError, "choose 'head' or 'A2'"),
+        (lambda scope, some: readings.ablations(scope, some, what="mlp"), DiffscopeError, "choose from head, A2"),
         (lambda scope, some: readings.ablations(scope, some, layers=9), DiffscopeError, "no layer 9"),
         (lambda scope, some: readings.ablations(scope, some, layers=[]), DiffscopeError, "choose one at least"),
     ],

@@ -536,7 +536,6 @@ def test_blocks_agree_with_rows_one_by_one(make_layer, data):
         ({"spans": {"a": [1.5]}}, "whole numbers in one row"),
         ({"queries": torch.arange(24) > 20}, r"numpy\.flatnonzero"),
         ({"queries": "answer"}, "no span 'answer'"),
-        ({"queries": [1, 2, 3], "weights": torch.ones(1)}, "one weight a query"),
     ],
 )
 def test_positions_that_would_be_read_as_others_are_refused(layer, choice, words):
