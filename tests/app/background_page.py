@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import no_models  # noqa: F401
 import streamlit as st
 from background import jobs, show_progress
 

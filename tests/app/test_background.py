@@ -96,7 +96,7 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
 
 
 COMPUTING = """
-import threading, torch
+import threading, torch, no_models
 from background import Job
 begun = threading.Event()
 def work(job):
@@ -110,7 +110,8 @@ begun.wait()
 
 
 def test_an_interpreter_that_ends_stops_the_jobs_that_compute():
-    done = subprocess.run([sys.executable, "-c", COMPUTING], cwd=APP, capture_output=True, text=True, timeout=300)
+    paths = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (PAGE.parent, APP, APP.parent)))}
+    done = subprocess.run([sys.executable, "-c", COMPUTING], env=paths, capture_output=True, text=True, timeout=300)
     assert (done.returncode, "terminate" in done.stderr) == (0, False)
 
 
