@@ -110,14 +110,14 @@ class DifferentialAttention(nn.Module):
 
 
 class Planted(nn.Module):
-    """Two layers of it around a residual stream: token ids (batch, token) → logits."""
+    """Layers of it around a residual stream: token ids (batch, token) → logits."""
 
-    def __init__(self, mistake="none", width=64, heads=4, kv_heads=2, vocabulary=900):
+    def __init__(self, mistake="none", width=64, heads=4, kv_heads=2, vocabulary=900, layers=2):
         super().__init__()
         self.angles = width // heads // 4
         self.embed = nn.Embedding(vocabulary, width)
-        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.layers = nn.ModuleList(DifferentialAttention(width, i, heads, kv_heads, mistake) for i in range(2))
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(layers))
+        self.layers = nn.ModuleList(DifferentialAttention(width, i, heads, kv_heads, mistake) for i in range(layers))
         self.head = nn.Linear(width, vocabulary, bias=False)
 
     def forward(self, ids):
@@ -129,10 +129,10 @@ class Planted(nn.Module):
         return self.head(x)
 
 
-def tiny(mistake="none", seed=0):
+def tiny(mistake="none", seed=0, layers=2):
     """A small awake one, every weight random."""
     torch.manual_seed(seed)
-    model = Planted(mistake)
+    model = Planted(mistake, layers=layers)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 2:

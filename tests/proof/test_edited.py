@@ -10,6 +10,8 @@ from diffscope.proof.fidelity import fidelities
 from tests import tiny
 from tests.layouts import planted
 
+pytestmark = pytest.mark.usefixtures("no_causes")
+
 IDS = tiny.ids(30)
 CHANGES = {
     "field": edits.set_lambda(0.3, layers=1),

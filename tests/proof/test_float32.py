@@ -22,6 +22,7 @@ HALF = (torch.bfloat16, torch.float16)
 IDS = tiny.ids(40)
 
 
+@pytest.mark.usefixtures("no_causes")
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("mistake", ["λ × 1.05", "λ without the exponentials", "scores × 1.05", "eps of the norm"])
 def test_mistakes_within_the_rounding_of_half_precision_are_refused(mistake, dtype):
@@ -130,6 +131,7 @@ def test_one_copy_of_a_layer_is_in_memory_at_a_time(kind, monkeypatch):
     assert held == [0, 0]
 
 
+@pytest.mark.usefixtures("no_causes")
 def test_a_module_that_rounds_by_itself_is_proved_without_that_rounding():
     assert float(diffscope.load(half(Rounding)).capture(IDS).fidelity.error_float32.max()) < 1e-5
     with pytest.raises(FidelityError, match="in a float32 run of the layer"):

@@ -15,6 +15,8 @@ from tests import tiny
 from tests.layouts import planted
 from tests.layouts.planted import DifferentialAttention
 
+pytestmark = pytest.mark.usefixtures("no_causes")
+
 IDS = tiny.ids(40)
 REFUSED = "in a float32 run of the layer"
 OUTSIDE = {}
