@@ -2,6 +2,7 @@
 
 import os
 import sys
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from diffscope.lab.queue import _context
@@ -9,9 +10,20 @@ from diffscope.lab.queue import _context
 
 def begun(function, *args, **options):
     """Start a process in which a function of a module runs."""
-    process = _context().Process(target=function, args=args, kwargs=options)
+    process = _context().Process(target=_of_one_server, args=(function, *args), kwargs=options)
     process.start()
     return process
+
+
+def _of_one_server(function, *args, **options):
+    """Run a function, the processes of which are forks of the server that this one is a fork of.
+
+    Python says that a child uses its parent's server; but it does not notice that it has one, and would start another, which
+    takes seconds to import the same.
+    """
+    if forkserver._forkserver._forkserver_address:
+        forkserver._forkserver.ensure_running = resource_tracker.ensure_running
+    function(*args, **options)
 
 
 def ended(process, seconds=60):

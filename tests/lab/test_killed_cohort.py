@@ -17,7 +17,7 @@ from tests.forked import begun, ended
 from tests.lab.small_recipes import PIECE, recipe_in
 
 KILLS, KILLS_IN_FULL = 1, 5
-STEPS, STEPS_IN_FULL = 80, 400
+STEPS, STEPS_IN_FULL = 40, 400
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.lab.items import Item, Outcome, lock
 from diffscope.lab.queue import run
 from diffscope.storage.atomic import disk_is_full, unfinished_folder
-from tests.forked import begun, ended, environment
+from tests.forked import begun, ended
 
 ITEMS = [Item(f"results/{number}.txt", {"number": number}) for number in range(6)]
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc")
@@ -44,10 +44,12 @@ def write_slowly(spec, target, log):
     write(spec, target, log)
 
 
-def write_all_but_the_last(spec, target, log):
-    """Write slowly, and wait in the last item until killed."""
+def write_all_but_the_last(spec, target, log, workers):
+    """Write slowly, say which process does it, and wait in the last item until killed."""
+    (Path(workers) / str(os.getpid())).touch()
     if spec == ITEMS[-1].spec:
         target.write_text("half of it")
+        (Path(workers) / "in the last").touch()
         time.sleep(600)
     write_slowly(spec, target, log)
 
@@ -189,18 +191,17 @@ def test_a_process_that_is_killed_costs_only_its_item(tmp_path):
     assert len(contents(tmp_path)) == 6  # what it had begun is gone
 
 
-def test_processes_that_cannot_start_are_one_line(tmp_path):
-    script = tmp_path / "script.py"  # without a guard, every process would run it again
-    script.write_text(
-        "from multiprocessing.context import BaseContext\n"
-        "from tests.lab.test_queue import *\n"
-        "BaseContext.set_forkserver_preload = lambda *_: None\n"  # which would take seconds for nothing
-        "from diffscope.errors import DiffscopeError\n"
-        "try:\n    run(ITEMS, write, 'out', processes=1)\n"
-        "except DiffscopeError as error:\n    sys.stdout.write(f'{error}')\n"
+def test_processes_that_cannot_start_are_one_line(tmp_path, monkeypatch):
+    script = tmp_path / "script.py"  # without a guard, every process runs it again
+    script.write_text("from tests.lab.test_queue import *\nrun(ITEMS, write, 'out', processes=1)\n")
+    main = ModuleType("__main__")
+    main.__file__ = str(script)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    with pytest.raises(DiffscopeError) as raised:
+        run(ITEMS, write, tmp_path / "out", processes=1)
+    assert str(raised.value) == (
+        "a worker process ended with status 1 before it could begin; a script needs if __name__ == '__main__'"
     )
-    done = subprocess.run([sys.executable, script], env=environment(), cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "a worker process ended with status 1 before it could begin; a script needs if __name__ == '__main__'"
 
 
 @pytest.mark.parametrize("processes", [None, 2])
@@ -264,14 +265,6 @@ def alive(pid):
         return False
 
 
-def descendants_of(pid):
-    try:
-        children = {int(number) for number in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
-    except FileNotFoundError:
-        return set()
-    return children.union(*map(descendants_of, children))
-
-
 def all_end(processes):
     """Return whether processes end within 20 seconds."""
     ends = time.monotonic() + 20
@@ -281,34 +274,23 @@ def all_end(processes):
 
 
 @ON_LINUX
-def test_workers_end_in_the_middle_of_an_item_if_what_started_them_is_killed(tmp_path):
+def test_killed_its_workers_end_in_the_middle_of_an_item_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
     at_work = tmp_path / "at work"
     at_work.mkdir()
-    wait = partial(write_who, begun=str(at_work), processes=3)  # for a third process, which never comes
-    process = begun(run, ITEMS, wait, tmp_path, processes=2)
-    while len(workers := [int(path.name) for path in at_work.iterdir()]) < 2 and process.is_alive():
-        time.sleep(0.01)
-    process.kill()
-    assert ended(process) == -signal.SIGKILL
-    assert len(workers) == 2 and all_end(workers)
-
-
-@ON_LINUX
-def test_killed_anywhere_and_resumed_nothing_is_lost_or_done_twice(tmp_path):
-    work = partial(write_all_but_the_last, log=str(tmp_path / "log"))
+    work = partial(write_all_but_the_last, log=str(tmp_path / "log"), workers=str(at_work))
     draw = random.Random(0)
     seen = {}
     for enough in (1, 3):
+        (at_work / "in the last").unlink(missing_ok=True)
         process = begun(run, ITEMS, work, tmp_path, processes=2)
-        while len(descendants_of(process.pid)) < 3 and process.is_alive():  # what forks, and two workers
-            time.sleep(0.01)
-        while process.is_alive() and len(seen) < enough:
+        while process.is_alive() and (len(seen) < enough or not (at_work / "in the last").exists()):
             seen |= {path.name: path.stat() for path in tmp_path.glob("results/[!.]*.txt")}
             time.sleep(0.01)
-        begun_by_it = descendants_of(process.pid)
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
-        assert ended(process) == -signal.SIGKILL and all_end(begun_by_it)
+        assert ended(process) == -signal.SIGKILL
+    workers = [int(path.name) for path in at_work.iterdir() if path.name.isdecimal()]
+    assert len(workers) > 2 and all_end(workers)
     assert run(ITEMS, write, tmp_path) == ALL_DONE
     run(ITEMS, write, tmp_path / "undisturbed")
     assert contents(tmp_path) == contents(tmp_path / "undisturbed")
@@ -345,12 +327,9 @@ def write_gpu(spec, target):
 
 @pytest.mark.slow
 def test_a_ray_worker_that_is_killed_costs_only_its_item(tmp_path, workers_find_tests):
-    outcome = run(ITEMS, partial(fail_at_2, how=die), tmp_path / "ray", ray="local", processes=2)
+    outcome = run(ITEMS[1:4], partial(fail_at_2, how=die), tmp_path, ray="local", processes=1)
     assert list(outcome.failed) == [ITEMS[2].place] and "Ray worker died" in outcome.failed[ITEMS[2].place]
-    run(ITEMS, write, tmp_path / "here")
-    here = contents(tmp_path / "here")
-    made = {name: text for name, text in contents(tmp_path / "ray").items() if not name.startswith(".")}
-    assert made == {name: text for name, text in here.items() if name != "2.txt"}
+    assert outcome.done == (ITEMS[1], ITEMS[3])
 
 
 def write_node(spec, target, nodes):
