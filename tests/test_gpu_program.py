@@ -2,9 +2,9 @@
 
 import json
 import os
+import runpy
 import shlex
 import signal
-import subprocess
 import sys
 import tarfile
 from functools import partial
@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
+from tests.forked import begun, ended
+from tests.stats.kernels import interpreting
 
 HOME = Path(__file__).parents[1]
 
@@ -26,21 +28,37 @@ def test_what_it_runs_is_there():
             assert all((HOME / option).exists() for option in options if option.startswith("tests/")), command
 
 
+def run_small(command):
+    """Run a command for ``python -m`` where Triton interprets."""
+    interpreting.prepare()
+    os.chdir(HOME)
+    sys.argv = command.split()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
 @pytest.mark.slow
-def test_every_item_runs_small_and_once(tmp_path):
+def test_every_item_runs_small(tmp_path):
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.gpu", "--quick", "--minutes", "9", "--out", str(tmp_path / "out")]
-    first = subprocess.run(command, cwd=HOME, env=environment, capture_output=True, text=True)
+    for item in filter(lambda item: item.small, gpu.ITEMS):
+        assert ended(begun(run_small, item.small.format(out=tmp_path)), 300) == 0, item.name
+    assert {"costs", "proof"} <= set(json.loads((tmp_path / "results.json").read_text()))
+
+
+def test_what_is_done_is_kept_and_not_done_again(tmp_path, monkeypatch, capsys):
+    (tmp_path / "says.py").write_text("import sys\nprint('said', *sys.argv[1:])")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    items = gpu.Item("first", "fails", "says {out}"), gpu.Item("on a GPU alone", "says", None), gpu.Item("last", "fails", "says")
+    monkeypatch.setattr(gpu, "ITEMS", items)
+    command = ["gpu", "--quick", "--minutes", "9", "--out", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", command)
+    assert gpu.main() == 0 and "first: at most 120 s" in capsys.readouterr().out
     record = json.loads((tmp_path / "out" / "gpu.json").read_text())
-    failed = {name: found["text"][-2000:] for name, found in record.items() if found["state"] != "done"}
-    assert first.returncode == 0 and not failed, failed or first.stderr
-    assert list(record) == [item.name for item in gpu.ITEMS if item.small]
-    assert {"costs", "proof"} <= set(json.loads((tmp_path / "out" / "results.json").read_text()))
-    again = subprocess.run(
-        [*command, "--copy", str(tmp_path / "copy")], cwd=HOME, env=environment, capture_output=True, text=True
-    )
-    assert again.returncode == 0 and again.stdout == ""
+    assert {name: (found["state"], found["text"]) for name, found in record.items()} == {
+        "first": ("done", f"said {tmp_path / 'out'}\n"),
+        "last": ("done", "said\n"),
+    }
+    monkeypatch.setattr(sys, "argv", [*command, "--copy", str(tmp_path / "copy")])
+    assert gpu.main() == 0 and capsys.readouterr().out == ""
 
 
 def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch, request):

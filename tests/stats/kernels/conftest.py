@@ -1,6 +1,5 @@
 """Kernels run on the GPU where there is one, and otherwise through Triton's interpreter, in a process of its own."""
 
-import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -9,6 +8,7 @@ import pytest
 import torch
 
 from diffscope.attention.layer import LayerAttention
+from diffscope.lab.queue import _context
 from tests.stats.kernels import interpreting
 
 TENSORS = ("q", "k", "v", "lam", "gain", "lam_fp32", "sink_logit")
@@ -32,7 +32,7 @@ def interpreted():
     if torch.cuda.is_available():
         yield lambda work, *args, **kwargs: _onto("cpu", work(*(_onto("cuda", x) for x in args), **kwargs))
         return
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=interpreting.prepare) as pool:
+    with ProcessPoolExecutor(1, _context(), initializer=interpreting.prepare) as pool:
         yield lambda work, *args, **kwargs: pool.submit(work, *args, **kwargs).result()
 
 

@@ -1,6 +1,7 @@
 """What the process that interprets is given to run; a module of its own, that it may be found there by its name."""
 
 import os
+import sys
 import warnings
 from unittest import mock
 
@@ -10,8 +11,10 @@ from diffscope.stats.kernels import rows
 
 
 def prepare():
-    """Triton reads once, when it is imported, whether it is to interpret."""
+    """Import Triton anew, which reads once, when it is imported, whether it is to interpret."""
     os.environ["TRITON_INTERPRET"] = "1"
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton" and not name.startswith("triton._C")]:
+        del sys.modules[name]
     torch.set_num_threads(1)
     from triton.language import standard
     from triton.runtime import interpreter

@@ -19,7 +19,6 @@ SWITCHES = {"BOTH": True, "CAPPED": True, "SINK": True, **dict.fromkeys(rows._SW
 SIZES = {"KIND": 2, "LEVELS": 4, "SIZES": 3, "ROWS": 1}
 CASES = [
     ("branch", 90, "bf16", 128),
-    ("signed", 90, "bf16", 128),
     ("signed", 90, "fp16", 256),
     ("signed", 89, "bf16", 256),
     ("signed", 89, "fp32", 256),
