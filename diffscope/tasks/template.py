@@ -6,7 +6,7 @@ Fragments are tokenised such that their tokens, one after the other, equal those
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 
 from transformers import PreTrainedTokenizerBase
@@ -37,44 +37,53 @@ def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
 
     Raises PromptError if a text shares a token with that word, or cannot be split.
     """
+    return _encode(tokenizer, texts)[0]
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], offsets: bool = False
+) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
+    """Return the tokens of each text as it continues a word, and if asked for where each stands in the word and the text."""
     try:
-        before = tokenizer(WORD, add_special_tokens=False)["input_ids"]
-        encoded = tokenizer([WORD + text for text in texts], add_special_tokens=False, verbose=False)["input_ids"]
+        continued = [WORD, *(WORD + text for text in texts)]
+        encoded = tokenizer(continued, add_special_tokens=False, verbose=False, return_offsets_mapping=offsets)
     except Exception as error:  # the tokenizers library raises that itself if a character is no token
         raise PromptError(f"this tokenizer cannot split the text of prompts ({first_line(error)}); {USE_OWN}") from None
-    for text, ids in zip(texts, encoded):
+    before, *encoded_texts = encoded["input_ids"]
+    for text, ids in zip(texts, encoded_texts):
         if ids[: len(before)] != before:
             raise PromptError(
                 f"this tokenizer joins {text[:40]!r} to the word before it, so prompts cannot be put together from sentences; "
                 f"begin the template with a space, or {USE_OWN}"
             )
-    return [ids[len(before) :] for ids in encoded]
+    places = encoded["offset_mapping"][1:] if offsets else []
+    return [ids[len(before) :] for ids in encoded_texts], [of_text[len(before) :] for of_text in places]
 
 
 def encode_inside(
-    tokenizer: PreTrainedTokenizerBase, before: str, inner: str, after: str
-) -> tuple[list[int], list[int], list[int]]:
-    """Return the tokens of three texts that continue a word together: before the inner text, of it, and after it.
+    tokenizer: PreTrainedTokenizerBase, before: str, inner: Sequence[str], after: str
+) -> list[tuple[list[int], list[int], list[int]]]:
+    """Return, for each inner text, the tokens of three texts that continue a word together: before it, of it, and after it.
 
     White space before the inner text may be part of its first token. A token of white space alone is before it.
 
-    Raises PromptError if the inner text shares a token with another, or the tokenizer does not give the offsets of its tokens.
+    Raises PromptError if an inner text shares a token with another, or the tokenizer does not give the offsets of its tokens.
     """
     if not tokenizer.is_fast:
         raise PromptError(f"this tokenizer does not say where its tokens stand in a text; {USE_OWN}")
     start = len(WORD) + len(before)
-    stop = start + len(inner)
-    (ids,) = encode_continuation(tokenizer, [before + inner + after])
-    encoded = tokenizer(WORD + before + inner + after, add_special_tokens=False, return_offsets_mapping=True)
-    offsets = encoded["offset_mapping"][-len(ids) :]
-    inside = [at for at, (first, last) in enumerate(offsets) if first < stop and last > start]
-    shared = not inside or offsets[inside[-1]][1] > stop or (WORD + before)[offsets[inside[0]][0] : start].strip()
-    if shared:
-        raise PromptError(
-            f"this tokenizer has no tokens of {inner!r} alone in {before + inner + after!r}; put white space around it in the "
-            f"template, or {USE_OWN}"
-        )
-    return ids[: inside[0]], ids[inside[0] : inside[-1] + 1], ids[inside[-1] + 1 :]
+    parts = []
+    for text, ids, offsets in zip(inner, *_encode(tokenizer, [before + text + after for text in inner], offsets=True)):
+        stop = start + len(text)
+        inside = [at for at, (first, last) in enumerate(offsets) if first < stop and last > start]
+        shared = not inside or offsets[inside[-1]][1] > stop or (WORD + before)[offsets[inside[0]][0] : start].strip()
+        if shared:
+            raise PromptError(
+                f"this tokenizer has no tokens of {text!r} alone in {before + text + after!r}; put white space around it in the "
+                f"template, or {USE_OWN}"
+            )
+        parts.append((ids[: inside[0]], ids[inside[0] : inside[-1] + 1], ids[inside[-1] + 1 :]))
+    return parts
 
 
 def check_template(template: str) -> None:
@@ -117,19 +126,27 @@ class Template:
         self._head, self._end = text.split(" {number}")
         self.head = cache(self._head_tokens)
         self.number = cache(self._number_tokens)
-        parts = [encode_inside(tokenizer, " ", number, self._end) for number in SAMPLE]
+        parts = encode_inside(tokenizer, " ", SAMPLE, self._end)
         self.suffix = parts[0][2]
         spaces = {tuple(space) for space, _, _ in parts}
         # A token of white space that stands before every number does not depend on the number: it belongs to the question.
         self._space = list(spaces.pop()) if len(spaces) == 1 else []
-        self._check()
+        self._check([[*space, *digits] for space, digits, _ in parts])
 
-    def _check(self) -> None:
-        """Raise PromptError unless sentences have the same tokens alone as between words."""
-        texts = [f"{self._head.format(city=city)} {number}{self._end} a" for city, number in zip(CITIES, SAMPLE)]
+    def _check(self, numbers: Sequence[list[int]]) -> None:
+        """Raise PromptError unless sentences have the same tokens alone as between words.
+
+        Parameters
+        ----------
+        numbers : sequence of list of int
+            The tokens of :data:`SAMPLE`, with those of the white space before them.
+        """
+        heads = [self._head.format(city=city) for city, _ in zip(CITIES, SAMPLE)]
+        wholes = [f"{head} {number}{self._end} a" for head, number in zip(heads, SAMPLE)]
         after = self.encode(" a")
-        for city, number, whole in zip(CITIES, SAMPLE, encode_continuation(self._tokenizer, texts)):
-            if not self.text[0].isspace() or [*self.sentence(city, self.number(number)), *after] != whole:
+        encode = partial(encode_continuation, self._tokenizer)
+        for whole, head, number in zip(encode(wholes), encode(heads), numbers):
+            if not self.text[0].isspace() or [*head, *number, *self.suffix, *after] != whole:
                 raise PromptError(
                     f"this tokenizer has other tokens for the template {self.text!r} alone than between words; begin it with "
                     f"a space and end it with a point, or {USE_OWN}"
@@ -149,7 +166,7 @@ class Template:
 
     def _number_tokens(self, number: str) -> list[int]:
         """Return the tokens of a number that follows a question."""
-        space, digits, _ = encode_inside(self._tokenizer, " ", number, self._end)
+        ((space, digits, _),) = encode_inside(self._tokenizer, " ", [number], self._end)
         if self._space and space != self._space:
             raise PromptError(f"this tokenizer begins the number {number} otherwise than others; {USE_OWN}")
         return digits if self._space else [*space, *digits]
