@@ -26,7 +26,7 @@ from diffscope.hypotheses.tests import TESTS
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.storage.atomic import to_json
 
-FEW = Settings(prompts=5, length=128, untrained=3)
+FEW = Settings(prompts=5, length=96, untrained=2)
 
 
 @pytest.fixture(scope="module")
@@ -147,19 +147,18 @@ def test_a_verdict_says_how_heads_were_weighted_and_is_read_again(laptop_runs):
 
 
 def test_new_evidence_keeps_what_a2_costs(tmp_path, tokenizer, monkeypatch):
-
-    for name, value in (("PROMPTS", 6), ("FEW", 3), ("DISTRACTORS", (4,)), ("LENGTH", 128), ("TEXTS", 2)):
+    for name, value in (("PROMPTS", 4), ("FEW", 2), ("DISTRACTORS", (4,)), ("LENGTH", 96), ("TEXTS", 2)):
         monkeypatch.setattr(runs, name, value)
     folder = tmp_path / "diff" / "seed-0"
     shutil.copytree(diffscope.models.folders.locate("mini-diff")[0], folder, ignore=shutil.ignore_patterns("checkpoints"))
-    monkeypatch.setattr(runs, "UNTRAINED", 3)
+    monkeypatch.setattr(runs, "UNTRAINED", 2)
     path = runs.store_run(folder, seed=0, arm="diff")
     models, stored = open_runs([path]), run_file.open_evidence(path)
     assert models.a2_cost.of == "A2" and models.a2_cost.value > 1
     assert cost_by_layer(models.evidence("a2_out")[0], "A2")[0] > 3
     assert np.isfinite(models.tables("amplifier")[0][0].mean("gain")).all()
     _, untrained = models.tables("rejected_noise")
-    assert len(untrained) == 3 and "over_paired" in untrained[0].values
+    assert len(untrained) == 2 and "over_paired" in untrained[0].values
     by_layer = stored["null_by_layer"].sel(quantity="rejected_noise.over_paired")[1, -1, 0].values
     costs = stored["end_value"].sel(end_quantity="knock_out.loss")[0].clip(min=0).sum("head").values
     assert untrained[1].mean("over_paired").item() == pytest.approx(np.average(by_layer, weights=costs), rel=1e-4)

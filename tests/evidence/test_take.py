@@ -10,7 +10,7 @@ from diffscope.stats.ragged import stack_layers
 
 def test_a_dataset_of_a_model_is_read_as_the_open_model():
     scope = diffscope.load("mini-diff")
-    settings = Settings(prompts=5, length=128, needles=3, untrained=2, weights="answer")
+    settings = Settings(prompts=3, length=96, needles=3, untrained=2, weights="answer")
     opened = Models.open([scope], settings)
     model = OpenModels([scope], lambda: opened.prompts, untrained=2, seed=settings.seed)
     evidence = model.take(LAST_QUERY, 0)
@@ -29,7 +29,7 @@ def test_a_dataset_of_a_model_is_read_as_the_open_model():
                 np.testing.assert_array_equal(one.mean(name), other.mean(name))
     (mine,), (theirs,) = (models.outcomes("blind_A1", "zero_a3").values() for models in (read, opened))
     np.testing.assert_array_equal(mine.values, theirs.values)
-    assert read.outcomes("zero") == {} and opened.outcomes("zero")["zero"].values.shape == (1, 5)
+    assert read.outcomes("zero") == {} and opened.outcomes("zero")["zero"].values.shape == (1, 3)
 
 
 def test_layers_of_several_head_counts_are_stacked_with_nan_for_what_they_lack():

@@ -21,15 +21,16 @@ class Forming(Planted):
     """A truth that is there from the fourth checkpoint on."""
 
     def read(self, prompts, seed, match=None):
-        return Planted("NC" if seed > 2 else "neither", layers=2).read(prompts, seed, match)
+        return Planted("NC" if seed > 2 else "neither", layers=1).read(prompts, seed, match)
 
 
 def test_growth_over_checkpoints_is_what_was_planted(prompts):
     """Maps that share their noise ever more, and such that never do."""
-    growing = planted_models(Forming("neither", layers=2), prompts, range(5), 15, STEPS)
+    few = prompts[:6]
+    growing = planted_models(Forming("neither", layers=1), few, range(5), 15, STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[growing])
     assert verdict.verdicts["NC"] == "for", verdict.sentence
-    flat = planted_models(Planted("neither", layers=2), prompts, range(5), 15, STEPS)
+    flat = planted_models(Planted("neither", layers=1), few, range(5), 15, STEPS)
     (verdict,) = run("noise-symmetry-training", checkpoints=[flat])
     assert verdict.verdicts["NC"] in ("open", "against"), verdict.sentence
     steps = np.log2(1 + np.array([0.0, 10, 50]))
@@ -37,7 +38,7 @@ def test_growth_over_checkpoints_is_what_was_planted(prompts):
 
 
 def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
-    planted = Planted("neither", layers=2)
+    planted = Planted("neither", layers=1)
     read = [planted.read(prompts, step) for step in range(4)]
 
     def evidence(pull, step, seed):
@@ -52,7 +53,7 @@ def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
 
 def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one(monkeypatch):
     names = [str(BUNDLED / name) for name in ("mini-diff", "mini-diff")]
-    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=2, length=128)).checkpoints
+    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=1, length=96)).checkpoints
     steps = len(first.scopes)
     assert second.source.seed - first.source.seed == first.source.untrained == 3 * steps
     made = []

@@ -21,7 +21,7 @@ from diffscope.tasks.sampling import draw
 from studies.laptop.calibration.synthetic import Planted, planted_models
 from tests import tiny
 
-FEW = Settings(prompts=10, length=128, needles=2, untrained=4)
+FEW = Settings(prompts=6, length=96, needles=2, untrained=3)
 NOTHING = ["against", "open"]
 EXPECTED = {"NC": ["for"], "SP": NOTHING, "both": ["for"], "own": NOTHING, "number": NOTHING, "neither": NOTHING}
 FIRST = ("noise-symmetry", "amplifier")
@@ -34,8 +34,8 @@ CASES = [(truth, FIRST, expected) for truth, expected in EXPECTED.items()] + [
 @pytest.mark.parametrize("truth, tests, expected", CASES, ids=[f"{truth}, {tests[0]}" for truth, tests, _ in CASES])
 def test_shared_noise_is_found_where_it_was_planted(tokenizer, truth, tests, expected):
     """λ was trained far away from where it began; the answer is a number, and that is not enough."""
-    prompts = draw(Retrieval(tokenizer), 10, 160, 4, 0)
-    models = planted_models(Planted(truth, layers=2, lam=0.9), prompts, count=6)
+    prompts = draw(Retrieval(tokenizer), 6 if tests == FIRST else 10, 96, 4, 0)
+    models = planted_models(Planted(truth, layers=1, lam=0.9), prompts, count=5)
     for verdict in run(tests, model=models):
         assert verdict.verdicts["NC"] in expected and verdict.verdicts["SP"] == "silent", verdict.sentence
 
@@ -64,7 +64,7 @@ def test_models_are_named_by_paths_too(several):
 def test_sparsity_is_a_measurement(prompts):
     """Cancelled noise leaves a sparser map too."""
     for truth in ("NC", "SP"):
-        (verdict,) = run("sparsity", model=planted_models(Planted(truth, layers=2), prompts, count=5))
+        (verdict,) = run("sparsity", model=planted_models(Planted(truth, layers=1), prompts[:5], count=3))
         assert verdict.estimates["gini"].low > 0 and "cannot tell the accounts apart" in verdict.sentence
 
 
@@ -174,7 +174,7 @@ def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_la
     name = "model.layers.1.self_attn.q_proj.weight"
     assert torch.equal(first.state_dict()[name], again.state_dict()[name])
     assert not torch.equal(first.state_dict()[name], other.state_dict()[name])
-    models = Models.open([scope], Settings(prompts=10, length=128, needles=2, untrained=1))
+    models = Models.open([scope], replace(FEW, untrained=1))
     lam = models.tables("amplifier")[1][0].values["lam"].mean("prompt").values
     trained = models.evidence("last_query")[0]["amplifier.lam"].mean("prompt").values
     assert lam == pytest.approx(trained, abs=1e-6)
@@ -187,8 +187,8 @@ def test_untrained_models_are_new_each_as_sharp_as_the_trained_and_have_their_la
 
 
 def test_a_random_model_shows_nothing_and_a_standard_one_is_refused(tokenizer):
-    model = tiny.diffllama(maps=4, kv=4, vocab_size=len(tokenizer))
-    for verdict in run(model=Models.open([diffscope.load(model, tokenizer)], replace(FEW, prompts=5, untrained=3))):
+    model = tiny.diffllama(maps=4, kv=4, vocab_size=len(tokenizer), num_hidden_layers=1)
+    for verdict in run(model=Models.open([diffscope.load(model, tokenizer)], replace(FEW, prompts=5))):
         assert "for" not in verdict.verdicts.values(), verdict.sentence
     standard = run(model=Models.open([diffscope.load("mini-standard")], FEW))
     assert all(verdict.lacks and not verdict.verdicts for verdict in standard)
@@ -198,7 +198,7 @@ def test_a_random_model_shows_nothing_and_a_standard_one_is_refused(tokenizer):
 
 
 def test_a_model_that_makes_nothing_of_its_second_map_has_no_low_rank_noise(tokenizer):
-    model = tiny.own("v1", vocab_size=len(tokenizer), fixed_lambda=0.0)
+    model = tiny.own("v1", heads=2, vocab_size=len(tokenizer), num_hidden_layers=1, fixed_lambda=0.0)
     (verdict,) = run("low-rank-noise", model=Models.open([diffscope.load(model, tokenizer)], FEW))
     assert abs(verdict.estimates["zero"].value) < 1e-5
 
@@ -221,4 +221,4 @@ def test_a_part_of_the_evidence_is_taken_once_and_of_few_prompts_if_it_takes_lon
     models = Models.open([diffscope.load("mini-diff")], replace(FEW, weights="answer"))
     for _ in range(2):
         models.tables("previous")
-    assert calls == [("mini-diff", True, 10)] + [(f"untrained {index}", False, 5) for index in range(4)]
+    assert calls == [("mini-diff", True, 6)] + [(f"untrained {index}", False, 5) for index in range(3)]

@@ -9,11 +9,11 @@ from studies.laptop.calibration.signal import EXPECTED, TRUTHS, PlantedSignal, a
 
 @pytest.mark.parametrize("truth", TRUTHS)
 def test_the_gain_is_the_one_that_there_is_and_its_kind_is_told(truth):
-    measured = [PlantedSignal(truth, seed).measured(6) for seed in range(6)]
+    measured = [PlantedSignal(truth, seed).measured(6) for seed in range(4)]
     gains = [float(mean_gain(each, least=-np.inf)["snr_gain"].sel(a2="own", stage="before")) for each in measured]
     error = np.std(gains, ddof=1) / np.sqrt(len(gains))
     assert np.mean(gains) == pytest.approx(PlantedSignal(truth).true_gain(), abs=1 + 3 * error)  # heads' decibels, not their sums
-    assert [account_of(each) for each in measured].count(EXPECTED[truth]) >= 5
+    assert [account_of(each) for each in measured].count(EXPECTED[truth]) >= 3
 
 
 def test_what_stands_beside_the_gain_tells_why():

@@ -103,7 +103,7 @@ def test_the_head_of_the_first_layer_that_has_most_is_told_and_its_own_first_map
 
 
 def test_the_second_map_of_mini_diff_is_the_previous_token_head_subtracted(scope):
-    board = run(IDS, model=Models.open([scope], Settings(prompts=10, length=128, untrained=4)))
+    board = run(IDS, model=Models.open([scope], Settings(prompts=6, length=96, untrained=3)))
     words = {verdict.test.id: verdict.verdicts for verdict in board}
     assert words["signed-weights"] == {"NC": SILENT, "SP": SILENT, "SH": FOR}
     assert words["a2-signal"] == {"NC": SILENT, "SP": SILENT, "SH": FOR}
@@ -112,13 +112,13 @@ def test_the_second_map_of_mini_diff_is_the_previous_token_head_subtracted(scope
     assert signs["negative"].layers[0] > 3 > 0.5 > max(np.abs(signs["negative"].layers[1:]))
     assert signs["plus"].value > signs["zero"].value > signs["scattered"].value
     assert content["uniform"].value > 3 and content["zero"].value > content["mean"].value
-    assert signal["previous_a2"].value > 0.9 and signal["previous"].untrained == 4 and abs(signal["blind_a1"].value) < 0.5
+    assert signal["previous_a2"].value > 0.9 and signal["previous"].untrained == 3 and abs(signal["blind_a1"].value) < 0.5
 
 
 def test_where_the_second_map_does_nothing_no_account_is_borne_out(tokenizer):
     """Random weights answer nothing, whatever their maps do."""
-    model = tiny.own("v1", vocab_size=len(tokenizer), heads=2, num_hidden_layers=2)
-    models = Models.open([Scope(model, tokenizer, "random")], Settings(prompts=10, length=128, untrained=3, weights="answer"))
+    model = tiny.own("v1", vocab_size=len(tokenizer), heads=2, num_hidden_layers=1)
+    models = Models.open([Scope(model, tokenizer, "random")], Settings(prompts=6, length=96, untrained=3, weights="answer"))
     for verdict in run(IDS, model=models):
         assert FOR not in verdict.verdicts.values(), verdict.sentence
         assert verdict.idle or OPEN in verdict.verdicts.values() or AGAINST in verdict.verdicts.values()
@@ -126,9 +126,9 @@ def test_where_the_second_map_does_nothing_no_account_is_borne_out(tokenizer):
 
 def test_what_cannot_be_edited_is_said(prompts):
     for id in IDS:
-        planted = run(id, model=planted_models(Planted("NC"), prompts[:5], count=3))[0]
+        planted = run(id, model=planted_models(Planted("NC", layers=1), prompts[:2], count=1))[0]
         assert planted.shown == "needs open models, since evidence that was stored or simulated does not hold it"
-        (standard,) = run(id, model=Models.open([diffscope.load("mini-standard")], Settings(prompts=5, length=128)))
+        (standard,) = run(id, model=Models.open([diffscope.load("mini-standard")], Settings(prompts=2, length=96)))
         assert "this one is standard attention" in standard.shown
 
 

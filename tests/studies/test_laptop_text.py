@@ -7,7 +7,10 @@ import torch
 import diffscope
 from diffscope import DiffscopeError, readings
 from diffscope.lab.training.run import save_checkpoint
+from diffscope.tasks import recall as recall_module
+from diffscope.tasks import retrieval
 from diffscope.tasks.recall import Recall
+from diffscope.tasks.text import standard_library_text
 from studies.laptop import text as text_cohort
 from tests import tiny
 
@@ -30,6 +33,9 @@ def cohort(tmp_path_factory):
 
 @pytest.fixture
 def small(monkeypatch):
+    """Few texts, which each model's tokenizer encodes anew."""
+    for module in (recall_module, retrieval):
+        monkeypatch.setattr(module, "standard_library_text", lambda held_out: standard_library_text(held_out)[:300])
     for name, value in {"LENGTH": 192, "TEXTS": 3, "FEW": 2, "PROMPTS": 1}.items():
         monkeypatch.setattr(text_cohort, name, value)
     monkeypatch.setattr(text_cohort, "windows", lambda scope: tuple(part[:MANY] for part in windows(scope)))
