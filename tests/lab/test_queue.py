@@ -197,8 +197,9 @@ def test_processes_that_cannot_start_are_one_line(tmp_path, monkeypatch):
     main = ModuleType("__main__")
     main.__file__ = str(script)
     monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(DiffscopeError) as raised:
-        run(ITEMS, write, tmp_path / "out", processes=1)
+        run(ITEMS, write, "out", processes=1)
     assert str(raised.value) == (
         "a worker process ended with status 1 before it could begin; a script needs if __name__ == '__main__'"
     )

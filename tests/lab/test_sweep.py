@@ -1,6 +1,9 @@
 """A sweep is what measuring one prompt after the other gives, however it is run, and whatever is killed or broken on the way."""
 
+import contextlib
+import ctypes
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -32,7 +35,7 @@ from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.training_sentence import template_of
 from tests import tiny
-from tests.forked import begun, ended, environment
+from tests.forked import begun, ended
 
 PLAN = """
 models = ["mini-diff", "mini-standard"]
@@ -43,12 +46,12 @@ per_shard = 2
 [[prompts]]
 task = "retrieval"
 count = 3
-length = 96
+length = 64
 
 [[prompts]]
 task = "controlled"
 count = 1
-length = 160
+length = 96
 distractors = [0, 3]
 """
 
@@ -66,6 +69,7 @@ def retrieval(scope):
 
 MINI, STANDARD = made_of("mini-diff"), made_of("mini-standard")
 STEPS = sorted({*MINI[2], MINI[3], STANDARD[3]})
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x20000  # of <linux/sched.h>; os.unshare comes with Python 3.12
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,7 @@ def test_the_dataset_holds_what_each_prompt_gives_by_itself(swept, plan):
     for model, step, opened in (("mini-diff", 0, "mini-diff@0"), ("mini-standard", STANDARD[3], "mini-standard")):
         scope = diffscope.load(opened)
         task = retrieval(scope)
-        of_task = draw(task, 3, 96, 4, 0)[2], task.controlled(160, 3, [0, 0], depth=0.0)
+        of_task = draw(task, 3, 64, 4, 0)[2], task.controlled(96, 3, [0, 0], depth=0.0)
         for index, prompt in zip((2, 4), of_task):
             spans = {name: at for name, at in prompt.spans.items() if name != "sink"}
             expected = scope.measure(prompt.ids, plan.statistics, spans=spans, queries=[-1]).isel(query=0)
@@ -167,7 +171,7 @@ def test_a_standard_model_has_no_second_map(swept):
 
 def test_prompts_are_labelled_by_what_they_were_drawn_with(swept):
     dataset = open_statistics(swept[0].dataset)
-    assert dataset["length"].values.tolist() == [96, 96, 96, 160, 160]
+    assert dataset["length"].values.tolist() == [64, 64, 64, 96, 96]
     assert dataset["distractors"].values[3:].tolist() == [0, 3] and dataset["distractors"][:3].isnull().all()
     assert dataset["prompt_name"].values.tolist() == [*(f"retrieval {i}" for i in range(3)), "controlled 0", "controlled 0"]
     assert json.loads(dataset.attrs["plan"])["models"] == ["mini-diff", "mini-standard"]
@@ -255,16 +259,20 @@ def test_ctrl_c_says_that_it_goes_on(run, tmp_path, monkeypatch, stage):
     assert not list((tmp_path / "shards").iterdir())
 
 
+@pytest.fixture(scope="module")
+def two_shards(tmp_path_factory):
+    """The folder of a sweep, and the command line that goes on with it anywhere."""
+    folder = tmp_path_factory.mktemp("two shards")
+    command = ("--model=mini-diff", "--statistics=gini", "--prompts=retrieval:count=2,length=96", "--per-shard=1")
+    assert main(["sweep", *command, f"--out={folder}"]) == 0
+    return folder, command
+
+
 @pytest.mark.parametrize("program", ["diffscope", "python", "torch"])
-def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run, tmp_path, monkeypatch, program):
-    command = (
-        "--model=mini-diff",
-        "--statistics=gini",
-        "--prompts=retrieval:count=2,length=96",
-        "--per-shard=1",
-        f"--out={tmp_path}",
-    )
-    assert run(*command)[0] == 0
+def test_a_sweep_under_other_versions_is_neither_done_anew_nor_mixed_unasked(run, two_shards, tmp_path, monkeypatch, program):
+    folder, command = two_shards
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    command = (*command, f"--out={tmp_path}")
     kept, removed = sorted(tmp_path.glob("shards/*.nc"))
     before = kept.read_bytes()
     first = provenance(False)[program]
@@ -352,22 +360,29 @@ def ownfile(folder):
     reason="needs a mount namespace of its own",
 )
 def test_a_full_disk_is_one_line(tmp_path):
-    (tmp_path / "full").mkdir()
-    mounted = 'mount -t tmpfs -o size=100k none full && "$@"; status=$?; ls -A full/out/shards > listed; exit $status'
-    sweeping = (
-        "sweep --model mini-diff --statistics row,span_mass --prompts retrieval:count=10,length=96 --per-shard 1 --out full/out"
-    )
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", mounted, "sh", sys.executable, "-m", "diffscope", *sweeping.split()],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: no space is left for ") and done.stderr.count("\n") == 1, done.stderr
+    assert ended(begun(sweep_into_100_kilobytes, tmp_path)) == 2
+    said = (tmp_path / "said").read_text()
+    assert said.startswith("error: no space is left for ") and said.count("\n") == 1, said
     complete = [name for name in (tmp_path / "listed").read_text().split() if not name.startswith(".")]
     assert 1 <= len(complete) < 10
+
+
+def sweep_into_100_kilobytes(folder):
+    """Sweep in a mount namespace of its own; write down what it says and which shards there are at the end."""
+    if fork := os.fork():  # which has one thread, as a process has to that gets a namespace
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1]))
+    user, group = os.getuid(), os.getgid()
+    assert ctypes.CDLL(None).unshare(CLONE_NEWUSER | CLONE_NEWNS) == 0
+    for name, content in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+        Path("/proc/self", name).write_text(content)
+    full = folder / "full"
+    full.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "none", full], check=True)
+    sweeping = "sweep --model mini-diff --statistics row,span_mass --prompts retrieval:count=10,length=96 --per-shard 1 --out"
+    with open(folder / "said", "w") as said, contextlib.redirect_stderr(said):
+        status = main([*sweeping.split(), str(full / "out")])
+    (folder / "listed").write_text("\n".join(os.listdir(full / "out" / "shards")))
+    sys.exit(status)
 
 
 def test_a_changed_plan_is_refused_and_with_changed_only_what_is_new_is_measured(tmp_path):

@@ -140,10 +140,10 @@ def test_the_report_has_the_rows_of_the_first_layers_page():
 
 def test_the_second_map_of_the_bundled_model_is_needed_where_it_looks_at_the_token_before():
     scope = first_layer.diffscope.load(first_layer.MODEL)
-    prompts = first_layer.prompts_for(scope, 4)
+    prompts = first_layer.prompts_for(scope, 2)
     masses = first_layer.before_the_number(scope, prompts)
     assert masses["A2"][:, 0, 0].mean() > 0.9 and masses["A1"][:, 0].max() < 0.2
-    rises = {words: [each.mean() for each in by_layer] for words, by_layer in first_layer.rises(scope, prompts, 3)}
+    rises = {words: [each.mean() for each in by_layer] for words, by_layer in first_layer.rises(scope, prompts, 2)}
     for words in ("without A2", "negative weights of D set to 0"):
         first, *others = rises[words]
         assert first > 5 and max(map(abs, others)) < 0.2, words
