@@ -84,13 +84,13 @@ def gemma2(cap=2.0, seed=0):
     return awake(Gemma2ForCausalLM._from_config(config, attn_implementation="eager"), seed)
 
 
-def gpt_oss(seed=0):
+def gpt_oss(seed=0, layers=2):
     """Sink logits in the softmax; a window in layer 0."""
     torch.manual_seed(seed)
-    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=7)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2, head_dim=16, sliding_window=7, num_hidden_layers=layers)
     experts = dict(num_local_experts=2, num_experts_per_tok=1, experts_implementation="eager")
     rope = dict(rope_type="default", rope_theta=10000.0)
-    model = awake(GptOssForCausalLM(GptOssConfig(**SHAPE, **heads, **experts, rope_parameters=rope)), seed)
+    model = awake(GptOssForCausalLM(GptOssConfig(**{**SHAPE, **heads}, **experts, rope_parameters=rope)), seed)
     with torch.no_grad():
         for layer, (least, most) in zip(model.model.layers, ((-9, 0), (-3, 1))):
             layer.self_attn.sinks.copy_(torch.linspace(least, most, 4))

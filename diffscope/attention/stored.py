@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -159,13 +160,16 @@ def from_tensors(kind: type[T], tensors: Mapping[str, Tensor], record: Any) -> T
         kind = cast(type[T], _class_of_change(tensors, record))
     if isinstance(record, (list, tuple)):
         record = dict(zip(RECORDED[kind], record))
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     parts = {field.name: _part(hints[field.name], field.name, tensors, record or {}) for field in fields(cast(Any, kind))}
     value = kind(**parts)
     if isinstance(value, LayerAttention) and value.changes:
         for index, n in enumerate(value.lengths):
             _try_changes(value.prompt(index), sorted({0, n - 1}))
     return value
+
+
+_hints_of = cache(get_type_hints)  # which Python evaluates anew at each call
 
 
 def _part(hint: Any, name: str, tensors: Mapping[str, Tensor], record: Mapping[str, Any]) -> Any:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 
 from diffscope.numbers import listed
 
+version = cache(metadata.version)  # of a package that is installed: to look it up takes longer than to write a result
 VERSION = version("diffscope-attention")
 NAMES = {"python": "Python"}  # names of programs that differ from their attribute
 
