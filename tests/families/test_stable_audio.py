@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import diffscope
-from diffscope import CorruptFile, DiffscopeError, PromptError, UnsupportedModel, edits, families, figures
+from diffscope import CorruptFile, DiffscopeError, FidelityError, PromptError, UnsupportedModel, edits, families, figures
 from diffscope.models.outline import outline
 
 pytest.importorskip("diffusers", reason="needs diffusers, the extra 'audio'")
@@ -184,8 +184,13 @@ def test_a_check_passes_and_compares_with_the_design():
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_check_finds_a_planted_mistake(mistake):
-    report = diffscope.check(planted(mistake, depth=1))
+def test_a_planted_mistake_is_refused(mistake):
+    with pytest.raises(FidelityError):
+        diffscope.load(planted(mistake, depth=1)).capture(stable_audio.inputs())
+
+
+def test_a_check_finds_a_planted_mistake():
+    report = diffscope.check(planted("λ of 0.9", depth=1))
     failed = [finding for finding in report.findings if finding.verdict == "fail"]
     assert not report.passed and any(finding.check == "fidelity" for finding in failed)
 

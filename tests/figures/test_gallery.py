@@ -1,26 +1,39 @@
 """The scripts of the gallery run, every figure has one, what they draw can be read in a column, and a colour means one thing."""
 
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
 
+import diffscope
+from diffscope import readings
 from diffscope.figures import FIGURES, theme
 from tools.figure_sheet import colour_faults, text_faults
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "docs" / "gallery").glob("*.py"))
-FEWER = {  # prompts and untrained models, whose number no drawing depends on
+FEWER = {  # prompts, untrained models and draws, whose number no drawing depends on, and tokens
     "tasks.examples())": "tasks.examples()[:2])",
     "tasks.examples(), ": "tasks.examples()[:2], ",
     "prompts=3)": "prompts=2)",
-    "prompts=10)": "prompts=10, untrained=3)",
+    "prompts=10)": "prompts=10, untrained=2)",
+    "[96, 192]": "[96, 160]",
+    'load("mini-diff"), example.text, spans=example.spans)': 'load("mini-diff"), example.text, spans=example.spans, draws=4)',
     '"count": 3': '"count": 2',
 }
 OF_A_TRAINING = {"cohort"}  # needs a cohort, whose training takes hours
 
 
+@pytest.fixture(scope="module")
+def depths():
+    """`readings.depths` that measures each bundled model once for all scripts."""
+    real = readings.depths
+    return functools.cache(lambda model, lengths, prompts: real(diffscope.load(model), lengths, prompts=prompts))
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_draws_what_can_be_read_in_a_column(script):
+def test_a_script_draws_what_can_be_read_in_a_column(script, depths, monkeypatch):
+    monkeypatch.setattr(readings, "depths", lambda scope, lengths, prompts: depths(scope.name, tuple(lengths), prompts))
     source, names = script.read_text(encoding="utf-8"), {}
     for usual, fewer in FEWER.items():
         source = source.replace(usual, fewer)

@@ -12,13 +12,15 @@ from diffscope.cli import main
 from diffscope.errors import DiffscopeError
 from diffscope.figures.tests import quantities
 from diffscope.hypotheses.study_tables import arm_results
-from studies.laptop.calibration.simulate import planted_cohort
+from studies.laptop.calibration.simulate import MAIN, planted_cohort
 from tests.study_data import study as planted_study
+
+ARMS = [*MAIN, "scalar", "gated", "top-8"]  # of all that there are
 
 
 @pytest.fixture(scope="module")
 def cohort():
-    cohort = planted_cohort("NC", 6, others=3)
+    cohort = planted_cohort("NC", 6, others=3).sel(arm=ARMS)
     cohort["formation"][list(cohort["arm"].values).index("diff"), 2] = np.nan
     for name in ("log_odds", "exact_match"):
         cohort[name].loc[{"arm": "diff", "seed": 2}] = np.nan
@@ -26,7 +28,12 @@ def cohort():
 
 
 @pytest.fixture(scope="module")
-def study(cohort):
+def outcomes(cohort):
+    return arm_results(cohort)
+
+
+@pytest.fixture(scope="module")
+def study(outcomes):
     row = {"arm": "diff", "low": None, "high": None, "seeds": 2}
     noise = "common-mode rejection on irrelevant tokens, σ = "
     lam = {**row, "quantity": "λ", "layer": 1}
@@ -37,11 +44,11 @@ def study(cohort):
         *({**row, "quantity": f"{noise}{sigma} (dB)", "step": "end", "layer": None, "value": 3.0} for sigma in ("2", "0.1")),
         {**row, "quantity": f"{noise}2, above that with another head's A2 (dB)", "step": "end", "layer": None, "value": 1.0},
     ]
-    return SimpleNamespace(facts={"recipe": "planted"}, outcomes=arm_results(cohort), described=described)
+    return SimpleNamespace(facts={"recipe": "planted"}, outcomes=outcomes, described=described)
 
 
-def test_outcomes_are_of_every_seed_with_students_interval_over_them(cohort):
-    rows = {(row["arm"], row["quantity"], row["length"], row["distractors"]): row for row in arm_results(cohort)}
+def test_outcomes_are_of_every_seed_with_students_interval_over_them(cohort, outcomes):
+    rows = {(row["arm"], row["quantity"], row["length"], row["distractors"]): row for row in outcomes}
     steps = cohort["formation"].sel(arm="diff").fillna(cohort["formation_limit"])
     row = rows["diff", "formation", None, None]
     assert row["never"] == [2] and row["runs"] == 6 and list(row["each"].values()) == steps.values.tolist()
@@ -58,11 +65,11 @@ def test_outcomes_are_of_every_seed_with_students_interval_over_them(cohort):
     assert ("diff", "log_odds", 128, 48) not in rows and ("top-8", "formation", None, None) not in rows
     many = cohort["log_odds"].sel(arm="gated", distractors=[24, 48], seed=0).mean("prompt").mean("length").mean()
     assert rows["gated", "answers", None, None]["each"]["0"] == pytest.approx(float(many))
-    assert len(rows["gated", "exact", 512, 8]["each"]) == 3 and json.dumps(arm_results(cohort))
+    assert len(rows["gated", "exact", 512, 8]["each"]) == 3 and json.dumps(outcomes)
 
 
 def test_outcomes_of_two_seeds_have_no_interval():
-    assert {row["low"] for row in arm_results(planted_cohort("neither", 2))} == {None}
+    assert {row["low"] for row in arm_results(planted_cohort("neither", 2).sel(arm=["diff", "gated"]))} == {None}
 
 
 def test_arms_and_cells_are_drawn_with_their_seeds(study):
@@ -102,7 +109,7 @@ def test_what_evidence_describes_is_drawn_along_steps_and_strengths(study):
 
 
 def test_an_arm_that_never_formed_is_there_and_says_so():
-    cohort = planted_cohort("neither", 6)
+    cohort = planted_cohort("neither", 6).sel(arm=["standard", "diff"])
     failed = {"arm": "standard"}
     for name in ("formation", "log_odds", "exact_match"):
         cohort[name].loc[failed] = np.nan
@@ -116,11 +123,12 @@ def test_an_arm_that_never_formed_is_there_and_says_so():
 
 
 def test_a_share_is_never_said_to_be_more_than_all_and_no_distractors_are_drawn():
-    cohort = planted_cohort("neither", 6).assign_coords(distractors=[0, 24, 48])
+    cohort = planted_cohort("neither", 6).sel(arm=["standard", "diff"]).assign_coords(distractors=[0, 24, 48])
     cohort["exact_match"][:, 0] *= 0.9
-    rows = [row for row in arm_results(cohort) if row["quantity"] == "exact"]
+    outcomes = arm_results(cohort)
+    rows = [row for row in outcomes if row["quantity"] == "exact"]
     assert max(row["high"] for row in rows) == 1.0 > max(row["value"] for row in rows)
-    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=arm_results(cohort), described=[])
+    study = SimpleNamespace(facts={"recipe": "planted"}, outcomes=outcomes, described=[])
     figure = figures.study(study, quantity="exact")
     assert figure.style["log"] == "" and figure.data["x"].values.tolist() == [0, 24, 48]
 

@@ -166,7 +166,7 @@ def test_a_long_prompts_maps_are_small_files_whose_text_is_text(tmp_path):
     assert len(drawn.save(tmp_path / "a.svg").read_bytes()) < 150_000
 
 
-@pytest.mark.parametrize("suffix", [".pdf", ".svg", ".png"])
+@pytest.mark.parametrize("suffix", [".pdf", ".svg"])
 def test_a_figure_is_the_same_bytes_whatever_fonts_a_machine_has(cap, monkeypatch, suffix):
     from matplotlib import font_manager
 
@@ -174,10 +174,9 @@ def test_a_figure_is_the_same_bytes_whatever_fonts_a_machine_has(cap, monkeypatc
     expected = drawn.to_bytes(suffix)
     wide = next(entry for entry in font_manager.fontManager.ttflist if entry.name == "DejaVu Sans")
     impostors = [replace(wide, name=name) for name in ("Arimo", "Arial", "Helvetica", "Liberation Sans", "Noto Sans CJK JP")]
-    for fonts in ([wide], [wide, *impostors]):
-        monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
-        font_manager.fontManager._findfont_cached.cache_clear()
-        assert drawn.to_bytes(suffix) == expected
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", [wide, *impostors])
+    font_manager.fontManager._findfont_cached.cache_clear()
+    assert drawn.to_bytes(suffix) == expected
 
 
 def test_beside_a_figure_lie_its_data_its_lines_of_a_paper_and_where_it_comes_from(cap, tmp_path):
@@ -300,7 +299,7 @@ def test_a_file_of_somebody_elses_is_not_replaced(cap, tmp_path):
 
 
 def test_a_scale_that_values_go_beyond_says_so():
-    cap = capture(n=40, layers=1)
+    cap = capture(n=16, layers=1)
     data = figures.maps(cap).data
     exact = [image.get_clim() for ax in figures.maps(cap, names=["A1", "D"]).matplotlib().axes for image in ax.images[:1]]
     largest = max(float(np.abs(data[name].where(data["visible"])).max()) for name in ("A1", "D"))

@@ -33,14 +33,14 @@ def test_the_largest_parts_are_named_with_their_signs():
 
 
 def test_the_bundled_model_finds_answers_by_what_a_second_map_wrote():
-    """What docs/evidence/instruments.md says of it, on every example and every head of later layers."""
+    """What docs/evidence/instruments.md says, of the examples with its least and its largest share, in every later head."""
     scope = diffscope.load("mini-diff")
     shares = []
-    for example in diffscope.tasks.examples():
+    for example in diffscope.tasks.examples()[1:4:2]:
         (key, *_) = scope.encode(example.text, example.spans).spans["answer"]
         for layer, head in ((1, 0), (1, 1), (2, 0), (2, 1)):
             parts = score_attribution(scope, example.text, layer, head, -1, int(key), against="row")
             sentence = readings.score_parts(parts).sentence
             assert "part of its key is what A2 of L0H0 wrote" in sentence and "of its query what A1 of L0H0 wrote" in sentence
             shares.append(float(parts["of_key"].sel(key_part="L0H0 A2") / parts["total"]))
-    assert len(shares) == 24 and round(100 * min(shares)) == 76 and round(100 * max(shares)) == 134
+    assert len(shares) == 8 and round(100 * min(shares)) == 76 and round(100 * max(shares)) == 134
