@@ -26,10 +26,16 @@ OF_SOUND = "19_stable_audio.ipynb"  # needs diffusers, the extra 'audio'
 IN_A_KERNEL = "14_transformerlens_nnsight.ipynb"  # nnsight gives a method to every object of the process that imports it
 SHORTER = {  # what is kept was made of more
     "TOKENS = 65_536": "TOKENS = 8_192",  # attention of all tokens to all takes 64 times as long
-    "examples = tasks.examples()\n": "examples = tasks.examples()[:4]\n",
+    "examples = tasks.examples()\n": "examples = tasks.examples()[:2]\n",
     "(160,), prompts=4)": "(160,), prompts=2)",
-    "prompts=12, untrained=6)": "prompts=10, untrained=3)",
-    "prompts, count=5)": "prompts, count=3)",
+    "prompts=12, untrained=6)": "prompts=10, untrained=2)",
+    "prompts, count=5)": "prompts, count=2)",
+    'in ("NC", "SP", "SH", "neither")': 'in ("NC", "neither")',
+    "in (0.0, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0)": "in (0.0, 1.0, 2.0)",
+    '"amplifier", "key-token-gain", ': "",
+    "figures.maps(cap, layer=layer, head=head)": "figures.maps(cap, layer=layer, head=head, width=2.0)",
+    'venue="neurips")': 'venue="neurips", names=["D"], width=2.0)',
+    "in cap.layers[1:]": "in cap.layers[1:2]",
     "trained(steps=1200": "trained(steps=40",
     "in range(600):": "in range(20):",
 }

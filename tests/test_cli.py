@@ -364,11 +364,10 @@ def test_a_chat_or_token_ids_from_a_json_file(run, tiny_diff_folder, tmp_path):
     assert status == 2 and is_one_line(err) and "broken JSON" in err
 
 
-@pytest.mark.parametrize("suffix", ["pdf", "png", "html"])
-def test_figure(run, saved, tmp_path, suffix):
-    status, out, _ = run("figure", saved, "--layer", 1, "--head", 0, "--venue", "neurips", "--out", tmp_path / f"maps.{suffix}")
+def test_figure(run, saved, tmp_path):
+    status, out, _ = run("figure", saved, "--layer", 1, "--head", 0, "--venue", "neurips", "--out", tmp_path / "maps.pdf")
     assert (status, out) == (0, "")
-    assert (tmp_path / f"maps.{suffix}").stat().st_size > 1000
+    assert (tmp_path / "maps.pdf").stat().st_size > 1000
 
 
 def test_a_figure_of_a_statistic_says_where_it_is(run, saved, tmp_path):
@@ -712,7 +711,15 @@ def test_evaluate_answers_several_questions_and_prompts_of_ones_own(run, tmp_pat
     assert status == 2 and "prompt 'mine' and its answer are" in err and "mini-diff has positions for 512" in err
 
 
-def test_evaluate_weighs_unknown_by_evidence(run):
+def test_evaluate_weighs_unknown_by_evidence(run, monkeypatch):
+    from diffscope.lab.training import grid
+
+    kept, weigh = {}, grid.unknown_by_evidence
+
+    def once(model, task, cells, seed):  # for it is shown in two ways
+        return kept[cells] if cells in kept else kept.setdefault(cells, weigh(model, task, cells, seed))
+
+    monkeypatch.setattr(grid, "unknown_by_evidence", once)
     asked = ("evaluate", "--model", "mini-diff", "--prompts", 10, "--looks", 10, "--unanswerable")
     status, out, _ = run(*asked, "--json")
     evidence = json.loads(out)["evidence"]

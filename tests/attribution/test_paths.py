@@ -31,14 +31,14 @@ def logits(scope):
 def test_a_path_from_the_same_prompt_changes_no_bit_and_one_from_another_does(name):
     scope = diffscope.load(with_random_vectors(MODELS[name]()))
     before = logits(scope)
-    receivers = ("q1", "k1", "q2", "k2") if scope.capture(IDS).differential else ("q1", "k1")
+    capture = scope.capture(IDS)
+    own, receivers = capture.layers[1].prompt(0), ("q1", "k1", "q2", "k2") if capture.differential else ("q1", "k1")
     for receiver in receivers:
         for source, changes in ((IDS, False), (OTHER, True)):
             (edit,) = path_patches(scope, IDS, source, (1, 1, receiver), [(0, 0, "A1 output")])
             with scope.edit(edit):
                 assert torch.equal(logits(scope), before) != changes
                 patched = scope.capture(IDS).layers[1].prompt(0)
-            own = scope.capture(IDS).layers[1].prompt(0)
             torch.testing.assert_close(patched.rows(heads=[0]).d, own.rows(heads=[0]).d)  # of that head alone
             which = "a1" if receiver.endswith("1") else "a2"
             assert torch.equal(getattr(patched.rows(heads=[1]), which), getattr(own.rows(heads=[1]), which)) != changes

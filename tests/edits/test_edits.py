@@ -226,9 +226,9 @@ IN_PRECISIONS += [("v1", torch.float32, case) for case in STAGES]
 
 
 def pairs(name):
-    """Every edit of one model; an edit of each stage of a model with λ by token, and of one with a window; those of sinks."""
-    cases = [(name, case) for case in CASES] + [(other, case) for other in ("v2", "mistral-window") for case in STAGES]
-    return pytest.mark.parametrize("name, case", [*(pair for pair in cases if fits(*pair)), *WITH_SINKS])
+    """Every edit of one model; those of a λ by token, those that a window or sinks have a part in."""
+    of_window = [("mistral-window", case) for case in ("no sink", "knock-out", "8 bits a map", "noise in both")]
+    return pytest.mark.parametrize("name, case", [*((name, case) for case in CASES), *BY_TOKEN, *of_window, *WITH_SINKS])
 
 
 def edit_of(case, scope, **places):
@@ -396,7 +396,7 @@ def test_a_capture_shows_the_edited_maps(name, case, tmp_path):
     assert capture.facts["edits"] == str(edit)
     for layer, (s, _) in enumerate(raw):
         changes = {key: value for key, value in CASES[case][1](s, name, torch.float64).items() if key not in ("norm", "output")}
-        for head in range(4):
+        for head in (0, 3):
             maps = zip(("A1", "A2", "D"), s.rows(head, **changes))
             for label, expected in ((label, a) for label, a in maps if a is not None):
                 assert np.abs(capture.map(label, layer, head) - expected).max() < 1e-10
@@ -407,7 +407,7 @@ def test_a_capture_shows_the_edited_maps(name, case, tmp_path):
     for label in ("A1", "A2", "D")[:: 1 if name in DIFFERENTIAL else 2]:
         assert np.array_equal(capture.map(label, 1, 2), again.map(label, 1, 2))
     assert torch.equal(capture.layers[1].prompt(0).output(), again.layers[1].prompt(0).output())
-    assert again.measure("row").identical(capture.measure("row"))
+    assert again.measure("gini").identical(capture.measure("gini"))
 
 
 def test_a_kept_capture_of_a_batch_under_many_edits(tmp_path):
@@ -639,13 +639,13 @@ def test_generation_is_that_of_full_forwards(name, case):
     edit = edit_of(case, scope)
     with scope.edit(edit):
         ahead = list(ids)
-        for _ in range(4):
+        for _ in range(3):
             ahead.append(int(logits_of(scope, ahead)[-1].argmax()))
-        assert scope.generate(ids, 4) == " ".join(map(str, ahead[12:]))
+        assert scope.generate(ids, 3) == " ".join(map(str, ahead[12:]))
         stepwise = scope.model.generate if not (edit.needs_full_map or (name in WINDOWED and edit.needs_positions)) else None
         if stepwise:
             ids = torch.tensor([ids])
-            new = stepwise(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False, pad_token_id=1)
+            new = stepwise(ids, attention_mask=torch.ones_like(ids), max_new_tokens=3, do_sample=False, pad_token_id=1)
             assert new[0].tolist() == ahead
 
 
@@ -958,7 +958,7 @@ def test_what_heads_are_replaced_by_may_be_an_array_or_lists(form):
 # Properties
 
 texts = st.lists(st.integers(2, tiny.VOCABULARY - 1), min_size=1, max_size=24)
-few = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=6, deadline=None, derandomize=True, database=None)
 
 
 @few

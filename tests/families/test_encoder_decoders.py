@@ -73,9 +73,19 @@ def scope(request):
     return diffscope.load(encoder_decoders.model(request.param))
 
 
+def captured(scope):
+    return scope.capture(encoder_decoders.prompt("bart"), {"asked": [4]}, key_spans={"answer": [2, 3]})
+
+
 @pytest.fixture(scope="module")
 def capture(scope):
-    return scope.capture(encoder_decoders.prompt("bart"), {"asked": [4]}, key_spans={"answer": [2, 3]})
+    return captured(scope)
+
+
+@pytest.fixture(scope="module")
+def of_bart():
+    """A capture for what is the same whatever the model."""
+    return captured(diffscope.load(encoder_decoders.model("bart")))
 
 
 def test_statistics_are_of_each_kind_with_its_own_spans(capture):
@@ -188,10 +198,10 @@ def test_figures_draw_rectangles_with_the_tokens_of_both_sides(capture):
     np.testing.assert_allclose(pooled.received_A1[0], capture.map("A1", 3, 1).sum("query"), atol=1e-5)
 
 
-def test_the_print_of_a_rectangle_has_no_grey_and_its_spans_beside_the_names_of_tokens(capture):
+def test_the_print_of_a_rectangle_has_no_grey_and_its_spans_beside_the_names_of_tokens(of_bart):
     legends = {}
     for layer in (2, 3):
-        drawn = figures.maps(capture, layer=layer).matplotlib()
+        drawn = figures.maps(of_bart, layer=layer).matplotlib()
         legends[layer] = [text.get_text() for text in drawn.legends[0].get_texts()]
         drawn.canvas.draw()
         axes = drawn.axes[0]
@@ -218,9 +228,9 @@ def test_compared_rectangles_keep_the_spans_of_their_keys(scope, capture):
     assert both.attrs["key_spans"] == figures.maps(capture, layer=3).data.attrs["key_spans"]
 
 
-def test_the_command_line_reads_layers_of_one_kind(run, capture, tmp_path):
+def test_the_command_line_reads_layers_of_one_kind(run, of_bart, tmp_path):
     path = tmp_path / "both.dscope"
-    capture.save(path)
+    of_bart.save(path)
     status, out, _ = run("measure", path, "--of-kind", "cross", "--statistics", "span_mass", "--queries", "asked", "--json")
     told = json.loads(out)
     assert status == 0 and told["tokens"] == 5 and told["keys"]["tokens"] == 9 and told["keys"]["spans"]["answer"] == [2, 3]

@@ -578,7 +578,7 @@ def test_every_figure_saves_as_every_kind_and_drawing_changes_no_setting(cap, tm
     result = figure(name, source(name, cap), venue="icml")
     drawing = result.matplotlib()
     monkeypatch.setattr(type(result), "matplotlib", lambda self: drawing)  # once for three files
-    suffixes = START if name in ("maps", "curves") else DRAWN
+    suffixes = START if name in ("cells", "curves") else DRAWN
     for suffix, start in ((suffix, START[suffix]) for suffix in suffixes):
         content = result.save(tmp_path / f"figure{suffix}").read_bytes()
         assert content.startswith(start), suffix

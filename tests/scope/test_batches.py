@@ -35,8 +35,9 @@ CHOICES += [(kind, spans, queries) for kind in ("v2", "window") for spans in (SA
 def test_statistics_of_a_batch_are_those_of_each_prompt(kind, spans, queries):
     scope = diffscope.load(KINDS[kind]())
     chosen = ["row", "span_mass", "cosine", "sink_rate", "lambda", "logit_outliers"]
-    together = scope.measure(PROMPTS, chosen, spans=spans, queries=queries)
-    for index, prompt in enumerate(PROMPTS):
+    prompts, spans = PROMPTS[:2], spans if isinstance(spans, dict) else spans[:2]
+    together = scope.measure(prompts, chosen, spans=spans, queries=queries)
+    for index, prompt in enumerate(prompts):
         own = spans if isinstance(spans, dict) else spans[index]
         alone = scope.measure(prompt, chosen, spans=own, queries=queries)
         assert list(together) == list(alone)
