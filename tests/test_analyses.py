@@ -28,7 +28,7 @@ SHORTER = {  # what is kept was made of more
     "TOKENS = 65_536": "TOKENS = 8_192",  # attention of all tokens to all takes 64 times as long
     "examples = tasks.examples()\n": "examples = tasks.examples()[:2]\n",
     "(160,), prompts=4)": "(160,), prompts=2)",
-    "prompts=12, untrained=6)": "prompts=10, untrained=2)",
+    "prompts=12, untrained=6)": "prompts=10, untrained=2, length=96)",
     "prompts, count=5)": "prompts, count=2)",
     'in ("NC", "SP", "SH", "neither")': 'in ("NC", "neither")',
     "in (0.0, 0.5, 0.8, 1.0, 1.25, 1.5, 2.0)": "in (0.0, 1.0, 2.0)",
