@@ -160,7 +160,7 @@ def from_tensors(kind: type[T], tensors: Mapping[str, Tensor], record: Any) -> T
         kind = cast(type[T], _class_of_change(tensors, record))
     if isinstance(record, (list, tuple)):
         record = dict(zip(RECORDED[kind], record))
-    hints = _hints_of(kind)
+    hints = _hints_of(cast(type, kind))
     parts = {field.name: _part(hints[field.name], field.name, tensors, record or {}) for field in fields(cast(Any, kind))}
     value = kind(**parts)
     if isinstance(value, LayerAttention) and value.changes:
