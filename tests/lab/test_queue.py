@@ -290,8 +290,8 @@ def test_killed_its_workers_end_in_the_middle_of_an_item_and_resumed_nothing_is_
         time.sleep(draw.uniform(0, 0.1))
         process.kill()
         assert ended(process) == -signal.SIGKILL
-    workers = [int(path.name) for path in at_work.iterdir() if path.name.isdecimal()]
-    assert len(workers) > 2 and all_end(workers)
+        workers = [int(path.name) for path in at_work.iterdir() if path.name.isdecimal()]
+        assert workers and all_end(workers)
     assert run(ITEMS, write, tmp_path) == ALL_DONE
     run(ITEMS, write, tmp_path / "undisturbed")
     assert contents(tmp_path) == contents(tmp_path / "undisturbed")
