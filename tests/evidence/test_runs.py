@@ -43,15 +43,17 @@ def cohort(tmp_path_factory, tokenizer):
     """Two seeds of two tiny arms, one run with a checkpoint."""
     home = tmp_path_factory.mktemp("cohort")
     patch = pytest.MonkeyPatch()
-    patch.setattr(runs, "PROMPTS", 10)
+    patch.setattr(runs, "PROMPTS", 4)
+    patch.setattr(runs, "FEW", 2)
     patch.setattr(runs, "DISTRACTORS", (4,))
-    patch.setattr(runs, "LENGTH", 128)
+    patch.setattr(runs, "LENGTH", 96)
     patch.setattr(runs, "TEXTS", 2)
     patch.setattr(runs, "UNTRAINED", 2)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"
-            model = tiny.own(attention, vocab_size=len(tokenizer), heads=2, num_hidden_layers=1, seed=seed)
+            weights = seed + 2  # with which each model loses something without one of its heads
+            model = tiny.own(attention, vocab_size=len(tokenizer), heads=2, num_hidden_layers=1, seed=weights)
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             if arm == "diff":
@@ -67,7 +69,7 @@ def test_evidence_is_what_the_model_says(cohort):
     kept = run_file.open_evidence(folder / run_file.EVIDENCE)
     scope = diffscope.load(folder)
     task = Retrieval(scope.tokenizer, held_out=True)
-    prompts = controlled(task, 10, 128, 4, (runs.FIRST_SEED, 1), slots=4)
+    prompts = controlled(task, 4, 96, 4, (runs.FIRST_SEED, 1), slots=4)
     last_query = last_query_of([scope.capture([prompt.ids for prompt in prompts]).layers], prompts)
     for name in ("sharing", "difference", "kind"):
         live = shared_noise(last_query)[name].mean("prompt").values
@@ -111,7 +113,7 @@ def test_what_no_evidence_holds_is_asked_of_the_models_at_hand(cohort, tmp_path)
     dataset = planted_cohort("NC", 3).sel(arm=["diff", "standard"]).drop_vars("cmrr_over_paired")
     dataset.attrs["recipe"] = json.dumps({"name": "planted", "grid": {"template": TEMPLATE}})
     save_statistics(dataset, folder / "cohort.nc", dated=False)
-    few = Settings(prompts=10, length=128, untrained=3, weights="answer")
+    few = Settings(prompts=5, length=96, untrained=3, weights="answer")
     ids = ["low-rank-noise", "information-flow", "sparsity-pair", "redundancy-importance"]
     study = run_study(folder, ids, settings=few)
     ranks, flow, _, redundancy = study.boards[ALL]
