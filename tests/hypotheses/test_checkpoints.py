@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from diffscope.cards import BUNDLED
 from diffscope.errors import Missing
 from diffscope.evidence import take
 from diffscope.evidence.quantities import OF_FLOWS, named
@@ -12,7 +11,9 @@ from diffscope.evidence.untrained import untrained_like
 from diffscope.hypotheses import Settings, gather, run
 from diffscope.hypotheses.measure import growth, late_mean, over_trainings
 from diffscope.hypotheses.statistics import Sample
+from diffscope.lab.training.run import save_checkpoint
 from studies.laptop.calibration.synthetic import Planted, planted_models, simulated_models
+from tests import tiny
 
 STEPS = [0, 10, 50, 200, 800]
 
@@ -51,9 +52,13 @@ def test_a_pull_towards_shared_noise_is_found_and_so_is_its_opposite(prompts):
         assert verdict.verdicts["NC"] in expected, verdict.sentence
 
 
-def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one(monkeypatch):
-    names = [str(BUNDLED / name) for name in ("mini-diff", "mini-diff")]
-    first, second = gather(names, needs={"checkpoints"}, settings=Settings(prompts=1, length=96)).checkpoints
+def test_trainings_have_untrained_models_of_their_own_and_each_keeps_one(tokenizer, tmp_path, monkeypatch):
+    model = tiny.own("v1", vocab_size=len(tokenizer), heads=2, num_hidden_layers=1)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path)
+    for step in (0, 4):
+        save_checkpoint(model, tmp_path / "checkpoints" / f"step-{step:06d}")
+    first, second = gather([str(tmp_path)] * 2, needs={"checkpoints"}, settings=Settings(prompts=1, length=96)).checkpoints
     steps = len(first.scopes)
     assert second.source.seed - first.source.seed == first.source.untrained == 3 * steps
     made = []
