@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import xarray as xr
@@ -117,6 +117,10 @@ class Comparison:
         rows = [(name, *(side[name] for side in sides)) for name in sides[0] if any(side.get(name) for side in sides)]
         text = spans_marked(self.captures[0].prompts[0])
         return display.card(f"Comparison of {' and '.join(self.names)}", display.table(("", *self.names), rows), text)
+
+    def __getitem__(self, index: int) -> Comparison:
+        """Return the comparison of one prompt of a batch; raises IndexError if there is no such prompt."""
+        return replace(self, captures=(self.captures[0][index], self.captures[1][index]))
 
     def check_tokens(self) -> None:
         """Raise DiffscopeError if the captures are of different tokens, on either side."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import xarray as xr
 
-from diffscope.errors import check_choice
+from diffscope.errors import DiffscopeError, check_choice
 
 USUAL = {"map": ("D", "A1"), "span": ("answer", "sink"), "normalisation": ("share",)}
 KEPT = ("layer", "head", "query")
@@ -28,9 +28,11 @@ def usual_label(labels: Sequence[str], dim: str) -> str:
 def at_labels(values: xr.DataArray, choices: Mapping[str, str | None]) -> tuple[xr.DataArray, list[str]]:
     """Return a statistic of one prompt at one label along every dimension but layer, head and query, and these labels in words.
 
-    Where `choices` names no label of a dimension, it is the usual one; DiffscopeError if there is no such label. D of standard
-    attention is called A; shares of D are called those of |D|.
+    Where `choices` names no label of a dimension, it is the usual one. D of standard attention is called A; shares of D are
+    called those of |D|. Raises DiffscopeError if there is no such label, or if the values are of several prompts.
     """
+    if (prompts := values.sizes.get("prompt", 1)) > 1:
+        raise DiffscopeError(f"{values.name} was measured of {prompts} prompts; choose one, such as measured.isel(prompt=0)")
     why = str(values.attrs.get("why", ""))
     one_map = "standard attention" in why and "as the layer changes it" not in why  # D is A
     words = []

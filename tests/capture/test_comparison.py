@@ -48,6 +48,7 @@ def test_maps_stand_side_by_side(comparison):
     np.testing.assert_array_equal(maps["D"].sel(model="mini-diff"), first[1].map("D", 2, 1))
     np.testing.assert_array_equal(maps["D"].sel(model="mini-standard"), second[1].map("A1", 1, 0))
     assert maps["A2"].sel(model="mini-standard").isnull().all()
+    assert comparison[1].maps(layer=(2, 1), head=(1, 0)).identical(maps)
 
 
 @pytest.mark.parametrize(

@@ -698,6 +698,8 @@ def test_the_last_query_of_a_batch_is_that_of_the_prompt(tiny_scope):
         figure("heads", batch[0], query=batch.n_tokens[1] - 1)
     with pytest.raises(DiffscopeError, match=r"holds 2; choose one, such as batch\[0\]"):
         figure("heads", batch)
+    with pytest.raises(DiffscopeError, match=r"measured of 2 prompts; choose one, such as measured.isel\(prompt=0\)"):
+        figure("heads", batch[1], measured=batch.measure("span_mass"))
 
 
 def test_positions_are_not_averaged_and_infinite_values_are_counted(cap, hybrid):
