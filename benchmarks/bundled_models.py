@@ -29,6 +29,7 @@ from diffscope.scope import Scope
 from diffscope.storage.atomic import write_text
 from diffscope.tables.table import Table
 from diffscope.tasks import Recall, Retrieval
+from diffscope.tasks.exchanging import redrawn
 from diffscope.tasks.retrieval import Prompt
 from diffscope.tasks.sampling import draw
 from diffscope.tasks.template import encode_continuation
@@ -205,7 +206,7 @@ def of_retrieval(name: str, sentences: int, length: int, anew: bool, count: int)
     scope, tables, rng = diffscope.load(name), [], np.random.default_rng(SEED)
     task = task_of(scope)
     for prompt in draw(task, count, length, sentences, SEED):
-        fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
+        fillers = [redrawn(task, prompt, rng) for _ in range(DRAWS)]
         tables.append(diffscope.instruments.signal_to_noise(scope, prompt.ids, spans=prompt.spans, fillers=fillers, needles=anew))
     return over_prompts(tables)
 
@@ -218,7 +219,7 @@ def of_city(name: str, sentences: int, length: int, count: int) -> xr.Dataset:
     for prompt in draw(task, count, length, sentences, SEED):
         number = prompt.spans["answer"][0]
         spans = prompt.spans | {"city": [number - 1], "sentence": list(range(number - len(prompt.spans["query"]), number))}
-        fillers = [task.redrawn(prompt, rng) for _ in range(DRAWS)]
+        fillers = [redrawn(task, prompt, rng) for _ in range(DRAWS)]
         exchanged = {"answers": cities, "fillers": fillers, "needles": True, "keep": ("answer", "sentence"), "queries": [number]}
         tables.append(diffscope.instruments.signal_to_noise(scope, prompt.ids, spans=spans, signal="city", **exchanged))
     return over_prompts(tables)

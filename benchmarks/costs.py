@@ -175,11 +175,7 @@ def ranks(options: Namespace) -> Section:
         layer = layer_of(q, k, torch.zeros(1, 1, n, 4, device=options.device))
         for name in ("A1", "D"):
             meter = Meter(options.device)
-            fast = meter.measure(
-                lambda layer=layer, name=name: estimated_rank.estimate(ImplicitMaps(layer, 0), [name], estimated_rank.TOLERANCE)[
-                    name
-                ]
-            )
+            fast = meter.measure(lambda layer=layer, name=name: estimated_rank.estimate(ImplicitMaps(layer, 0), [name])[name])
             slow = meter.measure(lambda layer=layer, name=name: exact_ranks(layer, name)) if n <= 4096 else None
             values = torch.cat([fast.result.ranks, fast.result.residuals])
             widths = torch.cat([fast.result.ranks_error, fast.result.residuals_error]) / values
@@ -202,7 +198,7 @@ def ranks(options: Namespace) -> Section:
 
 def exact_ranks(layer: LayerAttention, name: str) -> torch.Tensor:
     """Return every definition of the rank of the whole map, then every residual."""
-    held = ImplicitMaps(layer, 0).gram({name: torch.eye(layer.n_keys, device=layer.q.device)})[name][0]
+    held = ImplicitMaps(layer, 0).transposed({name: torch.eye(layer.n_queries, device=layer.q.device)})[name]
     sigma = rank.singular_values(held).cpu()
     return torch.cat([rank.ranks(sigma), rank.rank_residual(sigma)])
 
