@@ -237,18 +237,19 @@ def test_the_shared_dashboard_in_a_browser(new_page, models):
             home, _, query = address.partition("/?")
             assert status(home) == status(f"{home}/?token=wrong") == status(f"{home}/_stcore/host-config") == 403
             stranger = new_page(800, 600)
-            stranger.goto(f"{home}/your_model")
+            stranger.goto(f"{home}/change")
             assert "its token" in stranger.inner_text("body") and stranger.locator("[data-testid=stApp]").count() == 0
             page = new_page(1300, 900)
             asked = foreign_requests(page, home)
             shown = urlencode({"model": "shelf/team/mine", "example": OWN, "prompt": PROMPT, "answer": "7421"})
-            page.goto(f"{home}/intervene?{query}&{shown}")
+            page.goto(f"{home}/change?{query}&{shown}")
             settle(page)
+            page.get_by_text("A₂ → 0").or_(page.get_by_text("λ × 0")).first.wait_for()
             assert not [fault for fault in faults(page) if "red box" in fault]
             assert query in page.url
-            page.goto(f"{home}/your_model")  # by the cookie
+            page.goto(f"{home}/?open=model")  # by the cookie
             settle(page)
-            page.get_by_text("Your model is in").wait_for()  # the page that has moved leads on
+            page.get_by_text("Your model is in").wait_for()
             assert page.get_by_text("Your model is in").count() == 1 and page.get_by_text("a folder", exact=True).count() == 0
             assert asked == []
         finally:
