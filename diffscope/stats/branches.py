@@ -25,7 +25,8 @@ KULLBACK = "On Information and Sufficiency (Kullback & Leibler, 1951)"
 LIN = "Divergence Measures Based on the Shannon Entropy (Lin, 1991)"
 BRAY = "An Ordination of the Upland Forest Communities of Southern Wisconsin (Bray & Curtis, 1957)"
 ONE_OF_X = "rows that see fewer than two keys of X; where A1 or A2 has no mass or a negative weight on X"
-NO_A1 = "rows with one visible key; where A1 has no mass on X"
+ONE_KEY = "rows with one visible key"
+NO_A1 = f"{ONE_KEY}; where A1 has no mass on X"
 
 
 def on_spans(block: BlockRows) -> list[dict[str, Tensor]]:
@@ -80,7 +81,7 @@ def cosine(a1: Tensor, a2: Tensor, seen: Tensor | None = None) -> Tensor:
     description="coefficient that leaves least of A1",
     formula="<A1,A2>_X / <A2,A2>_X; compare with lambda/g",
     range=("0", "inf"),
-    undefined="rows with one visible key; where A1 or A2 has no mass or a negative weight on X",
+    undefined=f"{ONE_KEY}; where A1 or A2 has no mass or a negative weight on X",
     averaged="median",
     needs=("a1", "a2"),
 )
@@ -170,17 +171,24 @@ def signal_gain(a1: Tensor, d: Tensor) -> Tensor:
     needs=("a1", "d", "total", "total_a1"),
 )
 def selectivity(a1: Tensor, d: Tensor, total: Tensor, total_a1: Tensor | float = 1.0) -> Tensor:
-    """Compute the share of X in D over its share in A1: above 1, the subtraction has moved attention to X.
-
-    `total` is sum |D| over the whole row, and `total_a1` sum A1, which is less than 1 if a sink logit takes part.
-    """
+    """Compute the share of X in D over its share in A1: above 1, the subtraction has moved attention to X."""
     return d.abs().sum(-1) / total * total_a1 / _mass(a1)
 
 
 def rho(a1: Tensor, a2: Tensor) -> Tensor:
     """Compute the relative difference on X, 1 less :func:`overlap`: sum|A1 - A2| / sum(A1 + A2).
 
-    It is 0 if the branches are equal and 1 if they are disjoint; defined on a single key. NaN if neither has mass on X.
+    It is 0 if the branches are equal and 1 if they are disjoint; defined on a single key.
+
+    Parameters
+    ----------
+    a1, a2 : array (..., X)
+        Rows on keys X, with zeros on those that a row does not see.
+
+    Returns
+    -------
+    array (...)
+        Dimensionless, from 0 to 1. NaN: where neither branch has mass on X, or one has a negative weight there.
     """
     return _if_weights((a1 - a2).abs().sum(-1) / _mass(a1 + a2), a1, a2)
 
@@ -190,7 +198,7 @@ def rho(a1: Tensor, a2: Tensor) -> Tensor:
     description="overlap of A1 and A2",
     formula="1 - sum_X |A1 - A2| / sum_X (A1 + A2)",
     range=("0", "1"),
-    undefined="rows with one visible key; where neither branch has mass on X, or one has a negative weight there",
+    undefined=f"{ONE_KEY}; where neither branch has mass on X, or one has a negative weight there",
     source=BRAY,
     needs=("a1", "a2"),
 )

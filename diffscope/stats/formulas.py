@@ -30,6 +30,14 @@ from diffscope.stats.statistic import DECLARED, Statistic
 
 Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
+ON_KEYS = "array (..., X)\n    Rows on keys X, with zeros on those that a row does not see."
+OF_BRANCHES = {
+    "gain": "array (...) or float\n    g of each row, 1 except in V3.",
+    "total": "array (...)\n    Sum |D| of each whole row.",
+    "total_a1": "array (...) or float\n    Sum A1 of each whole row, less than 1 if a sink logit takes part.",
+    "seen": "int array (...), optional\n    How many of the keys X each row sees; by default all.",
+}
+
 
 def _like(result: torch.Tensor, array: Array) -> Array:
     return result if isinstance(array, torch.Tensor) else result.numpy()
@@ -59,10 +67,20 @@ def _of_arrays(function: Callable[..., Any]) -> Callable[..., Any]:
         return result if any(isinstance(x, torch.Tensor) for x in given.values()) else result.numpy()
 
     if statistic := _BRANCHES.get(function):
-        about = f"In units of {statistic.units}, from {statistic.range[0]} to {statistic.range[1]}. NaN: {statistic.undefined}."
-        shapes = "Branches are (..., X) on keys X, of which `seen` (...) says how many each row sees, by default all."
-        on_arrays.__doc__ = f"{inspect.getdoc(function)}\n\n{shapes}\n\nReturns\n-------\narray (...)\n    {about}\n"
+        # A single key of a whole row counts only where the function is told how many keys a row sees.
+        undefined = statistic.undefined if "seen" in arrays else statistic.undefined.removeprefix(f"{branches.ONE_KEY}; ")
+        shapes = "\n".join(f"{name} : {OF_BRANCHES.get(name, ON_KEYS)}" for name in signature.parameters)
+        on_arrays.__doc__ = (
+            f"{inspect.getdoc(function)}\n\nParameters\n----------\n{shapes}\n\n"
+            f"Returns\n-------\narray (...)\n    {_values(statistic)} NaN: {undefined}.\n"
+        )
     return on_arrays
+
+
+def _values(statistic: Statistic) -> str:
+    """Say in which units a statistic is, and in which range."""
+    units = "Dimensionless" if statistic.units == "1" else f"In {statistic.units}"
+    return f"{units}, from {statistic.range[0]} to {statistic.range[1]}."
 
 
 def _rows(a: Array, visible: Array | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -100,7 +118,7 @@ def _of_row(statistic: Statistic) -> Callable[..., Any]:
     Returns
     -------
     array (..., query{more})
-        In units of {statistic.units}, from {statistic.range[0]} to {statistic.range[1]}. NaN: {statistic.undefined}.
+        {_values(statistic)} NaN: {statistic.undefined}.
     """
     return function
 
