@@ -36,7 +36,7 @@ CAPTIONS = {
     "overlap": "What the two maps share on irrelevant tokens. Dashed: the same with the A₂ of another head.",
     "noise_gain": "What is left in |D| of A₁ on irrelevant tokens. Dashed: with the A₂ of another head.",
     "entropy": "How widely D is spread.",
-    "sink_mass": "How much of D goes to the first token.",
+    "sink_mass": "How much of |D| goes to the sink, the first token unless another is marked.",
     "gradient_ratio": "Norms of what the query and key weights of A₁ and A₂ get from the backward pass.",
 }
 HOW = 'monitor = diffscope.monitor(model, prompts, path="runs/mine/monitor", maps=[(0, 0)])'

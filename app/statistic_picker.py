@@ -16,7 +16,7 @@ from diffscope.figures.escaping import readable, shorten, visible
 from diffscope.numbers import capital
 from diffscope.readings.signs import of_span
 from diffscope.stats import STATISTICS
-from diffscope.stats.labels import is_unsigned
+from diffscope.stats.labels import called, is_unsigned
 from diffscope.stats.registry import LABELS
 
 #: questions, and the statistics that answer them
@@ -95,8 +95,9 @@ def question_of(statistic: str) -> str | None:
 
 
 def in_words(span: str) -> str:
-    """Name the tokens of a span."""
-    return f"the {span}" if span in ("answer", "needles", "query", "sink") else f"{span} tokens"
+    """Name a span in a sentence; one that has no words of its own is its tokens."""
+    words = called(span)
+    return f"{span} tokens" if words == span else words
 
 
 def title_of(chosen: Chosen, cap) -> str:

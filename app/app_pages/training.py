@@ -36,7 +36,7 @@ STATISTICS = {
     "lambda": "λ is by how much A₂ is taken off, as the model used it at each step.",
     "overlap": "What the two maps share on irrelevant tokens: 0 is nothing, 1 the same. What they share can cancel.",
     "cosine": "How alike the two maps are on irrelevant tokens, whatever their size.",
-    "sink": "How much of |D| goes to the first token, whatever the sign of a weight.",
+    "sink": "How much of |D| goes to the sink, the first token unless another is marked, whatever the sign of a weight.",
     "entropy": "How widely |D| is spread.",
 }
 FIRST = ("answer", "overlap")  # shown at once

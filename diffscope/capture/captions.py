@@ -15,7 +15,7 @@ def edits_of(parts: Mapping[str, Capture | xr.Dataset]) -> str:
     edits = {name: str(about.get("edits") or "") for name, about in abouts.items()}
     if len(set(edits.values())) == 1:
         return next(iter(edits.values()))
-    return ", ".join(f"{words} ({name})" for name, words in edits.items() if words)
+    return "; ".join(f"{words} ({name})" for name, words in edits.items() if words)
 
 
 def count_of_prompts(counts: Iterable[int]) -> str:

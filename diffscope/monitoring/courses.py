@@ -15,7 +15,7 @@ WORDS = {
     "lambda": "λ",
     "entropy": "entropy of D",
     "gini": "Gini index of D",
-    "sink_mass": "share of |D| on the first token",
+    "sink_mass": "share of |D| on the sink",
     "noise_gain": "what is left of A1 on irrelevant keys",
     "negative_share": "share of |D| that is negative",
     "row_sum": "row sum of D",
