@@ -1,8 +1,7 @@
 """Every edit of ``diffscope.edits``: what it takes, how an address and Python write it, and how it is made.
 
 In an address an edit is a call in Python, ``set_lambda(1.0, layers=[0, 2])``, of a name and literals: it is parsed and never
-evaluated. What is left out is as the table has it, layers and heads are all. Earlier addresses, ``set_lambda:1:layers=0,2``, are
-read too.
+evaluated. What is left out is as the table has it, layers and heads are all.
 """
 
 from __future__ import annotations
