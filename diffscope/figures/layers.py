@@ -38,6 +38,7 @@ LINES = {
     "error": ("error", theme.SERIES[0], "solid"),
     "tolerance": ("tolerance", theme.MUTED, "dash"),
 }
+ENDS = "range of heads and tokens"
 HEADINGS = {"lam": "λ by layer", "error": "relative error of the rebuilt attention output"}
 
 
@@ -67,7 +68,7 @@ def _style(data: xr.Dataset, title: str | None) -> dict:
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int = 240, selected: int | None = None):
     """Draw for the screen; `selected` is a layer to mark."""
-    return line_screen.on_screen(_as_curves(data), height=height, marked=selected, **_style(data, title))
+    return line_screen.on_screen(_as_curves(data), height=height, marked=selected, ends=ENDS, **_style(data, title))
 
 
 def in_print(data: xr.Dataset, width: float, title: str | None = None):

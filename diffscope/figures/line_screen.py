@@ -41,12 +41,13 @@ def on_screen(
     highlight: Sequence[str] = (),
     marked: float | None = None,
     extremes: Sequence[str] = (),
+    ends: str = "",
 ):
     """Draw for the screen; put together as one dictionary, since plotly takes long to change a figure.
 
     `style`, `title`, `log` and `scale` are as of ``diffscope.figures.curves``. Series that are not among those to `highlight`,
     the most important first, are thin, faint and not in the legend. A broad line marks `marked`, a place along x. The ranges of
-    `extremes` end at single values: these are small points, since whiskers are read as intervals.
+    `extremes` end at single values: these are small points, which the legend calls `ends`, since whiskers are read as intervals.
     """
     import plotly.graph_objects as go
 
@@ -99,7 +100,8 @@ def on_screen(
                     if name in extremes
                     else traces
                 )
-                traces.append(_extremes(part, places, name, colours[name], name in extremes))
+                named = {"name": ends if name in extremes[:1] else ""}  # once, not for each series
+                traces.append(_extremes(part, places, name, colours[name], name in extremes) | named)
             if highlight:
                 traces = [each | _emphasis(name, colours[name], highlight) for each in traces]
             for trace in traces:
@@ -213,7 +215,7 @@ def _extremes(part: xr.Dataset, places: list, name: str, colour: str, seen: bool
     """Return the ends of the ranges of one series as small points; of others none, which keep its place among the groups."""
     down, up = spread(part)
     middle = shown(part, "value") if seen else np.full(len(places), np.nan)
-    look = {"mode": "markers", "marker": {"size": 5, "color": colour, "line": {"width": 1, "color": theme.PAPER}}, "name": ""}
+    look = {"mode": "markers", "marker": {"size": 5, "color": colour, "line": {"width": 1, "color": theme.PAPER}}}
     words = {"offsetgroup": for_html(name), "hovertemplate": f"{for_html(name)}<br>%{{x}}: %{{y:.4g}}<extra></extra>"}
     return {"type": "scatter", "x": [*places, *places], "y": np.concatenate([middle - down, middle + up])} | look | words
 
