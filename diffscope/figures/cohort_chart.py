@@ -24,7 +24,7 @@ def data(cohort: xr.Dataset) -> xr.Dataset:
     ``grid`` (arm, length, distractors) is the mean over prompts, then over the seeds that are finished.
     """
     if not (isinstance(cohort, xr.Dataset) and {"retrieval", "formation", "exact_match", "finished"} <= set(cohort)):
-        raise DiffscopeError("this figure is of a trained cohort; draw it with: diffscope figure FOLDER --kind cohort")
+        raise DiffscopeError("this figure is of a trained cohort; draw it with: diffscope figure FOLDER --kind cohort --out FILE")
     dataset = xr.Dataset(
         {
             "retrieval": cohort["retrieval"].dropna("step", how="all"),

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from diffscope.attention.maps import MAPS
-from diffscope.errors import check_choice
+from diffscope.errors import DiffscopeError
 from diffscope.figures import typeface
 
 INK = "#1f2430"
@@ -161,7 +161,8 @@ def span_colours(names: Iterable[str]) -> dict[str, str]:
 def width(venue: str | None = None, wide: bool = True) -> float:
     """Return inches of a venue's full width, or of one column."""
     name = (venue or "neurips").lower()
-    check_choice("venue", name, sorted(VENUES))
+    if name not in VENUES:
+        raise DiffscopeError(f"there is no venue {venue!r}; choose from {', '.join(sorted(VENUES))}, or give width= in inches")
     return VENUES[name][1 if wide else 0]
 
 
