@@ -53,8 +53,14 @@ def measure_layer(
     ----------
     layer : LayerAttention
         Of one prompt.
-    statistics, spans, queries, backend
-        As of :func:`measure_layers`.
+    statistics : str or sequence of str, optional
+        Names or groups from ``diffscope.stats.STATISTICS``; by default the row statistics.
+    spans : mapping of str to int tensor (position,), optional
+        Key sets by name, negative positions counted from the last key; by default ``sink``, the first key.
+    queries : sequence of int, or int tensor, optional
+        Which rows to measure, negative ones counted from the last; by default all.
+    backend : {"blocks", "triton"}, optional
+        What computes row statistics; by default triton on CUDA if it serves the layer, else blocks.
 
     Returns
     -------
@@ -64,7 +70,12 @@ def measure_layer(
 
     Raises
     ------
-    UnknownStatistic, SpanError, DiffscopeError
+    UnknownStatistic
+        There is no such statistic or group.
+    SpanError
+        A span is not among the keys, or names one twice.
+    DiffscopeError
+        There is no such query or back end, or the layer has one map and a gain, for which D is not defined.
     """
     chosen = select(statistics)
     requests = requests_of([layer], spans or {"sink": torch.tensor([0])}, queries, None)
@@ -87,7 +98,7 @@ def requests_of(
 
 
 def _key_set(name: str, positions: Sequence[int] | Tensor, keys: int) -> Tensor:
-    """Return the positions of a span among the keys of a prompt, int64 (position,); SpanError if they are none."""
+    """Return the positions of a span among the keys of a prompt, int64 (position,); raise SpanError if they are none."""
     try:
         found = token_positions(positions, {}, keys, "keys")
     except DiffscopeError as error:
@@ -112,7 +123,7 @@ def measure_layers(
     Requests are of layers with a batch of one, all of the same prompt, or of prompts with the same spans and queries. `progress`
     is called after every block with the share of them that is done. `backend` computes row statistics
     (:mod:`diffscope.stats.backends`), by default the fastest for the layer; everything else comes from blocks of rows.
-    DiffscopeError if what D is of a layer is not defined.
+    Raises DiffscopeError if a layer has one map and a gain, for which D is not defined.
     """
     layers = [request.layer for request in requests]
     for layer in layers:
@@ -152,7 +163,7 @@ def _computed(
 ) -> tuple[dict[str, Tensor], dict[str, dict]]:
     """Compute statistics of one layer: rows by kernels or in blocks, what has a quantity in blocks, the rest from the layer.
 
-    Beside the values are attributes by name, besides those of the declaration.
+    Returned are the values, and the attributes of statistics that their declarations do not have, both by name.
     """
     rows = [each for each in statistics if each.kind == "row" and backend != "blocks"]
     values, notes = backends.row_statistics(request, rows) if rows else ({}, {})

@@ -6,6 +6,7 @@ the sum of A_bᵀ·Y.
 
 ======================= ===============================================================
 A1, A2, D               as the layer has them
+share                   the sizes of D's weights over their sum in the row
 lambda_A2               lambda·A2, lambda by token where the layer has it so
 uniform                 the same weight on every key that a row can see
 permuted A1 (any of     the weights of each row permuted among the keys it can see; the
@@ -83,7 +84,7 @@ class ImplicitMaps:
     def gram(self, x: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         """Compute A·X and AᵀA·X of several maps in one sweep: x (key, r) by name → (query, r) and (key, r).
 
-        ValueError if a name is not that of a map, or the layer has no second map.
+        Raises ValueError if a name is not that of a map, or the layer has no second map.
         """
         images = {name: each.new_empty(self.shape[0], each.shape[1]) for name, each in x.items()}
         out = {name: self._zeros(each) for name, each in x.items()}
