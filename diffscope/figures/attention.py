@@ -144,6 +144,7 @@ def row(
     Parameters
     ----------
     cap : Capture
+        Of one prompt.
     layer, head, keys
         As of :func:`maps`; at most 4,096 keys.
     query : int or "last"
@@ -184,6 +185,7 @@ def heads(
     Parameters
     ----------
     cap : Capture or Comparison
+        Of one prompt.
     statistic : str
         A name from ``diffscope.stats.STATISTICS``.
     query : int, "last" or "mean"
@@ -204,7 +206,7 @@ def heads(
     Raises
     ------
     DiffscopeError
-        There is no such statistic, query or label, or the statistic has no meaningful mean.
+        There is no such statistic, query or label, the statistic has no meaningful mean, or there are several prompts.
 
     Examples
     --------
@@ -234,6 +236,7 @@ def lambdas(
     Parameters
     ----------
     cap : Capture
+        Of one prompt.
 
     Returns
     -------
@@ -242,7 +245,7 @@ def lambdas(
     Raises
     ------
     DiffscopeError
-        Standard attention has no λ.
+        Standard attention has no λ, or the capture is of several prompts.
 
     Examples
     --------
