@@ -30,7 +30,7 @@ UNDEFINED = " (undefined)"  # behind the name of a series
 def captures_of(subject: Any, *, one_side: bool = True) -> dict[str, Capture]:
     """Return captures by name, of anything that a figure of captures takes; those of `one_side` have no cross-attention.
 
-    DiffscopeError if it holds something else, or nothing.
+    Raises DiffscopeError if it holds something else, or nothing.
     """
     named = _captures(subject)
     for name, cap in named.items():
@@ -66,17 +66,21 @@ def _numbered(names: list[str]) -> list[str]:
     return labels
 
 
-def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Dataset]:
+def estimates_of(subject: Any, needed: str | Sequence[str], reading: str) -> dict[str, xr.Dataset]:
     """Return the estimates of a Reading, of its estimates, or of a mapping of either, by name.
 
-    They have the variable `needed`; if not, DiffscopeError says that `reading` makes such ones.
+    Raises DiffscopeError if some lack a variable that is `needed`; it names `reading` as the call that makes them.
     """
+    needs = [needed] if isinstance(needed, str) else needed
     several = isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset)
     named = dict(subject) if several else {"": subject}
     datasets = {str(name): getattr(each, "estimates", each) for name, each in named.items()}
     for dataset in datasets.values():
-        if not isinstance(dataset, xr.Dataset) or needed not in dataset:
-            raise DiffscopeError(f"this figure is of {reading}, or of several by name: there is no {needed!r} in what was given")
+        known = dataset if isinstance(dataset, xr.Dataset) else ()
+        if lacking := [name for name in needs if name not in known]:
+            raise DiffscopeError(
+                f"this figure is of {reading}, or of several by name: there is no {lacking[0]!r} in what was given"
+            )
     if not datasets:
         raise DiffscopeError(f"there is no reading to draw; give {reading}")
     if several:
@@ -88,7 +92,7 @@ def estimates_of(subject: Any, needed: str, reading: str) -> dict[str, xr.Datase
 def together(parts: Mapping[str, xr.DataArray], dim: str = "model") -> xr.DataArray:
     """Return arrays by name along a new dimension, with labels of all; NaN where one lacks a label of another.
 
-    DiffscopeError if every value is undefined.
+    Raises DiffscopeError if every value is undefined.
     """
     names = xr.DataArray(list(parts), dims=dim, name=dim)
     values = xr.concat(list(parts.values()), names, join="outer", combine_attrs="override", coords="minimal", compat="override")

@@ -14,6 +14,7 @@ from diffscope.figures.inputs import Readings, estimates_of, select, together
 from diffscope.figures.values import cells, curves
 from diffscope.stats.labels import UNIFORM, called
 
+NEEDED = ("mass_of_prompt", "negative")
 READING = "diffscope.readings.depths(scope)"
 DASHES = {"answer": "solid", "irrelevant": "dash"}
 QUANTITIES = {"exact": "share of exact answers", "log_odds": "log-odds of the answer"}
@@ -67,7 +68,7 @@ def by_depth(
     from diffscope.readings.captures import shared_or_each
     from diffscope.readings.retrieval import common_lengths
 
-    estimates = estimates_of(subject, "mass_of_prompt", READING)
+    estimates = estimates_of(subject, NEEDED, READING)
     common = common_lengths(estimates)
     tokens = common[-1] if length is None else length
     lines = list(DASHES) if span is None else [span]
@@ -164,7 +165,7 @@ def depth_by_length(
     from diffscope.readings.captures import shared_or_each
     from diffscope.readings.retrieval import common_lengths
 
-    estimates = estimates_of(subject, "mass_of_prompt", READING)
+    estimates = estimates_of(subject, NEEDED, READING)
     known = [*QUANTITIES, *next(iter(estimates.values()))["span"].values.tolist()]
     check_choice("quantity", quantity, known)
     lengths = common_lengths(estimates)
