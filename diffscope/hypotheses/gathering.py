@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
-from diffscope.errors import DiffscopeError, PromptError
+from diffscope.errors import DiffscopeError, PromptError, check_choice
 from diffscope.hypotheses.board import Result, run
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
@@ -67,7 +67,8 @@ def test(
     progress : callable, optional
         Called with (tests done, tests in all, words); it never goes back.
     **settings
-        Prompts, and how much is spent on them: the fields of :class:`Settings`, such as ``prompts=12`` and ``weights="a2"``.
+        Prompts, and how much is spent on them, as the fields of :class:`Settings`: by default ``prompts=40, length=160,
+        needles=4, seed=50_000, template=None, untrained=24, first=0, weights="knock-out"``.
 
     Returns
     -------
@@ -77,9 +78,11 @@ def test(
     Raises
     ------
     DiffscopeError
-        There is no such test, no such model, or nothing to test.
+        There is no such test, no such model, no such setting, or nothing to test.
     """
     needs = {declared.needs for declared in chosen(tests)}
+    for name in settings:
+        check_choice("setting", name, [field.name for field in fields(Settings) if field.name != "own"])
     given = Settings(**settings)
     if own is not None:
         given = with_own(given, read_prompts(own) if isinstance(own, str | Path) else own)
