@@ -190,7 +190,7 @@ def _of_runs(row: dict[str, Any]) -> str:
 def _rows(rows: Sequence[dict[str, Any]], arms: Chosen, quantity: str, usual: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the rows of one quantity and some arms, in the order of the arms; by default the usual ones that there are, or all.
 
-    DiffscopeError if there is no such arm.
+    Raises DiffscopeError if there is no such arm.
     """
     of_quantity = [row for row in rows if row["quantity"] == quantity]
     known = list(dict.fromkeys(row["arm"] for row in of_quantity))

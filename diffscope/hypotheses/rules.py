@@ -155,7 +155,7 @@ class Cost:
     def idle(self) -> bool:
         """Whether it is less than the smallest effect that matters, so that there is nothing for an account to explain.
 
-        Only of A2 alone, on which what whole heads cost is no bound.
+        Where only the cost of whole heads is known it is never so, since that is no bound on the cost of A2.
         """
         return self.of == "A2" and self.value < IDLE
 
@@ -198,7 +198,8 @@ class Test:
     Raises
     ------
     DiffscopeError
-        Something is asked or predicted of a quantity that is not estimated, or in no word of those above.
+        The question does not end with a question mark; what is asked or predicted is of a quantity that is not estimated, or is
+        no side named above; or what it needs, or its kind, is none of those above.
     """
 
     __test__ = False  # pytest's own tests have this name too

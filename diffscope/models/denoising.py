@@ -29,7 +29,7 @@ def load_denoiser(
 ) -> nn.Module:
     """Load a model of diffusers from a folder with config.json and safetensors; by default in the dtype of its weights.
 
-    MissingExtra without diffusers; UnsupportedModel if it has no such model; CorruptFile if the weights do not fit.
+    Raises MissingExtra without diffusers, UnsupportedModel if it has no such model, and CorruptFile if the weights do not fit.
     """
     problem = f"{name} is a model of diffusers, which cannot be imported"
     with translated(MissingExtra, problem, "pip install 'diffscope-attention[audio]'", errors=(ImportError, RuntimeError)):

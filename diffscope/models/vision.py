@@ -36,7 +36,7 @@ def fetched(name: str) -> Path:
 def load_timm(name: str, folder: Path, dtype: torch.dtype | None = None) -> nn.Module:
     """Load a vision model from a folder that timm wrote: config.json and model.safetensors.
 
-    MissingExtra without timm; UnsupportedModel if it cannot build the model; CorruptFile if the weights do not fit.
+    Raises MissingExtra without timm, UnsupportedModel if it cannot build the model, and CorruptFile if the weights do not fit.
     """
     remedy = "pip install 'diffscope-attention[vision]', with the torchvision that fits your torch"
     problem = f"{name} is a model of timm, which cannot be imported"

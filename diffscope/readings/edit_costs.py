@@ -181,8 +181,8 @@ def _named(estimates: xr.Dataset, change: xr.DataArray, size: float) -> str:
 def questions(scope: Scope, prompts: Any) -> list[Prompt]:
     """Encode prompts of ``diffscope.tasks`` that have an answer in the tokens of a model.
 
-    UnsupportedModel if the model predicts no tokens; PromptError if there is no prompt, one is none of ``diffscope.tasks``, or
-    one has no answer.
+    Raises UnsupportedModel if the model predicts no tokens, and PromptError if there is no prompt, or one is none of
+    ``diffscope.tasks`` or has no answer.
     """
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")

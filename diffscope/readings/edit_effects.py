@@ -97,7 +97,7 @@ def _sides_and_heads(cap: Capture) -> tuple[list[tuple[int, ...]], list[int]]:
 
 
 def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:
-    """Say how many heads an edit changes, D or output, which one most, and how far apart heads are; of :func:`effects`."""
+    """Say of estimates of :func:`effects` how many heads change in D or output, which most, and how far apart heads are."""
     what = "D" if quantity == "D" else "the output"
     change = estimates["change"].sel(quantity=quantity, cause="all", drop=True)
     changed, heads = int((change > estimates["rounding"]).sum()), counted(int(change.notnull().sum()), "head")

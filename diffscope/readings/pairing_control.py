@@ -68,7 +68,7 @@ def compares_maps(statistic: str) -> bool:
 def paired_statistic(cap: Capture, statistic: str, span: str, query: int | str = -1) -> xr.DataArray:
     """Measure a statistic of A1 and A2 at a query on a span, and the same with A2 of other heads, (layer, head, control).
 
-    DiffscopeError if the statistic is none of those, there is no such span or token, or the capture is of several prompts.
+    Raises DiffscopeError if the statistic is none of those, there is no such span or token, or the capture is of several prompts.
     """
     pairs = [name for name in STATISTICS if compares_maps(name)]
     if statistic not in pairs:

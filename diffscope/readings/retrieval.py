@@ -320,7 +320,7 @@ def _over_cells(values: xr.DataArray) -> tuple[float, float]:
 def common_lengths(estimates: Mapping[str, xr.Dataset]) -> list[int]:
     """Return the lengths of prompts that all of several readings of :func:`depths` have, in ascending order.
 
-    DiffscopeError if they are of other numbers of prompts or distractors, of another seed, or have no length in common.
+    Raises DiffscopeError if they are of other numbers of prompts or distractors, of another seed, or have no length in common.
     """
     name, first = next(iter(estimates.items()))
     lengths = set(first["length"].values.tolist())

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from diffscope.lazily import lazily
 
-# intervals need no torch
+# imported on first use, since intervals need no torch
 _MODULES = {"KINDS": "statistic", "STATISTICS": "registry", "Statistic": "statistic", "measure_layer": "measure"}
 __getattr__, __dir__, __all__ = lazily(__name__, _MODULES)
 

@@ -10,7 +10,7 @@ import numpy as np
 def stack_layers(layers: Sequence[np.ndarray], axis: int = 0) -> np.ndarray:
     """Stack arrays of layers, (…, head, …), along a new axis before that of the heads, not negative: (…, layer, head, …).
 
-    They are float64, NaN if a layer has no such head; ValueError if they differ in more than the number of heads.
+    They are float64, NaN if a layer has no such head. Raises ValueError if they differ in more than the number of heads.
     """
     if len({(*layer.shape[:axis], *layer.shape[axis + 1 :]) for layer in layers}) > 1:
         raise ValueError("layers may differ in their heads alone")

@@ -40,7 +40,7 @@ class UnknownStatistic(DiffscopeError, ValueError):
 def select(names: Iterable[str] | str | None) -> list[Statistic]:
     """Return the statistics of some names and kinds (``KINDS``, or "all"), each once; by default of the kind "row".
 
-    UnknownStatistic names those that come close.
+    Raises UnknownStatistic, which names those that come close.
     """
     names = ["row"] if names is None else [names] if isinstance(names, str) else names
     names = list(names) if isinstance(names, Iterable) else [names]

@@ -34,8 +34,8 @@ RATE_THRESHOLD = 0.3
 def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
     """Return what each normalisation divides a row by, (..., normalisation); NaN if that is undefined.
 
-    `total` and `positive` (...) are sum |x| and sum max(x, 0) of the row, and `net` is what it sums to: 1 for probabilities, gain
-    - lambda for D; with sink logits its own sum.
+    `total` and `positive` (...) are sum |x| and sum max(x, 0) of the row. `net` is what it sums to: 1 for probabilities and
+    gain - lambda for D; with sink logits its own sum.
     """
     net = torch.where(net.abs() < SMALLEST_NET, math.nan, net).to(total.dtype).expand_as(total)
     total, positive = (torch.where(sums > 0, sums, math.nan) for sums in (total, positive))
@@ -43,7 +43,7 @@ def denominators(total: Tensor, positive: Tensor, net: Tensor) -> Tensor:
 
 
 def fixed_by_construction(n: Tensor, seen: Tensor) -> Tensor:
-    """Return whether rows of n (...) visible keys see none of a set's keys, of which they see (..., span), or only them."""
+    """Return whether rows see no key of a set, or no other, (..., span): of n (...) keys they see, `seen` are in the set."""
     return (seen == 0) | (seen == n.unsqueeze(-1))
 
 

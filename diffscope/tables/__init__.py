@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from diffscope.lazily import lazily
 
-# tables of verdicts and claims need no torch
+# imported on first use, since tables of verdicts and claims need no torch
 _OF = ("board", "claims", "conformance", "depths", "head_types", "statistic", "statistics")
 __getattr__, __dir__, __all__ = lazily(__name__, {"Table": "table", **{name: f"of_{name}" for name in _OF}})
 

@@ -197,8 +197,8 @@ def uniform_map(visible: Tensor) -> Tensor:
 def causal_uniform_singular_values(n: int) -> Tensor:
     """Compute the singular values of the uniform causal map of n tokens, descending, exactly for tens of thousands.
 
-    The map is U = diag(1/t)·L with L the lower triangle of ones, so its inverse is bidiagonal, with t on the diagonal and -(t -
-    1) before it, and (UᵀU)⁻¹ is tridiagonal: t² + (t - 1)² on the diagonal, -t² beside it.
+    The map is U = diag(1/t)·L with L the lower triangle of ones. So its inverse is bidiagonal, with t on the diagonal and 1 - t
+    before it, and (UᵀU)⁻¹ is tridiagonal, with t² + (t - 1)² on the diagonal and -t² beside it.
     """
     squares = np.arange(n + 1, dtype=np.float64) ** 2
     inverse = scipy.linalg.eigvalsh_tridiagonal(squares[1:] + squares[:-1], -squares[1:-1], lapack_driver="sterf")
