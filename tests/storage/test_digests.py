@@ -60,7 +60,8 @@ def test_without_a_digest_damage_is_warned_of_and_never_a_traceback(kept, tmp_pa
     del copies["study"]  # which is refused without its digest
     without_digests(copies)
     counts = damage(copies, 10, random.Random(2))
-    assert {end for _, _, end in counts} == {"unchanged", "refused", "warned"}
+    ends = {end for _, _, end in counts}
+    assert {"refused", "warned"} <= ends <= {"unchanged", "refused", "warned"}
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
