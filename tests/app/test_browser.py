@@ -1,7 +1,7 @@
 """The dashboard in a real browser, one for all of these tests: what only a browser does with its pages."""
 
 import re
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 import pytest
 from small_models import HOSTILE, PROMPT
@@ -100,13 +100,15 @@ def test_a_prompt_of_ones_own_is_on_every_page_and_its_maps_are_taken_away(page,
         started.value.save_as(path)
         assert path.read_bytes().startswith(start), kind
     page.keyboard.press("Escape")
-    links = page.locator("[data-testid=stTopNavLink]")
+    links, pages = page.locator("[data-testid=stTopNavLink]"), set()
     for number in range(links.count()):
         links.nth(number).click()
         settle(page, 120)
         assert faults(page) == []
+        pages.add(urlsplit(page.url).path.strip("/"))
         if "/change" in page.url:
             assert page.get_by_label("Text", exact=True).input_value() == PROMPT and "example=own+text" in page.url
+    assert "change" in pages
     links.first.click()
     settle(page)
     assert f"layer={layer}" in page.evaluate("location.search") and "prompt=" in page.evaluate("location.search")
@@ -251,7 +253,7 @@ window.Blob = class extends Blob {
 """
 
 
-def test_on_a_phone_the_page_is_seen_first_and_charts_come_though_it_does_not_tell_that_it_has_drawn_the_maps(new_page, address):
+def test_a_phone_shows_the_page_first_and_charts_even_without_word_of_drawn_maps(new_page, address):
     page = new_page(420, 900)
     page.add_init_script(UNTOLD)
     page.goto(address)
