@@ -129,7 +129,7 @@ def test_anything_else_is_one_line_that_says_what_to_do(tiny_diff_folder, tmp_pa
         assert "\n" not in str(error.value)
 
 
-KINDS, NUMBERS, TEXT = [None, [], {"a": "\ud800"}], [-1, 10**30, float("nan"), True], "\x1b[31m<b>"
+KINDS, NUMBERS, TEXT = [[], {"a": "\ud800"}], [-1, 10**30, float("nan"), True], "\x1b[31m<b>"
 ABSENT = object()
 
 
@@ -152,9 +152,9 @@ def at(record, path):
 
 
 def wrong_values(turn, value):
-    """What a place cannot hold: nothing, text, something of another kind, and a number, where one stands all of them."""
+    """What a place cannot hold: nothing, text, something of another kind, and a number; all numbers where one stands."""
     numbers = NUMBERS if isinstance(value, (int, float)) and not isinstance(value, bool) else [NUMBERS[turn % len(NUMBERS)]]
-    return [ABSENT, TEXT, KINDS[turn % len(KINDS)], *numbers]
+    return [ABSENT, TEXT, None, KINDS[turn % len(KINDS)], *numbers]
 
 
 def with_value(record, path, value):
