@@ -148,11 +148,14 @@ def test_an_upload_is_checked_and_looked_at_and_its_place_is_not_shown(app, fold
 
 
 def test_it_is_told_what_tests_can_run_and_whether_own_prompts_are_right(app, folders):
+    from model_panel import OWN_PROMPTS
+
     test = press(page(app, source="the list", listed=str(folders["small-diff"])), "open")
     ready, *lacking = groups_of(test)
     assert "11 tests can be run" in ready or "prompts that can be made for its tokenizer" in ready
     assert "6 tests lack a standard model beside it" in lacking and "18 tests lack a trained cohort" in lacking
     assert "noise-symmetry" in lines(test) and "Is D sparser than A1?" in lines(test)
+    assert json.dumps(OWN_PROMPTS[0], ensure_ascii=False) in [code.value for code in test.code]
     own = {"name": "<b>cat</b>", "prompt": PROMPT, "answer": " 7421", "distractors": ["1983"], "spans": {"answer": "7421"}}
 
     def tried(*prompts):
