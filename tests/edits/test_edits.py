@@ -226,7 +226,7 @@ IN_PRECISIONS += [("v1", torch.float32, case) for case in STAGES]
 
 
 def pairs(name):
-    """Every edit of one model; those of a λ by token, those that a window or sinks have a part in."""
+    """Every edit of one model; those of a λ by token, those on which a window or sinks act."""
     of_window = [("mistral-window", case) for case in ("no sink", "knock-out", "8 bits a map", "noise in both")]
     return pytest.mark.parametrize("name, case", [*((name, case) for case in CASES), *BY_TOKEN, *of_window, *WITH_SINKS])
 
