@@ -48,7 +48,7 @@ def cohort(tmp_path_factory, tokenizer):
     patch.setattr(runs, "DISTRACTORS", (4,))
     patch.setattr(runs, "LENGTH", 96)
     patch.setattr(runs, "TEXTS", 2)
-    patch.setattr(runs, "UNTRAINED", 2)
+    patch.setattr(runs, "UNTRAINED", 3)
     for arm, attention in (("diff", "v1"), ("standard", "standard")):
         for seed in (0, 1):
             folder = home / arm / f"seed-{seed}"
@@ -168,9 +168,9 @@ def test_untrained_models_are_made_like_each_step(cohort):
         steps = slice(None) if name not in at_the_end else slice(-1, None)
         assert kept["null"].sel(quantity=of).isel(step=steps).notnull().all("untrained").any("quantity").all(), name
     series = open_checkpoints(cohort / "diff/seed-0" / run_file.EVIDENCE, "answer")
-    (first, second, _, *again), null = series.tables("shared_noise")[1], kept["null"].sel(quantity="shared_noise.sharing")
-    expected = [null[0, 0, 0], null[1, 1, 0], null[1, 0, 0]]  # another untrained model at each step
-    assert [float(table.values["sharing"].item()) for table in (first, second, again[0])] == expected
+    null = kept["null"].sel(quantity="shared_noise.sharing").isel(distractors=0)
+    expected = [null[(model + place) % 3, place] for model in range(3) for place in range(3)]  # another one at each step
+    assert [float(table.values["sharing"].item()) for table in series.tables("shared_noise")[1]] == expected
 
 
 def test_evidence_of_an_annealed_model_is_of_its_end(tmp_path, tokenizer):
