@@ -566,11 +566,11 @@ def test_characters_that_no_font_has_become_boxes(tmp_path):
 
 
 START = {".pdf": b"%PDF", ".html": b"<!doctype html>", ".svg": b"<?xml", ".png": b"\x89PNG", ".json": b"{"}
-DRAWN = (".pdf", ".html")  # in print and on screen; the others are made of the same drawings
+DRAWN = (".pdf", ".html", ".json")  # SVG and PNG are made of the same drawing as PDF
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_every_figure_saves_as_every_kind_and_drawing_changes_no_setting(cap, tmp_path, monkeypatch, name):
+def test_every_figure_saves_in_print_on_screen_and_as_data_and_drawing_changes_no_setting(cap, tmp_path, monkeypatch, name):
     import matplotlib.pyplot as plt
     import plotly.io
 
