@@ -10,7 +10,8 @@ from small_models import APP, example, save_model, save_run
 
 from tools.browser import dashboard
 
-#: modules of the app whose caches hold what was read of models: files and prompts decide what, rules of the server whether
+#: modules whose caches hold what was read of models: what they return depends on files and prompts, whether they return it on
+#: the server's rules
 READ = ("background", "cache", "edit_results")
 
 

@@ -3,5 +3,6 @@
 import sys
 from types import ModuleType
 
-scope = sys.modules.setdefault("diffscope.scope", ModuleType("diffscope.scope"))
-scope.Scope = object
+if "diffscope.scope" not in sys.modules:
+    sys.modules["diffscope.scope"] = ModuleType("diffscope.scope")
+    sys.modules["diffscope.scope"].Scope = object
