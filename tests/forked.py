@@ -19,9 +19,10 @@ def _of_one_server(function, *args, **options):
     """Run a function, the processes of which are forks of the server that this one is a fork of.
 
     Python says that a child uses its parent's server; but it does not notice that it has one, and would start another, which
-    takes seconds to import the same.
+    takes seconds to import the same. This holds for Python 3.11 to 3.13; in a later one, the server asks for a key that the
+    child lacks, and the child starts another.
     """
-    if forkserver._forkserver._forkserver_address:
+    if sys.version_info < (3, 14) and forkserver._forkserver._forkserver_address:
         forkserver._forkserver.ensure_running = resource_tracker.ensure_running
     function(*args, **options)
 
