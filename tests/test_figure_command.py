@@ -143,6 +143,7 @@ def test_what_cannot_be_drawn_is_one_line(run, tmp_path, arguments, words):
 @pytest.mark.parametrize(
     "arguments, words",
     [
+        (["heads"], "there is no file 'heads'; to draw that kind of figure, give --kind heads"),
         (["--kind", "patching"], "give --source TEXT"),
         (["--kind", "patching", "--source", "a", *["--distractor", "b"] * 2], "give --distractor once"),
         (["--kind", "score_parts", "--head", "1"], "give --layer, --key"),

@@ -79,6 +79,10 @@ def command(
     if out is None:
         raise DiffscopeError("nothing says where to draw; give --out FILE, or see what there is with --list")
     check_out(out)
+    from diffscope.figures import FIGURES
+
+    if saved is not None and str(saved) in FIGURES and not saved.exists():
+        raise DiffscopeError(f"there is no file {str(saved)!r}; to draw that kind of figure, give --kind {saved}")
     kind = kind or "maps"
     choices = {word: choice for word, choice in ctx.meta[CHOICES].items() if choice not in (None, [])}
     if "where" in choices:
