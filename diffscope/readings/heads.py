@@ -187,8 +187,8 @@ def _weights(layer: LayerAttention, heads: Sequence[int], query: int) -> tuple[n
 def _on_key(rows: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Return the value of each head's row (head, token) at that head's key (head,), NaN where there is no key."""
     missing = np.isnan(keys)
-    there = np.where(missing, 0, keys).astype(int)
-    return np.where(missing, np.nan, rows[np.arange(len(rows)), there])
+    places = np.where(missing, 0, keys).astype(int)
+    return np.where(missing, np.nan, rows[np.arange(len(rows)), places])
 
 
 def _keys(layer: LayerAttention, query: int, sets: dict[str, list[int]]) -> dict[str, xr.Variable]:
