@@ -142,7 +142,7 @@ def test_a_process_takes_neighbours_so_that_a_model_stays_loaded(tmp_path):
     run(many, partial(write_who, begun=str(here), processes=2), tmp_path, processes=2)
     makers = [contents(tmp_path)[f"{number:02}.txt"] for number in range(20)]
     assert len(set(makers)) == 2
-    assert sum(one != other for one, other in pairwise(makers)) <= 3, "20 if they took turns"
+    assert sum(one != other for one, other in pairwise(makers)) < 12, "19 if they took turns"
 
 
 def test_two_runs_at_once_do_each_item_once_and_wait_for_each_other(tmp_path):
