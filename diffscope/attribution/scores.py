@@ -86,7 +86,8 @@ def score_attribution(
     Raises
     ------
     UnsupportedModel
-        The model is no such decoder, changes its queries or keys otherwise than by a norm, or takes its keys from elsewhere.
+        The model is no such decoder, changes its queries or keys otherwise than by a norm, takes its keys from elsewhere, or
+        adds a bias by position to its scores.
     PromptError
         The layer, head or token is not there; the query does not see a key; the map is A2 in standard attention.
     DiffscopeError
@@ -149,6 +150,8 @@ class _Cell:
         tokens, branches = layer.n_keys, _branches(layer)
         if head not in range(layer.n_heads):
             raise PromptError(f"layer {layer.layer} has no head {head}; choose from 0 to {layer.n_heads - 1}")
+        if layer.position_bias is not None:
+            raise UnsupportedModel(f"layer {layer.layer} adds a bias by position to its scores; {UNSUPPORTED}")
         if map not in branches:
             raise PromptError(f"layer {layer.layer} has no map {map!r}; choose from {', '.join(branches)}")
         query, key = _position(query, tokens, "query"), _position(key, tokens, "key")

@@ -1,5 +1,7 @@
 """Parts of an attention score: they add up to it, they are what a computation by hand gives, and a planted circuit is found."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -248,6 +250,13 @@ def test_scores_that_are_no_sum_of_parts_are_refused():
     last = shared.capture(IDS).layer_numbers[-1]  # whose keys were made by an earlier layer
     with pytest.raises(UnsupportedModel, match=f"layer {last} does not make its queries and keys of what it reads"):
         score_attribution(shared, IDS, last, 0, -1, -2)
+    biased = tiny.standard("llama")
+    distance = torch.arange(20) - torch.arange(20)[:, None]  # (query, key)
+    for layer in biased.model.layers:
+        forward = partial(layer.self_attn.forward, position_bias=0.1 * distance.expand(1, 4, 20, 20))
+        layer.self_attn.forward = forward
+    with pytest.raises(UnsupportedModel, match="layer 1 adds a bias by position to its scores"):
+        score_attribution(diffscope.load(biased), IDS, 1, 0, -1, 5)
     with pytest.raises(PromptError, match="no map 'A2'; choose from A1"):
         score_attribution(diffscope.load(tiny.standard("llama")), IDS, 1, 0, -1, 5, map="A2")
 

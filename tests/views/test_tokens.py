@@ -2,9 +2,11 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 import diffscope
 from diffscope.figures import theme
@@ -16,8 +18,6 @@ TOKENS = ["<b>", " a", "\n", "\u202eright", "<script>window.hit = 1</script>", "
 
 @pytest.fixture(scope="module")
 def capture():
-    from dataclasses import replace
-
     taken = diffscope.load(tiny.own("v1")).capture(tiny.ids(8), spans={"answer": slice(5, 7)})
     return replace(taken, prompts=[replace(taken.prompts[0], tokens=tuple(TOKENS))])
 
@@ -31,6 +31,11 @@ def test_the_colours_are_signed_shares_of_the_row(capture):
     standard = diffscope.load(tiny.own("standard")).capture(tiny.ids(5))
     shares = token_strip.data(standard, 0, 0, -1)["shares"]
     assert sum(shares) == pytest.approx(1, abs=1e-5) and min(shares) >= 0
+    assert not data["empty"]
+    layer = capture.layer(1)
+    equal = replace(layer, q=torch.zeros_like(layer.q), lam=torch.ones_like(layer.lam))  # A1 = A2 in every row
+    nothing = token_strip.data(replace(capture, layers=[capture.layer(0), equal]), 1, 2, 4)
+    assert nothing["empty"] and nothing["shares"] == [None] * 8
 
 
 PAGE = """<!doctype html><meta charset="utf-8"><body style="background:#0e1117;color:#e6e8ec"><main id="strip"></main>
