@@ -160,7 +160,14 @@ def check_index(what: str, index: int | None, indices: Sequence[int], label: str
     consecutive = len(indices) > 2 and list(indices) == list(range(indices[0], indices[-1] + 1))
     choices = f"{indices[0]} to {indices[-1]}" if consecutive else ", ".join(map(str, indices))
     begin = f"{label}: " if label else ""
-    raise DiffscopeError(f"{begin}there is no {what} {index}; choose from {choices or 'none'}")
+    shown = repr(index) if isinstance(index, str) else index  # a text that looks like a number is none
+    raise DiffscopeError(f"{begin}there is no {what} {shown}; choose from {choices or 'none'}")
+
+
+def check_several(what: str, values: Any, example: Any) -> None:
+    """Raise DiffscopeError, with an example, unless `values` is a list, an array or the like; `what` they are, in the plural."""
+    if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
+        raise DiffscopeError(f"{what} are several, such as {example!r}, and not {values!r}")
 
 
 def check_choice(what: str, choice: Any, known: Iterable[Any]) -> None:

@@ -1,8 +1,14 @@
-"""Errors of other libraries become errors of diffscope in one line."""
+"""Errors of other libraries, and what is asked for in the wrong form, become errors of diffscope in one line."""
 
+import numpy as np
 import pytest
 
-from diffscope.errors import CorruptFile, PromptError, translated
+import diffscope
+from diffscope import hypotheses, instruments, readings
+from diffscope.errors import CorruptFile, DiffscopeError, PromptError, check_index, translated
+from tests import tiny
+
+IDS = tiny.ids(12)
 
 
 def test_an_error_of_another_library_is_raised_as_one_line():
@@ -16,3 +22,21 @@ def test_other_errors_and_those_of_diffscope_pass():
         raise KeyError("name")
     with pytest.raises(PromptError, match="^the prompt is empty$"), translated(CorruptFile, "f.bin cannot be read"):
         raise PromptError("the prompt is empty")
+
+
+@pytest.mark.parametrize(
+    "ask, words",
+    [
+        (lambda scope: readings.depths(scope, 128), "lengths are several, such as .128, 512., and not 128"),
+        (lambda scope: readings.noise_cost(scope, None, sigmas=0.5), "standard deviations of noise are several"),
+        (lambda scope: readings.rejection(scope.capture(IDS), sigmas=np.array(0.5)), "standard deviations of noise are"),
+        (lambda scope: instruments.log_odds_under_noise(scope, IDS, 1, 2), "tokens of distractors are several"),
+        (lambda scope: diffscope.monitor(scope.model, IDS, steps="100"), "steps are several, .* and not '100'"),
+        (lambda scope: hypotheses.test(scope, seeds=[0]), "seeds are chosen of a cohort"),
+        (lambda scope: diffscope.load(3), "a model is opened from its name, its folder or itself"),
+        (lambda scope: check_index("layer", "1", range(3)), "there is no layer '1'; choose from 0 to 2"),
+    ],
+)
+def test_one_thing_in_place_of_several_or_of_another_kind_is_refused_in_a_line(ask, words):
+    with pytest.raises(DiffscopeError, match=words):
+        ask(diffscope.load(tiny.own("v1")))

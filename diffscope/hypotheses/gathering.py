@@ -13,7 +13,7 @@ from typing import Any
 import xarray as xr
 from torch import nn
 
-from diffscope.errors import DiffscopeError, PromptError, check_choice
+from diffscope.errors import DiffscopeError, PromptError, check_choice, check_several
 from diffscope.hypotheses.board import Result, run
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
@@ -239,8 +239,12 @@ def gather(
     Raises
     ------
     DiffscopeError
-        Nothing is named, or not as many baselines as models.
+        Nothing is named, not as many baselines as models, or seeds of no cohort.
     """
+    if seeds is not None:
+        check_several("seeds", seeds, [0, 1])
+        if cohort is None:
+            raise DiffscopeError("seeds are chosen of a cohort; name its folder with cohort")
     if baselines and len(baselines) != len(models):
         raise DiffscopeError("--baseline is matched with --model one by one; give as many of each")
     if not models and cohort is None:

@@ -22,7 +22,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.precision import without_autocast
 from diffscope.capture.capture import Capture
 from diffscope.edits import inject_noise
-from diffscope.errors import DiffscopeError, PromptError, SpanError
+from diffscope.errors import DiffscopeError, PromptError, SpanError, check_several
 from diffscope.instruments.injection_formulas import cmrr_injected, cmrr_injected_error
 from diffscope.instruments.labelled import labelled_dataset, with_attributes
 from diffscope.prompts.encoded import Encoded
@@ -158,6 +158,7 @@ def layer_with_a2_moved(layer: LayerAttention, by: int) -> LayerAttention:
 
 
 def _check_sigmas(sigmas: Sequence[float]) -> None:
+    check_several("standard deviations of noise", sigmas, [0.5, 1.0])
     if not len(sigmas) or not all(isinstance(sigma, Real) and 0 < sigma < float("inf") for sigma in sigmas):
         raise DiffscopeError(f"standard deviations of noise are numbers above 0, and not {list(sigmas)}")
 
@@ -320,6 +321,7 @@ def log_odds_under_noise(
         As of :func:`diffscope.edits.inject_noise`.
     """
     _check_sigmas(sigmas)
+    check_several("tokens of distractors", distractors, [17, 42])
     others = list(dict.fromkeys(distractors))
     if not others or answer in others:
         raise PromptError("log-odds are of an answer's token against other tokens; give at least one, and not the answer's own")

@@ -22,7 +22,7 @@ import xarray as xr
 from torch import nn
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import CorruptFile, DiffscopeError, DiffscopeWarning, FidelityError, check_index, first_line
+from diffscope.errors import CorruptFile, DiffscopeError, DiffscopeWarning, FidelityError, check_index, check_several, first_line
 from diffscope.monitoring.alerts import NOT_FINITE, Alert, Rule, default_rules, not_finite
 from diffscope.monitoring.flat import PREFIX, flat
 from diffscope.monitoring.gradients import RATIO, BranchGradients
@@ -137,6 +137,7 @@ class Monitor:
     ) -> None:
         _check_whole("every", every, 1)
         _check_whole("maps_every", maps_every, 1)
+        check_several("steps", steps, [100, 1000])
         for step in steps:
             _check_whole("steps", step, 0)
         if budget is not None and not (isinstance(budget, Real) and budget > 0):

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, check_several
 from diffscope.instruments.injection import DRAWS, MODES, SIGMAS, cmrr_by_injection, log_odds_under_noise
 from diffscope.numbers import between, counted, decibels, two_figures
 from diffscope.prompts.selection import Indices
@@ -170,6 +170,7 @@ def noise_cost(
     Reading
         ``estimates``: ``log_odds``, ``log_odds_lost`` and its standard error ``log_odds_lost_error`` (mode, sigma), in nats.
     """
+    check_several("standard deviations of noise", sigmas, [0.5, 1.0])
     tables = []
     for done, sigma in enumerate(sigmas):
         table = log_odds_under_noise(

@@ -14,7 +14,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.edits import Edit
-from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel, check_several
 from diffscope.numbers import counted, decibels, decimal, listed, percent, two_figures
 from diffscope.readings import signs
 from diffscope.readings.captures import visible_keys
@@ -104,7 +104,9 @@ def depths(
     """
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so no query of it answers")
-    lengths = tuple(usual_lengths(scope) if lengths is None else lengths)
+    lengths = usual_lengths(scope) if lengths is None else lengths
+    check_several("lengths", lengths, [128, 512])
+    lengths = tuple(lengths)
     if not lengths or prompts < 1 or distractors < 1:
         raise DiffscopeError("choose one length, one prompt and one distractor at least")
     if scope.max_length is not None and max(lengths) > scope.max_length:

@@ -91,6 +91,8 @@ def load(
         model = model if device is None else move(model, device)
         model = model if dtype is None else model.to(named_dtype(dtype))
         return Scope(model, tokenizer, name, family)
+    if not isinstance(model, (str, os.PathLike)):
+        raise DiffscopeError(f"a model is opened from its name, its folder or itself, a torch module, and not from {model!r}")
     name = os.fspath(model)
     loaded, saved_tokenizer = load_model(
         name,
