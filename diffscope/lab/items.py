@@ -14,7 +14,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from diffscope.errors import DiffscopeError, first_line
-from diffscope.storage.atomic import disk_is_full, replacing, write_json
+from diffscope.storage.atomic import disk_is_full, remove, replacing, unfinished_folder, write_json
 
 Work = Callable[[dict, Path], None]
 FAILED_FOLDER = "failed"
@@ -73,6 +73,18 @@ class Outcome:
             with suppress(FileNotFoundError):  # it never failed, or another run makes it just now
                 failed[item.place] = json.loads(_record(item, folder).read_text(encoding="utf-8"))["cause"]
         return cls(done, failed, tuple(item for item in missing if item.place not in failed))
+
+
+def is_done(item: Item, folder: Path) -> bool:
+    """Return whether the result of an item exists, and remove what a process left that was killed when it had just moved it."""
+    result = item.result(folder)
+    if not result.exists():
+        return False
+    if unfinished_folder(result).exists():
+        with lock(folder, item.place, wait=False) as mine:
+            if mine:
+                remove(unfinished_folder(result))
+    return True
 
 
 def attempt(item: Item, work: Work, folder: Path, threads: int) -> int:

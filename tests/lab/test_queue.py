@@ -274,6 +274,18 @@ def all_end(processes):
     return not any(map(alive, processes))
 
 
+def test_what_a_killed_process_left_beside_a_result_is_removed(tmp_path):
+    run(ITEMS[:2], write, tmp_path)
+    left = unfinished_folder(ITEMS[0].result(tmp_path))
+    left.mkdir()
+    (left / "plain-file").touch()
+    with lock(tmp_path, ITEMS[0].place):  # by whoever has just moved the result to its place
+        run(ITEMS[:2], write, tmp_path)
+        assert left.exists()
+    run(ITEMS[:2], write, tmp_path)
+    assert len(contents(tmp_path)) == 2
+
+
 @ON_LINUX
 def test_workers_of_a_killed_run_end_and_resumed_it_loses_and_repeats_nothing(tmp_path):
     at_work = tmp_path / "at work"
@@ -334,11 +346,12 @@ def test_a_ray_worker_that_is_killed_costs_only_its_item(tmp_path, workers_find_
 
 
 def write_node(spec, target, nodes):
-    """Write a result, and which node of the cluster made it."""
+    """Write a result, and which node of the cluster made it, once both have begun."""
     import ray
 
-    time.sleep(0.3)
     (Path(nodes) / ray.get_runtime_context().get_node_id()).touch()
+    while len(os.listdir(nodes)) < 2:
+        time.sleep(0.01)
     write(spec, target)
 
 
