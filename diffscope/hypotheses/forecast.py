@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from diffscope.attention.layer import LayerAttention
 from diffscope.attention.memory import free_memory
+from diffscope.capture.capture import Capture
 from diffscope.conformance.checks import planned_runs
 from diffscope.conformance.prompts import Prompts
 from diffscope.evidence.take import FEW, FEWER
@@ -22,6 +24,7 @@ from diffscope.scope.images import ImageModel
 SHORTEST = 16  # tokens of the first capture that is timed
 LONGEST = 1024
 GROWTH = 4
+PATIENCE = 5.0  # seconds: a capture that takes as long is not timed again
 ENOUGH = 0.5  # seconds: a capture that takes as long says how long others take
 # In captures of one prompt, as they were timed on the bundled models: what a test does with each prompt it reads, and what all
 # tests together do with each of the few prompts that are changed, noised and differentiated.
@@ -88,7 +91,10 @@ class Speed:
 
 
 def measured_speed(scope: Scope) -> Speed:
-    """Time captures of random prompts, each longer than the one before, until one takes long enough to tell."""
+    """Time captures of random prompts, each longer than the one before, until one takes long enough to tell.
+
+    Each is timed twice, as other work may hold it up once, unless it takes many seconds.
+    """
     prompts = Prompts(scope, 0, SHORTEST)
     shortest = min(SHORTEST, scope.max_length or SHORTEST)
     longest = min(LONGEST, scope.max_length or LONGEST)
@@ -97,13 +103,20 @@ def measured_speed(scope: Scope) -> Speed:
     n = shortest
     while True:
         prompt = prompts.of_length(n)
-        start = time.perf_counter()
-        cap = scope.capture(prompt)
-        times[cap.n_tokens] = time.perf_counter() - start
-        if times[cap.n_tokens] > ENOUGH or GROWTH * n > longest or isinstance(scope.runner, ImageModel):
+        cap, seconds = _timed(scope, prompt)
+        if seconds < PATIENCE:
+            seconds = min(seconds, _timed(scope, prompt)[1])
+        times[cap.n_tokens] = seconds
+        if seconds > ENOUGH or GROWTH * n > longest or isinstance(scope.runner, ImageModel):
             break
         n *= GROWTH
     return _speed(scope, cap.layers, times)
+
+
+def _timed(scope: Scope, prompt: Any) -> tuple[Capture, float]:
+    start = time.perf_counter()
+    cap = scope.capture(prompt)
+    return cap, time.perf_counter() - start
 
 
 def _speed(scope: Scope, layers: list[LayerAttention], times: dict[int, float]) -> Speed:
