@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 
+import hypothesis
 import pytest
 
 from tools.browser import CHROMIUM
@@ -12,6 +13,9 @@ pytest_plugins = ["tests.fixtures"]
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+
+hypothesis.settings.register_profile("same every time", deadline=None, max_examples=40, derandomize=True, database=None)
+hypothesis.settings.load_profile("same every time")
 
 LONGEST = (  # so that no process is left with one of them at the end
     "test_browser.py",

@@ -5,8 +5,10 @@ import os
 import runpy
 import shlex
 import signal
+import subprocess
 import sys
 import tarfile
+import time
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,13 +70,28 @@ def test_what_is_done_is_kept_and_not_done_again(tmp_path, monkeypatch, capsys):
     assert gpu.main() == 0 and capsys.readouterr().out == ""
 
 
+class BegunBeforeItIsTimed(subprocess.Popen):
+    """A process whose time begins when it has said something."""
+
+    def __init__(self, *args, stdout, **options):
+        super().__init__(*args, stdout=stdout, **options)
+        self.printed = Path(stdout.name)
+
+    def wait(self, timeout=None):
+        while timeout and self.poll() is None and not self.printed.read_text():
+            time.sleep(0.01)
+        return super().wait(timeout)
+
+
 def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch, request):
     request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as what runs in a shell's background has it
     (tmp_path / "waits.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = gpu.run(gpu.Item("waits", "waits", None, 3.0), "waits", tmp_path, 10.0)
-    assert found["state"] == "over time" and found["text"].startswith("begun\n") and found["seconds"] < 20
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu.subprocess, "Popen", BegunBeforeItIsTimed)
+        found = gpu.run(gpu.Item("waits", "waits", None, 0.5), "waits", tmp_path, 10.0)
+    assert found["state"] == "over time" and found["text"].startswith("begun\n") and "KeyboardInterrupt" in found["text"]
     (tmp_path / "waits.py").write_text("raise SystemExit(3)")
     assert gpu.run(gpu.Item("waits", "waits", None, 30.0), "waits", tmp_path, 30.0)["state"] == "failed with 3"
 

@@ -25,6 +25,21 @@ OFFLINE = [
     "--disable-component-update",
     "--disable-sync",
 ]
+#: Notes when a page last asked its server for something, and when it last heard of it.
+ASKED = """(() => {
+  window.asked = window.heard = 0;
+  const { send } = WebSocket.prototype;
+  const listening = new WeakSet();
+  WebSocket.prototype.send = function (...data) {
+    window.asked = performance.now();
+    if (!listening.has(this)) this.addEventListener("message", () => (window.heard = performance.now()));
+    listening.add(this);
+    return send.apply(this, data);
+  };
+})()"""
+#: Whether a page has an answer to what it asked, and its script is through.
+THROUGH = """() => window.asked <= window.heard
+  && document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]")"""
 #: pages by the last part of their address
 PAGES = ("", "compare", "change", "training", "tests")
 EDITS, NEXT, GRID = ".st-key-change-edits", ".st-key-change-next", ".st-key-change-grid"
@@ -51,7 +66,11 @@ def dashboard(
         yield address, server
     finally:
         server.terminate()
-        server.wait(30)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
 
 
 def free_port() -> int:
@@ -61,7 +80,7 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def wait_until_up(server: subprocess.Popen, address: str, seconds: float = 60) -> None:
+def wait_until_up(server: subprocess.Popen, address: str, seconds: float = 300) -> None:
     """Wait until a dashboard answers; raise RuntimeError if it ended or took too long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -89,6 +108,7 @@ def chromium() -> Iterator:
         def new_page(width: int, height: int, **options):
             page = browser.new_page(**options)
             page.set_viewport_size({"width": width, "height": height})
+            page.add_init_script(ASKED)
             page.problems = []
             page.on("pageerror", lambda error: page.problems.append(str(error)))
             page.on("console", lambda message: page.problems.append(message.text) if _is_fault(message) else None)
@@ -107,7 +127,7 @@ def settle(page, seconds: float = 60) -> None:
     """Wait until the page's script is through; what is drawn after that takes another moment."""
     page.wait_for_selector("[data-testid=stApp]", timeout=seconds * 1000)
     page.wait_for_timeout(120)
-    page.wait_for_selector("[data-testid=stApp][data-test-script-state=notRunning]", timeout=seconds * 1000)
+    page.wait_for_function(THROUGH, timeout=seconds * 1000)
     page.wait_for_timeout(120)
 
 

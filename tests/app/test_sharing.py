@@ -216,7 +216,7 @@ def free_port():
 
 def status(address):
     try:
-        with urlopen(address, timeout=10) as answer:
+        with urlopen(address, timeout=60) as answer:
             return answer.status
     except HTTPError as error:
         return error.code

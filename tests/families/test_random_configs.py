@@ -102,7 +102,7 @@ def reference(model, ids):
 
 
 @pytest.mark.filterwarnings("ignore::diffscope.DiffscopeWarning")
-@settings(max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_a_capture_is_right_or_refused(case):
     model = model_of(case)

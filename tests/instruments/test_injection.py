@@ -16,7 +16,7 @@ from tests import tiny
 from tests.instruments.planted import capture_of, layer_of
 from tests.reference import Slow
 
-few = settings(max_examples=12, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=12)
 IDS = tiny.ids(20)
 SPANS = {"answer": [4, 5], "query": [17, 18, 19]}
 

@@ -20,7 +20,7 @@ from tests.layouts import vision
 N = 96
 T = torch.arange(N)
 BEHIND = (T[:, None] - T).double()
-few = settings(max_examples=8, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=8)
 
 
 def drawn(seed, size=1.5, n=N):

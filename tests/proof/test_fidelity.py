@@ -126,7 +126,7 @@ def test_a_score_that_the_model_rounds_the_other_way_is_no_misreading(dtype):
     assert {torch.float16: 0.015, torch.bfloat16: 0.1}[dtype] < proof.error < proof.tolerance
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(
     lam=st.floats(-1.5, 1.5),
     width=st.sampled_from([1, 2, 8, 32]),

@@ -189,4 +189,4 @@ class EditedAtRandom(RuleBasedStateMachine):
 
 
 TestEditedAtRandom = EditedAtRandom.TestCase
-TestEditedAtRandom.settings = settings(max_examples=8, stateful_step_count=16, deadline=None, derandomize=True, database=None)
+TestEditedAtRandom.settings = settings(max_examples=8, stateful_step_count=16)

@@ -103,7 +103,7 @@ def test_looks_of_two_threads_leave_torch_compiling():
     scopes = [diffscope.load(tiny.own("v1", seed=seed)) for seed in range(2)]
     both = threading.Barrier(2)
     for scope in scopes:  # each begins before the other ends
-        scope.model.register_forward_hook(lambda *_: both.wait(20) < 0 or None)
+        scope.model.register_forward_hook(lambda *_: both.wait(120) < 0 or None)
     threads = [threading.Thread(target=scope.capture, args=(IDS,)) for scope in scopes]
     for thread in threads:
         thread.start()

@@ -1,13 +1,9 @@
-"""Small layers of random attention, and the hypothesis settings of these tests."""
+"""Small layers of random attention."""
 
-import hypothesis
 import pytest
 import torch
 
 from diffscope.attention.layer import LayerAttention, Mask, Pairing
-
-hypothesis.settings.register_profile("stats", deadline=None, max_examples=40, derandomize=True, database=None)
-hypothesis.settings.load_profile("stats")
 
 
 def _layer(tokens=24, heads=3, width=4, differential=True, dtype=torch.float64, mask=None, lam=0.8, gain=1.0, seed=0):

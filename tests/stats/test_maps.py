@@ -85,7 +85,6 @@ def blocks_of(nbytes):
             yield workers
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     n=st.integers(1, 40),
     before=st.integers(0, 9),
@@ -111,7 +110,7 @@ def test_bins_are_those_of_whole_maps(n, before, mask, size, per_token, capped, 
         assert np.array_equal(found.visible.numpy(), visible)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     mask=st.sampled_from(MASKS),
     n=st.integers(2, 80),
@@ -143,7 +142,7 @@ def test_marginals_are_those_of_measure(attention):
         assert np.allclose(found[f"entropy_{name}"], entropy.sel(map=name), atol=1e-5, equal_nan=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     n=st.integers(2, 40),
     mask=st.sampled_from(MASKS),

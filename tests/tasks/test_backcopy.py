@@ -37,7 +37,6 @@ class Oracle(torch.nn.Module):
         return self
 
 
-@settings(max_examples=40, deadline=None)
 @given(length=st.integers(3, 80), seed=st.integers(0, 2**32), triggers=st.integers(1, 6))
 def test_a_trigger_is_followed_by_what_stood_before_it(length, seed, triggers):
     task = Backcopy(triggers)
@@ -54,7 +53,7 @@ def test_a_trigger_is_followed_by_what_stood_before_it(length, seed, triggers):
     assert (ids == again).all()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(length=st.integers(3, 120), seed=st.integers(0, 2**32))
 def test_spans_of_a_prompt_are_its_tokens(task, length, seed):
     prompt = task.prompt(length, np.random.default_rng(seed))

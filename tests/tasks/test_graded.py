@@ -21,7 +21,7 @@ def task(request):
     return Retrieval(tokenizer(request.param))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(length=st.integers(260, 400), distractors=st.integers(0, 3), seed=st.integers(0, 2**32), depth=st.floats(0, 1))
 def test_grades_differ_in_the_evidence_alone(task, length, distractors, seed, depth):
     prompts = {g: task.graded(length, g, seed, distractors=distractors, slots=3, depth=depth) for g in GRADES}

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from diffscope.errors import PromptError
@@ -18,7 +18,6 @@ def tokenizer():
     return train_tokenizer([*standard_library_text(True), *[f" {city}" for city in CITIES] * 5], 600)
 
 
-@settings(max_examples=40, deadline=None)
 @given(length=st.integers(64, 512), seed=st.integers(0, 2**32), most=st.integers(0, 3))
 def test_a_planted_window_states_a_number_early_and_asks_for_it_later(tokenizer, length, seed, most):
     task = PlantedLookups(tokenizer, share=1.0, distractors=(0, most))

@@ -139,7 +139,7 @@ NONSENSE = st.recursive(
 FIELDS = st.sampled_from(["mode", "scale", "robust", "sink", "parts", "a2", "window", "locked", "heads"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(NONSENSE | st.dictionaries(FIELDS, NONSENSE))
 def test_nonsense_in_an_address_is_no_state(state):
     checked = checked_state(state, 40, 60, 4)
@@ -269,24 +269,26 @@ def test_the_wheel_scrolls_the_page_unless_it_is_to_zoom(page, capture, tmp_path
     (view,) = shown(page, tmp_path, attention_view.buffer(capture, 1, 2))
     page.evaluate("document.body.style.paddingBottom = '3000px'")
 
-    def turned(by):
-        """How far the page scrolls, and how many tokens the window has then."""
+    def turn(by, top, size):
+        """Turn the wheel, and see where the page is then, and how many tokens the window has; both stay so."""
         point(page, view, 30, 30, 60)
-        before = page.evaluate("scrollY")
         page.mouse.wheel(0, by)
+        page.wait_for_function("([top, size]) => scrollY === top && views[0].window.size === size", arg=[top, size])
         page.wait_for_timeout(300)
-        moved, size = page.evaluate("[scrollY, views[0].window.size]")
+        assert page.evaluate("[scrollY, views[0].window.size]") == [top, size]
         page.evaluate("scrollTo(0, 0)")
-        return moved - before, size
 
-    assert turned(100) == (100, 60) and turned(-100)[1] == 60
+    turn(100, 100, 60)
+    turn(-100, 0, 60)
     page.keyboard.down("Control")
-    assert turned(-100) == (0, 48)
+    turn(-100, 0, 48)
     page.keyboard.up("Control")
-    assert turned(100) == (100, 48)
+    turn(100, 100, 48)
     page.mouse.click(*place_of(page, view, 30, 30, 60))
-    assert turned(100) == (0, 60) and turned(100) == (100, 60)  # where the whole is shown there is nothing to zoom out of
-    assert turned(-100) == (0, 48) and page.problems == []
+    turn(100, 0, 60)
+    turn(100, 100, 60)  # where the whole is shown there is nothing to zoom out of
+    turn(-100, 0, 48)
+    assert page.problems == []
 
 
 @pytest.mark.browser
@@ -635,8 +637,12 @@ def test_a_head_that_the_page_holds_is_shown_at_once_and_the_host_has_the_last_w
     )
     page.locator("[role=application]").press("ArrowUp")
     assert "L0H2" in heading.text_content()
-    page.evaluate("text => { views[0].wanted.until = performance.now() + 400; views[0].update(bytes(text)); }", sent[1])
-    assert "L0H2" in heading.text_content()
+    held = page.evaluate(
+        """text => { views[0].wanted.until = performance.now() + 400; views[0].update(bytes(text));
+        return document.querySelector('strong').textContent; }""",
+        sent[1],
+    )
+    assert "L0H2" in held
     page.wait_for_function("document.querySelector('strong').textContent.includes('L0H1')")
     page.evaluate("text => views[0].update(bytes(text))", sent[2])
     assert "L0H2" in heading.text_content() and page.problems == []

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from diffscope.stats.kernels import histogram
 from tests.stats.kernels import interpreting
 
-SETTINGS = settings(deadline=None, max_examples=10, derandomize=True, database=None)
+SETTINGS = settings(max_examples=10)
 LEVELS, SIZES = (0.1, 0.5, 0.9, 0.99, 1.0), (1, 2, 5, 10)
 
 

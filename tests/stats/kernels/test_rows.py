@@ -151,7 +151,7 @@ def test_scores_may_be_capped_and_share_a_row_with_a_sink_logit(moments, cap, si
     assert sinks is None or (measured["A1"]["total"] < 1 - 1e-6).any()
 
 
-@settings(deadline=None, max_examples=10, derandomize=True, database=None)
+@settings(max_examples=10)
 @given(case=_cases())
 def test_sums_are_those_of_the_maps(moments, case):
     layer, queries, scratch = case
