@@ -14,6 +14,7 @@ pytest_plugins = ["tests.fixtures"]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 
+# A failure is the same on every machine, and none comes by chance.
 hypothesis.settings.register_profile("same every time", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("same every time")
 

@@ -98,7 +98,7 @@ def job(run, *given):
     return SimpleNamespace(prepare=partial(tuple, (partial(run, *given), None)))
 
 
-FILLED = "(b'x' * 2**29, __import__('time').sleep(60))"  # until it is ended
+FILLED = "(b'x' * 2**29, __import__('time').sleep(600))"  # the memory is held until the process is ended
 
 
 @pytest.mark.usefixtures("quick")

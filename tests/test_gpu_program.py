@@ -70,8 +70,8 @@ def test_what_is_done_is_kept_and_not_done_again(tmp_path, monkeypatch, capsys):
     assert gpu.main() == 0 and capsys.readouterr().out == ""
 
 
-class BegunBeforeItIsTimed(subprocess.Popen):
-    """A process whose time begins when it has said something."""
+class TimedFromItsFirstWord(subprocess.Popen):
+    """A process whose time limit begins when it has printed something."""
 
     def __init__(self, *args, stdout, **options):
         super().__init__(*args, stdout=stdout, **options)
@@ -89,7 +89,7 @@ def test_an_item_over_its_time_is_stopped_and_tried_again(tmp_path, monkeypatch,
     (tmp_path / "waits.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(60)\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with monkeypatch.context() as patch:
-        patch.setattr(gpu.subprocess, "Popen", BegunBeforeItIsTimed)
+        patch.setattr(gpu.subprocess, "Popen", TimedFromItsFirstWord)
         found = gpu.run(gpu.Item("waits", "waits", None, 0.5), "waits", tmp_path, 10.0)
     assert found["state"] == "over time" and found["text"].startswith("begun\n") and "KeyboardInterrupt" in found["text"]
     (tmp_path / "waits.py").write_text("raise SystemExit(3)")

@@ -25,20 +25,22 @@ OFFLINE = [
     "--disable-component-update",
     "--disable-sync",
 ]
-#: Notes when a page last asked its server for something, and when it last heard of it.
+#: Note the order in which a page last asked its server for something and last heard from it, and when that was.
 ASKED = """(() => {
-  window.asked = window.heard = 0;
+  let order = 0;
+  window.asked = window.heard = window.heardAt = 0;
   const { send } = WebSocket.prototype;
   const listening = new WeakSet();
   WebSocket.prototype.send = function (...data) {
-    window.asked = performance.now();
-    if (!listening.has(this)) this.addEventListener("message", () => (window.heard = performance.now()));
+    window.asked = ++order;
+    const hear = () => ([window.heard, window.heardAt] = [++order, performance.now()]);
+    if (!listening.has(this)) this.addEventListener("message", hear);
     listening.add(this);
     return send.apply(this, data);
   };
 })()"""
-#: Whether a page has an answer to what it asked, and its script is through.
-THROUGH = """() => window.asked <= window.heard
+#: Tell whether a page has heard from its server since it last asked, nothing for a moment now, and its script is through.
+THROUGH = """() => window.asked < window.heard && performance.now() - window.heardAt > 120
   && document.querySelector("[data-testid=stApp][data-test-script-state=notRunning]")"""
 #: pages by the last part of their address
 PAGES = ("", "compare", "change", "training", "tests")
@@ -124,7 +126,7 @@ def _is_fault(message) -> bool:
 
 
 def settle(page, seconds: float = 60) -> None:
-    """Wait until the page's script is through; what is drawn after that takes another moment."""
+    """Wait until the script of a page of :func:`chromium` is through; what is drawn after that takes another moment."""
     page.wait_for_selector("[data-testid=stApp]", timeout=seconds * 1000)
     page.wait_for_timeout(120)
     page.wait_for_function(THROUGH, timeout=seconds * 1000)

@@ -98,7 +98,7 @@ def test_a_job_that_is_stopped_goes_no_further_and_is_no_failure(background):
 COMPUTING = """
 import threading, torch, no_models, background
 from background import Job
-background.UNTIL_STOPPED = 120
+background.UNTIL_STOPPED = 120  # so that a busy machine does not fail it
 begun = threading.Event()
 def work(job):
     while True:
@@ -171,6 +171,7 @@ def test_sessions_have_jobs_of_their_own_which_outlast_their_page_and_not_their_
             return page
 
         def goes_on(name, within=30.0):
+            """Return whether a job writes again within some seconds."""
             before, end = (tmp_path / name).read_text(), time.monotonic() + within
             while time.monotonic() < end:
                 time.sleep(0.05)

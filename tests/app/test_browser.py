@@ -224,7 +224,7 @@ def test_a_picture_chooses_its_step_play_goes_on_from_there_and_a_training_is_fo
     box = picture.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 4)
     page.wait_for_timeout(500)  # the chart notices the pointer
-    box = picture.bounding_box()
+    box = picture.bounding_box()  # it may have moved meanwhile
     page.mouse.click(box["x"] + box["width"] / 4, box["y"] + box["height"] / 4)
     page.wait_for_function("() => location.search.includes('step=4')")
     page.get_by_role("button", name="Play").click()

@@ -236,7 +236,7 @@ def test_two_processes_give_the_same_bytes(few, tmp_path):
 def test_killed_and_resumed_gives_the_same_bytes(few, tmp_path):
     plan, out = few
     options = ["--model=mini-diff", "--model=mini-standard", "--statistics=gini", "--prompts=retrieval:count=4,length=96"]
-    with lock(tmp_path / "out", plan.shards("cpu")[-1].item.place):  # the last of the shards is not made before it is killed
+    with lock(tmp_path / "out", plan.shards("cpu")[-1].item.place):  # so that it is killed before the last shard is made
         process = begun(main, ["sweep", *options, "--per-shard=1", f"--out={tmp_path / 'out'}"])
         while process.is_alive() and not list(tmp_path.glob("out/shards/[!.]*")):
             time.sleep(0.01)

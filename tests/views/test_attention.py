@@ -270,7 +270,7 @@ def test_the_wheel_scrolls_the_page_unless_it_is_to_zoom(page, capture, tmp_path
     page.evaluate("document.body.style.paddingBottom = '3000px'")
 
     def turn(by, top, size):
-        """Turn the wheel, and see where the page is then, and how many tokens the window has; both stay so."""
+        """Turn the wheel, wait until the page is at `top` and the window has `size` tokens, and see that both stay."""
         point(page, view, 30, 30, 60)
         page.mouse.wheel(0, by)
         page.wait_for_function("([top, size]) => scrollY === top && views[0].window.size === size", arg=[top, size])
