@@ -131,7 +131,7 @@ class Strip {
     this.root.style.colorScheme = dark ? "dark" : "light";
     this.root.style.setProperty("--ink", getComputedStyle(this.root).color);
     this.cells.forEach(({ style }, at) => {
-      const share = data.shares[at]; // null where the query does not see the key, or its row is zero
+      const share = data.shares[at]; // null where the query does not see the key, or the whole row is zero
       const colour = share === null ? unseen : colourAt(ramp, placeOf(share));
       const look = `${colour} ${marks.get(at)}`;
       if (look === this.looks[at]) return;
@@ -155,7 +155,7 @@ class Strip {
 
   about(at) {
     const share = this.data.shares[at];
-    const nothing = this.data.empty ? "no share, as the whole row is 0" : "not seen by this query";
+    const nothing = this.data.seen[at] ? "no share, as the whole row is 0" : "not seen by this query";
     const value = share === null ? nothing : `${(100 * share).toFixed(2).replace("-", "−")} % of ${this.data.of}`;
     return `token ${at}: ${value}`;
   }

@@ -24,8 +24,8 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
 
     If it is `markable`, tokens can be selected and marked as a span; further tokens join those that were `marked` here, where
     they replace other spans. ``shares`` is of each key its part of the row's absolute sum, with the sign of D, from −1 to 1; None
-    where the query does not see it, or the row is ``empty``: zero everywhere. ``shown`` are the tokens with whitespace made
-    visible. The colours end at the whole, so that strips of different rows compare.
+    where it is not ``seen`` by the query, or the row is zero everywhere. ``shown`` are the tokens with whitespace made visible.
+    The colours end at the whole, so that strips of different rows compare.
     """
     capture.check_one_side("the text")
     attention = layer_at(capture, layer, head)
@@ -35,13 +35,12 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
     signs = np.sign(capture.map("D", **place).values[0])
     shares = capture.map("share", **place).values[0] * signs  # (key,)
     seen = visible_cells(attention, [query], range(capture.n_tokens))[0]  # (key,)
-    defined = np.isfinite(shares)
     return {
         "prompt": prompt_name(capture),
         "tokens": capture.tokens,
         "shown": [visible(token) for token in readable(encoded)],
-        "shares": [float(share) if here else None for share, here in zip(shares, seen & defined)],
-        "empty": bool((seen & ~defined).any()),
+        "shares": [float(share) if here else None for share, here in zip(shares, seen & np.isfinite(shares))],
+        "seen": seen.tolist(),
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",
         "layer": layer,
