@@ -4,7 +4,7 @@ Whatever else reaches the user as a traceback is a defect of diffscope.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from typing import Any
 
@@ -160,14 +160,14 @@ def check_index(what: str, index: int | None, indices: Sequence[int], label: str
     consecutive = len(indices) > 2 and list(indices) == list(range(indices[0], indices[-1] + 1))
     choices = f"{indices[0]} to {indices[-1]}" if consecutive else ", ".join(map(str, indices))
     begin = f"{label}: " if label else ""
-    shown = repr(index) if isinstance(index, str) else index  # a text that looks like a number is none
+    shown = repr(str(index)) if isinstance(index, str) else index  # quoted, as '1' is text and no number
     raise DiffscopeError(f"{begin}there is no {what} {shown}; choose from {choices or 'none'}")
 
 
 def check_several(what: str, values: Any, example: Any) -> None:
-    """Raise DiffscopeError, with an example, unless `values` is a list, an array or the like; `what` they are, in the plural."""
-    if isinstance(values, str) or not isinstance(values, Iterable) or getattr(values, "ndim", 1) == 0:
-        raise DiffscopeError(f"{what} are several, such as {example!r}, and not {values!r}")
+    """Raise DiffscopeError unless `values` is a list, an array or the like; `what` names them, `example` is right."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Sized) or getattr(values, "ndim", 1) == 0:
+        raise DiffscopeError(f"{what} are given as a list, such as {example!r}, and not as {values!r}")
 
 
 def check_choice(what: str, choice: Any, known: Iterable[Any]) -> None:

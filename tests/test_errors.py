@@ -27,13 +27,13 @@ def test_other_errors_and_those_of_diffscope_pass():
 @pytest.mark.parametrize(
     "ask, words",
     [
-        (lambda scope: readings.depths(scope, 128), "lengths are several, such as .128, 512., and not 128"),
-        (lambda scope: readings.noise_cost(scope, None, sigmas=0.5), "standard deviations of noise are several"),
-        (lambda scope: readings.rejection(scope.capture(IDS), sigmas=np.array(0.5)), "standard deviations of noise are"),
-        (lambda scope: instruments.log_odds_under_noise(scope, IDS, 1, 2), "tokens of distractors are several"),
-        (lambda scope: diffscope.monitor(scope.model, IDS, steps="100"), "steps are several, .* and not '100'"),
-        (lambda scope: hypotheses.test(scope, seeds=[0]), "seeds are chosen of a cohort"),
-        (lambda scope: diffscope.load(3), "a model is opened from its name, its folder or itself"),
+        (lambda scope: readings.depths(scope, 128), "lengths are given as a list, such as .128, 512., and not as 128"),
+        (lambda scope: readings.noise_cost(scope, None, sigmas=0.5), "standard deviations of noise are given as a list"),
+        (lambda scope: readings.rejection(scope.capture(IDS), sigmas=np.array(0.5)), "standard deviations of noise are given"),
+        (lambda scope: instruments.log_odds_under_noise(scope, IDS, 1, 2), "tokens of distractors are given as a list"),
+        (lambda scope: diffscope.monitor(scope.model, IDS, steps="100"), "steps are given as a list, .* not as '100'"),
+        (lambda scope: hypotheses.test(scope, seeds=[0]), "seeds are chosen from a cohort"),
+        (lambda scope: diffscope.load(3), "a model is not opened from 3; give its name"),
         (lambda scope: check_index("layer", "1", range(3)), "there is no layer '1'; choose from 0 to 2"),
     ],
 )

@@ -239,12 +239,12 @@ def gather(
     Raises
     ------
     DiffscopeError
-        Nothing is named, not as many baselines as models, or seeds of no cohort.
+        Nothing is named, baselines are not as many as models, or seeds are given without a cohort.
     """
     if seeds is not None:
         check_several("seeds", seeds, [0, 1])
         if cohort is None:
-            raise DiffscopeError("seeds are chosen of a cohort; name its folder with cohort")
+            raise DiffscopeError("seeds are chosen from a cohort, and none is given; give its folder as cohort")
     if baselines and len(baselines) != len(models):
         raise DiffscopeError("--baseline is matched with --model one by one; give as many of each")
     if not models and cohort is None:

@@ -75,16 +75,13 @@ class Outcome:
         return cls(done, failed, tuple(item for item in missing if item.place not in failed))
 
 
-def is_done(item: Item, folder: Path) -> bool:
-    """Return whether the result of an item exists, and remove what a process left that was killed when it had just moved it."""
-    result = item.result(folder)
-    if not result.exists():
-        return False
-    if unfinished_folder(result).exists():
+def clear_leftovers(item: Item, folder: Path) -> None:
+    """Remove what a process left beside a result if it was killed just after it had moved the result to its place."""
+    left = unfinished_folder(item.result(folder)), _record(item, folder)
+    if any(path.exists() for path in left):
         with lock(folder, item.place, wait=False) as mine:
-            if mine:
-                remove(unfinished_folder(result))
-    return True
+            for path in left if mine else ():
+                remove(path)
 
 
 def attempt(item: Item, work: Work, folder: Path, threads: int) -> int:

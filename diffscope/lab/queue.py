@@ -32,7 +32,7 @@ from diffscope.lab.items import (
     Outcome,
     Work,
     attempt,
-    is_done,
+    clear_leftovers,
     lock,
     note_failure,
 )
@@ -93,7 +93,10 @@ def run(
         folder.mkdir(parents=True, exist_ok=True)
         with lock(folder, "queue", wait=False):  # if that is impossible, this process says so before any other begins
             pass
-        todo = [item for item in items if not is_done(item, folder)]
+        todo = [item for item in items if not item.result(folder).exists()]
+        for item in items:
+            if item not in todo:
+                clear_leftovers(item, folder)
         tell = partial(_tell, progress)
         tell([UNTOUCHED] * len(todo))
         make = partial(attempt, work=work, folder=folder, threads=threads)

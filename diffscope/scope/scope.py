@@ -92,7 +92,7 @@ def load(
         model = model if dtype is None else model.to(named_dtype(dtype))
         return Scope(model, tokenizer, name, family)
     if not isinstance(model, (str, os.PathLike)):
-        raise DiffscopeError(f"a model is opened from its name, its folder or itself, a torch module, and not from {model!r}")
+        raise DiffscopeError(f"a model is not opened from {model!r}; give its name, its folder or a torch module")
     name = os.fspath(model)
     loaded, saved_tokenizer = load_model(
         name,

@@ -18,7 +18,7 @@ def test_the_memory_of_a_capture_is_what_it_keeps(scope):
     cap = scope.capture([5] * 37)
     kept = sum(tensor.nbytes for layer in cap.layers for tensor in (layer.q, layer.k, layer.v))
     assert speed.capture(37).nbytes == pytest.approx(kept)
-    assert 0 < speed.capture(37).seconds <= speed.capture(3700).seconds
+    assert 0 < speed.capture(37).seconds <= speed.capture(3700).seconds  # equal where other work held up the short ones
 
 
 def test_the_pace_leads_through_what_was_timed(scope):
