@@ -209,6 +209,23 @@ INSTRUMENTS: dict[str, dict[str, Definition]] = {
             range=("0", "inf"),
             undefined="of one draw",
         ),
+        "lost_to_common_more": Definition(
+            dims=("sigma",),
+            units="nats",
+            description="log-odds that common noise takes more than opposite noise of the same draws",
+            formula="log-odds lost to common noise - to opposite noise",
+            range=("-inf", "inf"),
+            undefined="nowhere",
+            averaged_over="draws",
+        ),
+        "lost_to_common_more_error": Definition(
+            dims=("sigma",),
+            units="nats",
+            description="its standard error",
+            formula="standard deviation over draws / sqrt draws",
+            range=("0", "inf"),
+            undefined="of one draw",
+        ),
     },
     "anatomy": {
         "alone": Definition(

@@ -309,7 +309,8 @@ def log_odds_under_noise(
     -------
     xarray.Dataset
         ``log_odds``, without noise; ``log_odds_lost`` (mode, sigma), mean over draws, and its standard error
-        ``log_odds_lost_error``; in nats.
+        ``log_odds_lost_error``; ``lost_to_common_more`` (sigma), what common noise takes more than opposite noise of the same
+        draws, and its standard error; in nats.
 
     Raises
     ------
@@ -337,11 +338,23 @@ def log_odds_under_noise(
         for at, sigma in enumerate(sigmas):
             with scope.edit(inject_noise(sigma, mode, sets[span], seeds, layers=layers, heads=heads)):
                 row[at] = unchanged - _log_odds(scope, encoded, draws, answer, others)
-    error = lost.std(-1, ddof=1) / np.sqrt(draws) if draws > 1 else np.full(lost.shape[:2], np.nan)
+    more = lost[0] - lost[1]  # of the same draws
     dims = ("mode", "sigma")
-    variables = {"log_odds": ((), unchanged), "log_odds_lost": (dims, lost.mean(-1)), "log_odds_lost_error": (dims, error)}
+    variables = {
+        "log_odds": ((), unchanged),
+        "log_odds_lost": (dims, lost.mean(-1)),
+        "log_odds_lost_error": (dims, _error(lost)),
+        "lost_to_common_more": ("sigma", more.mean(-1)),
+        "lost_to_common_more_error": ("sigma", _error(more)),
+    }
     attrs = {"model": scope.name, "span": span, "draws": draws, "seed": seed}
     return with_attributes("log_odds_under_noise", xr.Dataset(variables, {"mode": list(MODES), "sigma": list(sigmas)}, attrs))
+
+
+def _error(values: np.ndarray) -> np.ndarray:
+    """Return the standard error of the mean of draws (..., draw); NaN of one draw."""
+    draws = values.shape[-1]
+    return values.std(-1, ddof=1) / np.sqrt(draws) if draws > 1 else np.full(values.shape[:-1], np.nan)
 
 
 def _log_odds(scope: Scope, prompt: Encoded, copies: int, answer: int, others: list[int]) -> np.ndarray:

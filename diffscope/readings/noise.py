@@ -168,7 +168,8 @@ def noise_cost(
     Returns
     -------
     Reading
-        ``estimates``: ``log_odds``, ``log_odds_lost`` and its standard error ``log_odds_lost_error`` (mode, sigma), in nats.
+        ``estimates``: ``log_odds``, ``log_odds_lost`` (mode, sigma) and ``lost_to_common_more`` (sigma), with their standard
+        errors, in nats; as of :func:`diffscope.instruments.injection.log_odds_under_noise`.
     """
     check_several("standard deviations of noise", sigmas, [0.5, 1.0])
     tables = []
@@ -210,7 +211,8 @@ def _lost(estimates: xr.Dataset) -> str:
     if any(map(math.isnan, errors)):
         return f"{start} {two_figures(common)} where it is common and {two_figures(opposite)} where it is opposite, in one draw."
     takes = [f"{two_figures(amount)} ± {two_figures(error)}" for amount, error in zip((common, opposite), errors)]
-    verdict = "they differ by less than two standard errors"
-    if abs(common - opposite) > CLEARLY * math.hypot(*errors):
-        verdict = f"common noise takes {'less' if common < opposite else 'more'}"
+    verdict = "on the same draws they differ by less than two standard errors"
+    more, error = (float(values[name]) for name in ("lost_to_common_more", "lost_to_common_more_error"))
+    if abs(more) > CLEARLY * error:
+        verdict = f"common noise takes {'less' if more < 0 else 'more'}"
     return f"{start} {takes[0]} where it is common and {takes[1]} where it is opposite: {verdict}."

@@ -245,11 +245,18 @@ def test_lost_log_odds_are_those_of_edited_runs_one_by_one(attention):
         return float(logits[7] - torch.log(torch.exp(logits[8]) + torch.exp(logits[9])))
 
     keys = scope.encode(IDS, SPANS).span_positions()["irrelevant"]
+    by_mode = []
     for mode in ("common", "differential"):
         each = np.array([log_odds() - log_odds(edits.inject_noise(0.5, mode, keys, seed)) for seed in (2, 3, 4)])
+        by_mode.append(each)
         measured = lost.sel(mode=mode, sigma=0.5)
         assert float(measured["log_odds_lost"]) == pytest.approx(each.mean(), rel=1e-6, abs=1e-9)
         assert float(measured["log_odds_lost_error"]) == pytest.approx(each.std(ddof=1) / math.sqrt(3), rel=1e-6, abs=1e-9)
+    more = by_mode[0] - by_mode[1]  # draw by draw
+    assert float(lost["lost_to_common_more"].squeeze()) == pytest.approx(more.mean(), rel=1e-6, abs=1e-9)
+    assert float(lost["lost_to_common_more_error"].squeeze()) == pytest.approx(
+        more.std(ddof=1) / math.sqrt(3), rel=1e-6, abs=1e-9
+    )
     assert float(lost["log_odds"]) == pytest.approx(log_odds(), rel=1e-9)
     common, opposite = lost["log_odds_lost"].squeeze()
     assert (float(common) == float(opposite)) == (attention == "standard")
