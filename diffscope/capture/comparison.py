@@ -15,7 +15,7 @@ from diffscope.capture.capture import Capture
 from diffscope.capture.repr import facts, lengths, spans_marked
 from diffscope.errors import DiffscopeError, MeasurementInterrupted, check_index
 from diffscope.stats.averaging import average
-from diffscope.stats.sample import QuerySample
+from diffscope.stats.sample import WEIGHT, QuerySample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -214,18 +214,32 @@ class Comparison:
         return self._along_model([_maps(captures[name], layers[name], heads[name], prompt) for name in self.names])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
-        dimension = xr.DataArray(list(self.names[: len(datasets)]), dims="model", name="model")
-        together = xr.concat(
-            datasets,
-            dimension,
-            data_vars="all",
-            coords="minimal",
-            join="outer",
-            combine_attrs="drop_conflicts",
-            compat="override",
-        )
+        together = along_models(dict(zip(self.names, datasets)))
         edits = edits_of(dict(zip(self.names, self.captures)))  # which need not be on in both
         return together.assign_attrs(edits=edits) if edits else together
+
+
+def along_models(datasets: Mapping[str, xr.Dataset]) -> xr.Dataset:
+    """Put what was measured of models side by side along ``model``, with NaN if one lacks the layer, head, map or statistic.
+
+    Raises DiffscopeError if they have different numbers of prompts, or samples of queries that are not the same queries.
+    """
+    counts = [dataset.sizes.get("prompt", 0) for dataset in datasets.values()]
+    if len(set(counts)) > 1:
+        each = ", ".join(f"{name} {count or 'one prompt'}" for name, count in zip(datasets, counts))
+        raise DiffscopeError(f"models are compared on equally many prompts, and not on: {each}")
+    samples = {tuple(each["query"].values) if WEIGHT in each.coords else None for each in datasets.values()}
+    if len(samples) > 1:
+        raise DiffscopeError("a sample of queries needs prompts of one length; measure the models one by one")
+    return xr.concat(
+        datasets.values(),
+        xr.DataArray(list(datasets), dims="model", name="model"),
+        data_vars="all",
+        coords="minimal",
+        join="outer",
+        combine_attrs="drop_conflicts",
+        compat="override",
+    )
 
 
 def one_each(names: Collection[str], what: str, number: Number | Sequence[Number]) -> dict[str, Number]:

@@ -14,7 +14,7 @@ from diffscope import numbers
 from diffscope.attention.maps import MAPS
 from diffscope.capture.captions import count_of_prompts, edits_of
 from diffscope.capture.capture import Capture
-from diffscope.capture.comparison import Comparison
+from diffscope.capture.comparison import Comparison, along_models
 from diffscope.errors import DiffscopeError, check_choice
 from diffscope.numbers import between, runs
 from diffscope.readings import signs
@@ -121,10 +121,7 @@ def _measured(subject: Subject, names: Any, queries: Any) -> xr.Dataset:
     if isinstance(subject, Comparison):
         return subject.measure(names, queries=queries)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
-        each = {name: _of_one(one, names, queries) for name, one in subject.items()}
-        dimension = xr.DataArray(list(each), dims="model", name="model")
-        options = dict(data_vars="all", coords="minimal", join="outer", combine_attrs="drop_conflicts", compat="override")
-        return xr.concat(list(each.values()), dimension, **options)
+        return along_models({name: _of_one(one, names, queries) for name, one in subject.items()})
     one = _of_one(subject, names, queries)
     return one if "model" in one.dims else one.expand_dims(model=[str(one.attrs.get("model", "value"))])
 

@@ -109,6 +109,21 @@ def test_captures_of_other_tokens_and_mixtures_are_refused(scopes):
             diffscope.compare(first, second, prompts)
 
 
+def test_other_numbers_of_prompts_and_other_samples_of_queries_are_refused(scopes):
+    one, long = (scopes[0].capture(text) for text in PROMPTS)
+    batch = scopes[0].capture(PROMPTS)
+    assert one.n_tokens != long.n_tokens
+    for first, second, queries, words in (
+        (batch, one, None, "equally many prompts, and not on: batch 2, one one prompt"),
+        (one, long, diffscope.QuerySample(5), "a sample of queries needs prompts of one length"),
+    ):
+        names = ("batch" if first is batch else "a", "one")
+        with pytest.raises(diffscope.DiffscopeError, match=words):
+            diffscope.Comparison(names, (first, second)).measure(["entropy"], queries=queries)
+        with pytest.raises(diffscope.DiffscopeError, match=words):
+            diffscope.tables.statistics(dict(zip(names, (first, second))), ["entropy"], queries=queries)
+
+
 def test_maps_of_other_tokens_are_not_put_on_the_same_axes(scopes):
     """Names of keys are axes: of as many other tokens, they would be those of the first capture alone."""
     captures = tuple(scopes[0].capture(f"Magic numbers. {city} 2174.") for city in ("Rome", "Oslo"))
