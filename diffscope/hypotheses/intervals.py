@@ -40,12 +40,11 @@ def crossed(values: np.ndarray) -> tuple[Range, Range, float]:
     Parameters
     ----------
     values : ndarray (seed, prompt)
+        At least two prompts have a value in every seed.
     """
     means = np.nanmean(values, axis=1)
     complete = values[:, np.isfinite(values).all(0)]
     seeds, prompts = complete.shape
-    if prompts < 2:
-        return students_t(means)
     by_seed = complete.mean(1, keepdims=True)
     by_prompt = complete.mean(0, keepdims=True)
     rest = complete - by_seed - by_prompt + complete.mean()
