@@ -108,6 +108,7 @@ def _received(block: BlockRows, statistics: Sequence[Statistic]) -> Tensor:  # (
     return of_three_maps(values, block.request.layer, dim=1)
 
 
+ROWS = 256  # whose visible keys are looked at together
 SUMS = frozenset({"total", "positive"})
 SPAN_MASS = Quantity(_on_spans, place(query_dim=2), SUMS)
 SINK_MASS = Quantity(_on_sinks, place(query_dim=2), SUMS)
@@ -180,7 +181,7 @@ def rate(mass: Tensor, weights: Tensor | None = None) -> Tensor:
 )
 def column_sink(received: Tensor, request: Request) -> Tensor:
     """Return the mean mass of the most attended key, (head, map, normalisation)."""
-    return most_attended(received)[0]
+    return most_attended(received, request.once(seen_keys))[0]
 
 
 @partial(declare, kind="span")(
@@ -197,14 +198,28 @@ def column_sink(received: Tensor, request: Request) -> Tensor:
 )
 def column_sink_position(received: Tensor, request: Request) -> Tensor:
     """Return the position of the most attended key, (head, map, normalisation)."""
-    return most_attended(received)[1]
+    return most_attended(received, request.once(seen_keys))[1]
 
 
-def most_attended(received: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the most attended key: its mean mass over queries, and its position, float64; both NaN if no row was added.
+def seen_keys(request: Request) -> Tensor:
+    """Return which keys some row that is added by :func:`column_sums` sees, bool (key,)."""
+    seen = torch.zeros(request.layer.n_keys, dtype=torch.bool)
+    for some in request.queries.flip(0).split(ROWS):  # the last queries see most keys
+        rows = request.layer.visible(some).cpu()  # (query, key)
+        seen |= rows[rows.sum(1) > 1].any(0)
+        if seen.all():
+            break
+    return seen
+
+
+def most_attended(received: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the most attended of the keys that are `seen`: its mean mass over queries, and its position, float64.
+
+    Both are NaN if no row was added.
 
     The mean is over all queries that were added, those that cannot see the key among them, so that the last keys, which few
     queries see, do not win by their own diagonal. `received` (..., key + 1) is of :func:`column_sums`, added over blocks.
     """
-    mean, position = (received[..., :-1] / received[..., -1:]).max(-1)
+    means = (received[..., :-1] / received[..., -1:]).masked_fill(~seen.to(received.device), -math.inf)
+    mean, position = torch.where(received[..., -1:] > 0, means, math.nan).max(-1)
     return mean, position.double().masked_fill(mean.isnan(), math.nan)

@@ -203,6 +203,9 @@ def test_sinks_are_averaged_over_queries_then_heads(make_layer):
     heads = [0, 1]
     np.testing.assert_allclose(measured["column_sink"].sel(map="A2", head=heads), mean.sel(map="A2", head=heads))
     assert measured["sink_rate"].attrs["averaged_over"] == "queries, then heads"
+    against = measure_layer(make_layer(lam=5.0), ["column_sink", "column_sink_position"], queries=[1])  # sees two keys of 24
+    raw = {name: values.sel(map="D", normalisation="raw") for name, values in against.items()}
+    assert raw["column_sink"].min() < 0 and set(raw["column_sink_position"].values.tolist()) <= {0, 1}
 
 
 def test_the_sink_of_the_request_is_used(layer):
