@@ -393,6 +393,8 @@ class Capture:
         size = (len(self.layers), len(self.prompts), self.n_heads, width if per_token else 1)
         stacked = np.full(size, np.nan, np.float32)  # (layer, prompt, head, query); where a layer has fewer heads, NaN
         for row, layer, value in zip(stacked, self.layers, values):
+            if not layer.differential:
+                continue
             queries = layer.n_queries if per_token else 1
             row[:, : layer.n_heads, :queries] = value.numpy()
             if per_token:  # padding has no λ

@@ -23,6 +23,7 @@ from diffscope.hypotheses.verdict import Board
 from diffscope.lab.accuracy import Accuracy, accuracy_of
 from diffscope.models import folders
 from diffscope.scope import Scope, load
+from diffscope.stats.intervals import LEVEL
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.prompt import TextPrompt
 from diffscope.tasks.retrieval import TEMPLATE
@@ -193,10 +194,10 @@ class Subjects:
 
     @property
     def statements(self) -> list[str]:
-        """The same in words; of many models those that answer at chance, and how many others there are."""
+        """The same in words; of many models those that may answer at chance, and how many others there are."""
         if len(self.accuracies) <= FEW_MODELS:
             return [*self.template_notes, *[each.sentence for each in self.accuracies]]
-        weak = [each.sentence for each in self.accuracies if each.at_chance]
+        weak = [each.sentence for each in self.accuracies if not each.p <= LEVEL]  # NaN where chance is not known
         return [
             *self.template_notes,
             *weak,

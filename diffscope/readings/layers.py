@@ -58,7 +58,7 @@ def by_layer(captures: Captures, statistic: str = "entropy", *, choices: Labels 
         default D (of ranks λ·A2), the span "answer" (else the sink), of what compares A1 and A2 "irrelevant"; and "share".
     query : int, "last" or "mean"
         Negative ones count from a prompt's end. "mean" is over all queries, where what compares A1 and A2 has no control. Ranks
-        and λ are of all queries.
+        are of all queries.
 
     Returns
     -------

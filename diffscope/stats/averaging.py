@@ -136,7 +136,8 @@ def _check_dims(dims: Sequence[str]) -> None:
 
 def _words(values: xr.DataArray, dim: str) -> str:
     """Say what an average is over, and how many values are left out."""
-    counts = {"undefined": int(values.isnull().sum()), "infinite": int(np.isinf(values).sum())}
+    undefined = "undefined or missing" if {"prompt", "query"} <= set(values.dims) else "undefined"  # prompts may be shorter
+    counts = {undefined: int(values.isnull().sum()), "infinite": int(np.isinf(values).sum())}
     words = f"{values.sizes[dim]} {PLURALS[dim]}"
     if dim == "head" and "other_head" in values.dims:
         words = f"other heads ({values.sizes[dim] - 1})"

@@ -122,20 +122,21 @@ def _estimates(reading: Estimates) -> xr.Dataset:
 
 def _records(table: xr.Dataset, lengths: Sequence[int], rows: Sequence[str]) -> list[dict]:
     """Return one record for each number of one model."""
-    prompts = int(table.attrs["prompts"])
     records = []
     for length in lengths:
         for quantity in rows:
             for depth in table["depth"].values.tolist():
                 cell = table.sel(length=length, depth=depth)
+                n = int(table.attrs["prompts"])
                 if quantity == "exact":
                     value, low, high = (float(cell[name]) for name in ("exact", "exact_low", "exact_high"))
                     interval = "95 % (Wilson)"
                 else:
                     value = float(cell["mass"].sel(span=quantity))
-                    half = t_half_width(float(cell["mass_se"].sel(span=quantity)), prompts - 1)
+                    n = int(cell["mass_of_prompt"].sel(span=quantity).notnull().sum())
+                    half = t_half_width(float(cell["mass_se"].sel(span=quantity)), n - 1)
                     low, high = value - half, value + half
                     interval = "95 % over prompts" if math.isfinite(half) else "none"
                 labels = {"length": length, "depth": depth, "quantity": quantity}
-                records.append({**labels, "value": value, "low": low, "high": high, "interval": interval, "n": prompts})
+                records.append({**labels, "value": value, "low": low, "high": high, "interval": interval, "n": n})
     return records

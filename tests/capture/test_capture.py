@@ -186,6 +186,8 @@ def test_a_prompt_of_a_batch_is_a_capture_of_its_own(kind, tmp_path):
     assert len(batch) == 2 and [item.n_tokens for item in batch] == batch.n_tokens == [12, 21]
     per_token = ("query",) if kind == "v2" else ()
     assert batch.lam.dims == ("layer", "prompt", "head", *per_token)
+    standard = diffscope.load(tiny.own("standard")).capture(prompts[0])
+    assert standard.lam.isnull().all() and batch.lam.sel(layer=0).notnull().any()
     for index, part in enumerate(batch):
         assert isinstance(part, diffscope.Capture) and part.lam.dims == ("layer", "head", *per_token)
         for name in ("tokens", "ids", "offsets", "spans", "text", "next"):

@@ -89,6 +89,7 @@ def test_a_gain_is_told_of_the_heads_that_tell_the_answer_beside_other_second_ma
     assert f"with a uniform A2 it would by {decibels(uniform.values[heard.values].min())}" in told
     quiet = amplifier.assign(snr=amplifier["snr"] - 99)
     assert "In none of 2 heads" in snr_sentence(quiet)
+    assert "In none of 1 head " in snr_sentence(quiet.where(quiet["head"] == 0))  # the other is not in this layer
     text = "The magic number: Oslo 7421. It is late. The magic number: Oslo"
     standard = readings.signal_to_noise(diffscope.load("mini-standard"), text, spans={"answer": "7421"}, draws=2)
     assert standard.sentence.startswith("Nothing is subtracted here")

@@ -41,6 +41,7 @@ def test_what_is_undefined_or_infinite_is_left_out_and_counted():
         "3 queries (4 undefined values and 2 infinite values left out)",
         "3 heads (1 undefined value left out)",
     ]
+    assert "(4 undefined or missing values and" in averaged(values.expand_dims("prompt")).words[0]
 
 
 def test_queries_then_heads_then_layers():

@@ -131,6 +131,8 @@ def test_depths_are_those_of_the_reading():
     assert "raw of D" in table.caption and "then 2 prompts" in table.caption
     alone = estimates.assign(mass_se=estimates["mass_se"] * np.nan).assign_attrs(prompts=1)
     assert cell(tables.depths(alone), ("72", "answer"), "0 %").endswith("± –") and "of one prompt" in tables.depths(alone).caption
+    missing = estimates.assign(mass_of_prompt=estimates["mass_of_prompt"].where(estimates["prompt"] == 0))
+    assert (tables.depths(missing, rows=["answer"]).data["n"] == 1).all()
     irrelevant = [row[1] for row in tables.depths(alone).rows]
     assert irrelevant == ["answer", "irrelevant tokens", "exact", "95 %"]
     sinks = tables.depths(estimates, rows=["sink"])
