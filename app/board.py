@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from background import CancellableScope, Job
-from cache import modified_at
+from cache import stamp_of
 from catalog import display_name
 from file_picker import own_prompts
 from uploads import File
@@ -52,7 +52,7 @@ class TestRequest:
     def key(self) -> tuple:
         """What results depend on; a model or cohort that was written again is another one."""
         named = (self.model, self.beside, self.cohort)
-        written = (modified_at(name, weights=True) for name in named)
+        written = (stamp_of(name, weights=True) for name in named)
         return (*named, *written, self.prompts, self.length, self.untrained, self.weights, self.own and self.own.key)
 
     @property
@@ -91,6 +91,7 @@ class TestRequest:
         }
         amount = {"prompts": self.prompts, "length": self.length, "untrained": self.untrained}
         amount |= {} if self.weights == KNOCK_OUT else {"weights": self.weights}
+        amount |= {"tests": list(self.tests)} if self.tests else {}
         options = {name: value for name, value in named.items() if value} | amount
         words = ", ".join(f"{name}={value!r}" for name, value in options.items())
         return f"import diffscope\n\nboard = diffscope.hypotheses.test({words})\n"
@@ -107,12 +108,11 @@ class Board:
 
 
 def provisional(choices: TestRequest, finished: Mapping, statements: list[str]) -> Board:
-    """The tests that are done: mechanism tests are corrected over all of these, whichever are shown."""
+    """The chosen tests that are done: mechanism tests are corrected over these."""
     results = dict(finished)  # a job may be adding to it
-    ids = [id for id in TESTS if id in results]
+    ids = [id for id in choices.asked if id in results]
     verdicts = run(ids, finished=results) if ids else []
-    shown = {verdict.test.id: verdict for verdict in verdicts if verdict.test.id in choices.asked}
-    return Board(choices.title, shown, choices.code(), tuple(statements))
+    return Board(choices.title, {verdict.test.id: verdict for verdict in verdicts}, choices.code(), tuple(statements))
 
 
 def run_tests(
@@ -167,7 +167,7 @@ def run_tests(
             progress=lambda done, total, words: job.report(done, total, shown(words)),
             opener=open_watched,
         )
-        statements[:] = subjects.statements
+        statements[:] = dict.fromkeys([*statements, *subjects.statements])  # other tests may have needed other models
         subjects.run(asked, finished=finished)
     except DiffscopeError as error:
         raise type(error)(shown(str(error))) from None

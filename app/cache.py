@@ -6,7 +6,7 @@ What is cached here is shared between sessions and never changed by any of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,12 +45,12 @@ def reads_copies_alone(name: str) -> bool:
     False of one that cannot be opened, and of one of the hub, which is not loaded yet.
     """
     with suppress(DiffscopeError):
-        return _has_vocabulary_of_copies(name, modified_at(name))
+        return _has_vocabulary_of_copies(name, stamp_of(name))
     return False
 
 
 @st.cache_resource(show_spinner=False, max_entries=64)
-def _has_vocabulary_of_copies(name: str, written: float) -> bool:
+def _has_vocabulary_of_copies(name: str, stamp: int) -> bool:
     home, _ = locate(resolve(name))
     return home is not None and Backcopy().speaks(load_tokenizer(home, trust_remote_code=False))
 
@@ -62,31 +62,32 @@ def _examples_of(kind: str) -> list:
     return tasks.examples(kind)
 
 
-def modified_at(path: str, weights: bool = False) -> float:
-    """Return when the newest file of a folder was written: a model that was saved again under the same name is another model.
+def stamp_of(path: str, weights: bool = False) -> int:
+    """Return a number that changes with the files of a model: one that was saved again under the same name is another model.
 
     Parameters
     ----------
     path : str
     weights : bool
-        Look at all weights and scores below the folder, such as those of checkpoints and of a cohort, instead of at the files
-        that a model is opened from.
+        Look at all weights and scores below the folder too, such as those of checkpoints and of a cohort, and not at the files
+        alone that a model is opened from.
     """
     try:
         name = resolve(path) if path else ""
-        if weights:
-            place = Path(without_step(name)).expanduser()
-            kinds = ("*.safetensors", "*.nc") if path and place.is_dir() else ()
-            files = [file for kind in kinds for file in place.rglob(kind)]
-        else:
-            files = _opened_from(name)
-        return max((file.stat().st_mtime for file in files if file.is_file()), default=0.0)
+        files: list[Path] = []
+        with suppress(DiffscopeError) if weights else nullcontext():  # a cohort is no model
+            files += _opened_from(name)
+        place = Path(without_step(name)).expanduser()
+        for kind in ("*.safetensors", "*.nc") if weights and path and place.is_dir() else ():
+            files += place.rglob(kind)
+        known = {(str(file), at.st_mtime_ns, at.st_size) for file in files if file.is_file() and (at := file.stat())}
+        return hash(tuple(sorted(known)))
     except (OSError, RuntimeError):  # not a path, or not to be read: whoever opens it says so
-        return 0.0
+        return 0
     except DiffscopeError:
         if not weights:
             raise
-        return 0.0
+        return 0
 
 
 def _opened_from(name: str) -> list[Path]:
@@ -111,20 +112,20 @@ def checkpoints(name: str) -> Checkpoints:
 
 
 @st.cache_resource(show_spinner="Reading what its files say", max_entries=64)
-def outlined(name: str, written: float):
+def outlined(name: str, stamp: int):
     """What a model's files say of it before it is loaded."""
     path = resolve(name)
     with hide_paths(name, path):
         return replace(outline(path), name=display_name(name))
 
 
-def scope(name: str, written: float = 0.0):
+def scope(name: str, stamp: int = 0):
     """A model that readers may open, by its name; code that comes with it is run only where this session trusts it."""
-    return opened(name, written, trusts_code(name))
+    return opened(name, stamp, trusts_code(name))
 
 
 @st.cache_resource(show_spinner="Loading the model", max_entries=4)
-def opened(name: str, written: float, trust: bool):
+def opened(name: str, stamp: int, trust: bool):
     """The same, for whoever says whether its code is trusted."""
     return _load(name, resolve(name), trust)
 
@@ -142,22 +143,22 @@ def opener(names: Iterable[str]) -> Callable[[str], Scope]:
 
 
 @st.cache_resource(show_spinner="Capturing", max_entries=16)
-def unmarked(name: str, written: float, prompt):
+def unmarked(name: str, stamp: int, prompt):
     """Return what every layer of a model attended with on a prompt, without spans."""
-    return _captured(scope(name, written), prompt, {})
+    return _captured(scope(name, stamp), prompt, {})
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
-def capture(name: str, written: float, prompt, spans: dict):
+def capture(name: str, stamp: int, prompt, spans: dict):
     """Return a capture with spans, of what cross-attention looks at if there is any; marking spans runs no model again."""
-    cap = unmarked(name, written, prompt)
+    cap = unmarked(name, stamp, prompt)
     if cap.key_prompts is not None:
         return replace(cap, key_prompts=[with_spans(cap.key_prompts[0], spans)])
     return replace(cap, prompts=[with_spans(cap.prompts[0], spans)])
 
 
 @st.cache_resource(show_spinner=False, max_entries=32)
-def capture_once(name: str, written: float, prompt, spans: dict):
+def capture_once(name: str, stamp: int, prompt, spans: dict):
     """The same of a model that is opened for this alone, as the many checkpoints of a training are."""
     return _captured(opener([name])(name), prompt, spans)
 
@@ -189,9 +190,9 @@ def once(what: str, key: tuple, _compute: Callable[[], Any]) -> Any:
 
 
 @st.cache_resource(show_spinner="Reading the capture", max_entries=4)
-def saved(path: str, written: float, kind: str = ""):
+def saved(path: str, stamp: int, kind: str = ""):
     """A capture from a file, or its layers of one kind; of a batch its first prompt."""
-    return saved(path, written).of_kind(kind) if kind else open_capture(resolve(path))[0]
+    return saved(path, stamp).of_kind(kind) if kind else open_capture(resolve(path))[0]
 
 
 @st.cache_resource(show_spinner="Measuring", max_entries=64)

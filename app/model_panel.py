@@ -15,7 +15,7 @@ import blocks
 import streamlit as st
 from access import rules
 from background import Job, background
-from cache import modified_at, opened, outlined
+from cache import opened, outlined, stamp_of
 from catalog import SessionModel, add_session_model, cards, resolve, session_models
 from file_picker import FORMAT, choose_file, own_prompts
 from messages import escape_markdown, show_errors
@@ -189,7 +189,7 @@ class Checked:
 
 def show_outline(label: str, model: SessionModel) -> bool | None:
     """How large a model is before it is loaded; whether its own code is to be run, None where it is not to be opened."""
-    facts = outlined(model.name, modified_at(model.name))
+    facts = outlined(model.name, stamp_of(model.name))
     kind = escape_markdown(facts.kind or "a model of timm")
     st.markdown(
         f"**{escape_markdown(short_name(label))}** · {kind} · {facts.parameters:,} parameters · "
@@ -215,11 +215,12 @@ def show_model(label: str, model: SessionModel) -> None:
     if trust is None:
         return
     model = SessionModel(model.name, model.upload, trust)
-    key = ("your_model", model.name, modified_at(model.name), trust)
+    key = ("your_model", model.name, stamp_of(model.name), trust)
     timed = state.setdefault("_timed", {}).get(key)
     loaded = None if timed is None else opened(*key[1:])
+    told = st.empty()
     if timed is not None:
-        st.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
+        told.info(f"The check will take {forecast.of_check(loaded, timed.speed).words}.")
     checked = background(
         (key, timed is not None),
         "your_model-open",
@@ -229,6 +230,7 @@ def show_model(label: str, model: SessionModel) -> None:
     )
     if checked is None:
         return
+    told.empty()
     if checked.report is None:  # it takes long, and is asked for
         state["_timed"][key] = checked
         st.rerun()
@@ -250,7 +252,7 @@ def work(job: Job, loaded, timed: Checked | None) -> Checked:
 
 def show_checked(label: str, model: SessionModel, checked: Checked) -> None:
     """What the check found, what can be done with the model, and what that takes."""
-    loaded = opened(model.name, modified_at(model.name), model.trusted)
+    loaded = opened(model.name, stamp_of(model.name), model.trusted)
     blocks.show_check(checked.report)
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("Open in Explore", key="your_model-look", type="primary", on_click=partial(look_at, label)):

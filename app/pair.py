@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import blocks
 import streamlit as st
-from cache import examples, modified_at, unmarked
+from cache import examples, stamp_of, unmarked
 from catalog import bundled, cards, step_of, without_step
 from edit_catalog import Written
 from edit_controls import show_stack
@@ -102,7 +102,7 @@ class Pair(NamedTuple):
                 f"{IMPORT}first = {as_loaded(first.model)}\n"
                 f"second = {as_loaded(second.model)}\n"
                 f"prompt = {first.prompt!r}\n"
-                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(first.spans)})\n"
+                f"comparison = diffscope.compare(first, second, prompt, spans={as_code(first.marked_spans())})\n"
             )
         return (
             f"{first.code()}first = cap\n\n"
@@ -186,7 +186,7 @@ def _for_any_model(subject: Subject, cap, model: str) -> dict:
         name for name, span in subject.spans.items() if isinstance(span, list) and all(isinstance(at, int) for at in span)
     }
     if not isinstance(subject.prompt, str) or cap.text is None:
-        if by_token and unmarked(model, modified_at(model), subject.asked).tokens != cap.tokens:
+        if by_token and unmarked(model, stamp_of(model), subject.asked).tokens != cap.tokens:
             raise DiffscopeError(
                 f"spans by token are of the tokens that {short_name(subject.model)} has of this chat, and {short_name(model)} "
                 "has others; take the spans away, or write the answer"

@@ -14,7 +14,7 @@ import streamlit as st
 from amplifier.logits import BRANCHES, branches_of
 from amplifier.numbers import anatomy_of, gains_of, ranks_of, signal_of
 from background import PREPARE, Job, Measurement, Results, jobs, results
-from cache import all_heads, capture, examples, modified_at, thumbnails
+from cache import all_heads, capture, examples, thumbnails
 from catalog import cards
 from offered_heads import where_of
 from question import answer_of, distractors_in
@@ -83,7 +83,7 @@ def prepare(subject) -> None:
         return
     jobs().stop(PREPARE)
     with suppress(DiffscopeError):  # the page has said it
-        cap = capture(subject.model, modified_at(subject.model), subject.prompt, subject.spans)
+        cap = capture(subject.model, subject.stamp, subject.prompt, subject.spans)
         steps = _steps(subject, cap)
         of_all = activity()
         jobs().start(key, lambda job: measure(job, steps, of_all))

@@ -74,8 +74,11 @@ def _named(cap, places: list[str]) -> tuple[int, int] | None:
 def _follow_token(cap) -> None:
     """Begin with the row of the last token, and leave the token where the reader puts it."""
     last = cap.n_tokens - 1
+    asked = st.query_params.get("query", "")
+    if state.get("query") is None and INDEX.fullmatch(asked):  # this page has no widget that would read the address
+        state["query"] = int(asked)
     if "_last" not in state:
-        begin = "query" not in st.query_params
+        begin = not asked
     else:
         begin = state.get("query") == state["_last"]
     if begin or state.get("query") is None or state["query"] > last:

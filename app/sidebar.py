@@ -10,7 +10,7 @@ from pathlib import Path
 
 import streamlit as st
 from access import rules
-from cache import capture, examples, modified_at, saved, scope
+from cache import capture, examples, saved, scope, stamp_of
 from catalog import SessionModel, add_session_model, bundled, cards, display_name, session_models, trusts_code, without_step
 from file_picker import choose_file, own_prompts
 from messages import escape_markdown
@@ -73,6 +73,16 @@ class Subject:
     distractors: tuple[str, ...] = ()
     kind: str = ""
     decoder: str = ""
+    _opened: tuple[str, int] = field(default=("", 0), repr=False)
+
+    def __post_init__(self) -> None:
+        if self._opened[0] != self.model:
+            object.__setattr__(self, "_opened", (self.model, stamp_of(self.model)))
+
+    @property
+    def stamp(self) -> int:
+        """Which of the models of this name it is, that of when it was chosen: what is cached of it must not mix two."""
+        return self._opened[1]
 
     @property
     def asked(self) -> object:
@@ -82,24 +92,32 @@ class Subject:
     @property
     def key(self) -> tuple:
         """What distinguishes it from any other, for caches; a file that was written again is another one."""
-        return (self.model, modified_at(self.model), json.dumps([self.asked, self.kind]), repr(self.spans))
+        return (self.model, self.stamp, json.dumps([self.asked, self.kind]), repr(self.spans))
 
     def scope(self):
         """The model, opened."""
         if self.saved:
             raise DiffscopeError("a saved capture has maps but no model to run; choose a model for this")
-        return scope(self.model, modified_at(self.model))
+        return scope(self.model, self.stamp)
 
     def capture(self):
         """What every layer attends with; where a span cannot be marked it says so, and looks without spans."""
         if self.saved:
-            return saved(self.model, modified_at(self.model), self.kind)
+            return saved(self.model, self.stamp, self.kind)
         try:
-            cap = capture(self.model, modified_at(self.model), self.asked, self.spans)
+            cap = capture(self.model, self.stamp, self.asked, self.spans)
         except SpanError as error:
             st.warning(escape_markdown(self._missing() or str(error)))
-            cap = capture(self.model, modified_at(self.model), self.asked, {})
+            cap = capture(self.model, self.stamp, self.asked, {})
         return cap.of_kind(self.kind) if self.kind else cap
+
+    def marked_spans(self) -> dict:
+        """Its spans, as its capture has them: none where they cannot be marked."""
+        try:
+            capture(self.model, self.stamp, self.asked, self.spans)
+        except SpanError:
+            return {}
+        return self.spans
 
     def _missing(self) -> str:
         """What is to be done if the answer does not stand in the text, as one that is left of the prompt before."""
@@ -116,7 +134,7 @@ class Subject:
             "import diffscope\n\n"
             f"scope = {as_loaded(self.model)}{'  # the folder with the files' if is_upload(self.model) else ''}\n"
             f"prompt = {self.asked!r}\n"
-            f"cap = scope.capture(prompt, {'key_spans' if self.kind else 'spans'}={as_code(self.spans)}){kind}\n"
+            f"cap = scope.capture(prompt, {'key_spans' if self.kind else 'spans'}={as_code(self.marked_spans())}){kind}\n"
         )
 
 
@@ -173,7 +191,7 @@ def is_saved(name: str) -> bool:
 def has_encoder(name: str) -> bool:
     """Whether a prompt of the model is a text for its encoder; of one that does not open it is not known, and false."""
     try:
-        return without_step(name) not in bundled() and scope(name, modified_at(name)).has_encoder
+        return without_step(name) not in bundled() and scope(name, stamp_of(name)).has_encoder
     except DiffscopeError:
         return False  # whoever looks at it says so
 
@@ -200,7 +218,7 @@ def choose_side() -> tuple[str, str]:
 def choose_kind(name: str) -> str:
     """Choose the kind of layers of a saved capture with cross-attention; of others, and of what does not open, it is empty."""
     try:
-        cap = saved(name, modified_at(name))
+        cap = saved(name, stamp_of(name))
     except DiffscopeError:
         return ""  # whoever looks at it says so
     kinds = list(dict.fromkeys(cap.kinds))

@@ -78,15 +78,19 @@ def fits_address(value) -> bool:
     return sum(len(quote(part)) for part in ([parts] if isinstance(parts, str) else parts)) <= LONGEST
 
 
-def view_state(name: str) -> dict:
-    """Return the state of a view of maps, as the address has it, or as it was when the user left it.
+def view_state(name: str, ids: Sequence[int]) -> dict:
+    """Return the state of a view of the maps of a prompt, as the address has it, or as it was when the user left it.
 
-    What is not a state the view drops by itself.
+    What is not a state the view drops by itself. Of another prompt than before, the tokens that were chosen are dropped.
     """
     try:
         look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
     except (ValueError, TypeError, RecursionError):
         return {}
+    ids = tuple(ids)
+    if state.get(f"_{name}-ids", ids) != ids:
+        look = {part: value for part, value in look.items() if part not in ("window", "locked")}
+    state[f"_{name}-ids"] = ids
     save_view_state(name, look)
     return look
 

@@ -146,6 +146,9 @@ def _show_cell(subject, cap) -> None:
 def _choose_key(cap, query: int) -> int:
     """Return the key of the cell: what was locked in the maps, else the answer's first token, as far as the query sees it."""
     first = min(cap.spans.get("answer", (0,)))
+    if state.get("_cell-prompt", cap.ids) != cap.ids:
+        state.pop(KEY, None)
+    state["_cell-prompt"] = cap.ids
     if state.get(KEY) is not None and state[KEY] > query:
         state[KEY] = query
     key = st.number_input("Key", 0, query, None, step=1, **bound(KEY, default=min(first, query), named=True), width=110)

@@ -79,7 +79,7 @@ def show_heads_and_maps(subject, cap) -> None:
                     head,
                     on_head=select,
                     on_lock=partial(read_locked, cap),
-                    state=view_state("view"),
+                    state=view_state("view", cap.prompts[0].ids),
                     on_state=partial(save_view_state, "view"),
                     sentence=sentence_of(cap, subject.key, query, layer, head),
                     query=query,
@@ -117,7 +117,7 @@ def show_token(subject, cap, layer: int, head: int, query: int) -> None:
 def choose(subject, cap):
     """Return the layer, head and token that are looked at, and the statistic of the grid; None if it cannot be shown."""
     statistic = None
-    with st.popover(f"Measure: {label_of(cap)}", help="Which head, which token, and what colours the heads"):
+    with st.popover(f"Measure: {escape_markdown(label_of(cap))}", help="Which head, which token, and what colours the heads"):
         with st.container(horizontal=True, vertical_alignment="bottom"):
             layer, head = choose_head(cap)
             query = choose_query(cap)

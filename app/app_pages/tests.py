@@ -11,7 +11,7 @@ import streamlit as st
 from access import rules
 from background import Job, background
 from board import MOST_PROMPTS, Board, TestRequest, provisional, run_tests
-from cache import check_lengths, modified_at, scope, study
+from cache import check_lengths, scope, stamp_of, study
 from catalog import bundled, resolve, trusts_code, without_step
 from file_picker import choose_file, is_given
 from messages import escape_markdown, show_errors
@@ -126,6 +126,10 @@ def choose_beside(model: str) -> str:
     standard = [name for name in to_compare_with(base, cards) if base in cards and learned_the_same(name)]
     first = standard[0] if standard else NONE
     options = [*(name for name in cards if name != base), NONE]
+    other, default = state.get("_tests-beside", (base, first))
+    if other != base and state.get("tests-beside") in (default, base):  # the reader chose none for the model before
+        state["tests-beside"] = first
+    state["_tests-beside"] = base, first
     with st.sidebar:
         chosen = st.selectbox("Standard model beside it", options, **bound("tests-beside", options=options, default=first))
     return "" if chosen == NONE else chosen
@@ -157,7 +161,7 @@ def tested(choices: TestRequest) -> Board:
 
 def prepare_tests(choices: TestRequest, finished: dict, statements: list[str]) -> Callable[[Job], None]:
     """Open the models that are tested, and return the work."""
-    opened = {name: scope(name, modified_at(name)) for name in choices.names}
+    opened = {name: scope(name, stamp_of(name)) for name in choices.names}
     settings = choices.settings()
     for model in opened.values():
         check_lengths(model, settings.own or ())

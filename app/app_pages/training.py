@@ -10,7 +10,7 @@ import blocks
 import streamlit as st
 from access import rules
 from background import CancellableScope, Job, background
-from cache import capture_once, checkpoints, modified_at, once, opener
+from cache import capture_once, checkpoints, once, opener, stamp_of
 from catalog import bundled, display_name
 from followed import FOLDER, show_followed
 from messages import as_call, escape_markdown, show_errors
@@ -51,7 +51,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         layer, head = choose_head(last)
         query = choose_query(last, "Measured at token")
-    key = (subject.key, modified_at(subject.model, weights=True), tuple(captures), query)
+    key = (subject.key, stamp_of(subject.model, weights=True), tuple(captures), query)
     reading = once("training", key, partial(readings.along_training, captures, query))
     code = python(subject, kept_steps)
     show_lambda(reading, layer, head, query, code)
@@ -80,7 +80,7 @@ def capture_all(subject: Subject, kept_steps: Checkpoints) -> dict[int, Capture]
 
 
 def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[int, Capture]:
-    stamp = modified_at(subject.model, weights=True)
+    stamp = stamp_of(subject.model, weights=True)
     captures = {}
     bar = st.empty()
     for step, name in kept_steps.names.items():
@@ -97,7 +97,7 @@ def python(subject: Subject, kept_steps: Checkpoints) -> str:
         "import diffscope\nfrom diffscope import readings\n\n"
         f"names = {names!r}\n"
         f"prompt = {subject.prompt!r}\n"
-        f"spans = {as_code(subject.spans)}\n"
+        f"spans = {as_code(subject.marked_spans())}\n"
         "captures = {step: diffscope.load(name).capture(prompt, spans=spans) for step, name in names.items()}\n"
     )
 
@@ -133,7 +133,7 @@ def show_answers(subject: Subject, kept_steps: Checkpoints) -> None:
         prompts = st.number_input("Prompts", 10, 500, step=10, width=130, **bound("training-prompts", default=50))
         length = st.number_input("Tokens of each", 48, 4096, step=16, width=130, **bound("training-length", default=160))
     asked = {"prompts": int(prompts), "length": int(length), "template": kept_steps.template}
-    key = ("training", subject.model, modified_at(subject.model, weights=True), *asked.values())
+    key = ("training", subject.model, stamp_of(subject.model, weights=True), *asked.values())
     answers = background(
         key,
         "training-ask",
@@ -157,13 +157,15 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
     even = answers.assign_coords(step=("step", [str(step) for step in answers["step"].values], {"long_name": EVENLY}))
     code = "import diffscope\nfrom diffscope.lab.accuracy import accuracy_over_training\n\n"
     code += as_call("answers = accuracy_over_training", repr(dict(kept_steps.names)), asked)
+    code += 'steps = [str(step) for step in answers["step"].values]\n'
+    code += f'even = answers.assign_coords(step=("step", steps, {{"long_name": {EVENLY!r}}}))\n'
     chances = {"exact": {"copying any number": answers.attrs["chance"]}, "log_odds": {"no preference": answers.attrs["blind"]}}
     with blocks.columns(*(f"training-asked-{name}" for name in chances), least=380) as places:
         for (name, references), place in zip(chances.items(), places):
             with place, show_errors():
                 ends = {end: even[f"{name}_{end}"] for end in ("low", "high")}
                 figure = figures.curves(even[name], x="step", **ends, references=references)
-                known = "".join(f'{end} = answers["{name}_{end}"]\n' for end in ends)
+                known = "".join(f'{end} = even["{name}_{end}"]\n' for end in ends)
                 title = answers[name].attrs["long_name"]
                 blocks.show_figure(
                     figure,
@@ -172,7 +174,7 @@ def _show_answers(answers, kept_steps: Checkpoints, asked: Mapping) -> None:
                     name=f"training-{name}",
                     label=escape_markdown(f"Export: {title}"),
                     data=lambda: answers,
-                    code=code + known + blocks.saved(figure, f"answers[{name!r}]", name),
+                    code=code + known + blocks.saved(figure, f"even[{name!r}]", name),
                 )
 
 

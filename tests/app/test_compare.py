@@ -150,7 +150,7 @@ def test_an_edit_is_on_one_side_and_nobody_else_sees_it(compare, folders):
     np.testing.assert_allclose(drawn["as it is"], unedited, rtol=1e-5)
     import cache
 
-    cap = cache.scope(str(folder), cache.modified_at(str(folder))).capture(PROMPT, spans=SPANS)
+    cap = cache.scope(str(folder), cache.stamp_of(str(folder))).capture(PROMPT, spans=SPANS)
     np.testing.assert_array_equal(cap.lam, capture(folder).lam)
     frame = next(frame.value for frame in test.dataframe if "difference" in frame.value)
     assert "head" in frame

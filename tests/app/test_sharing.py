@@ -110,11 +110,11 @@ def test_a_page_that_asks_for_another_model_is_refused(shared, name):
     from streamlit.testing.v1 import AppTest
 
     def ask(name):
-        from cache import modified_at, saved, scope
+        from cache import saved, scope, stamp_of
         from messages import show_errors
 
         with show_errors():
-            scope(name, modified_at(name))
+            scope(name, stamp_of(name))
         with show_errors():
             saved(name, 0.0)
 
