@@ -1,4 +1,8 @@
-"""An address brings back every value that it names."""
+"""An address brings back every value that it names, and a model that is saved over is another one."""
+
+import os
+import shutil
+from dataclasses import replace
 
 import pytest
 from looks import fine
@@ -124,3 +128,50 @@ def test_an_address_brings_back_every_value(app, folders, small_run, case):
             assert list(map(str, found)) == expected, key
         else:
             assert str(found).casefold() in (expected.casefold(), f"{expected}.0"), key
+
+
+def test_of_another_prompt_the_tokens_that_a_view_had_chosen_are_dropped(app):
+    from streamlit.testing.v1 import AppTest
+
+    def page():
+        import streamlit as st
+        from url_state import save_view_state, view_state
+
+        if "run" not in st.session_state:
+            save_view_state("view", {"scale": "root", "locked": {"rows": [3], "columns": []}})
+        st.session_state["run"] = True
+        st.json(view_state("view", st.session_state.get("ids", [5, 6, 7])))
+
+    def looks(test):
+        return fine(test.run()).json[0].value
+
+    test = AppTest.from_function(page)
+    assert "locked" in looks(test) and "locked" in looks(test)
+    test.session_state["ids"] = [5, 6]
+    assert looks(test) == looks(test) == '{"scale": "root"}'
+
+
+def test_a_model_that_is_saved_over_is_another_one(app, folders, tmp_path):
+    from cache import stamp_of
+    from sidebar import Subject
+
+    name, weights = str(tmp_path / "model"), tmp_path / "model" / "model.safetensors"
+    shutil.copytree(folders["small-diff"], name)
+    before, stamp = Subject(name, prompt=PROMPT), stamp_of(name, weights=True)
+    key = before.key
+    os.utime(weights, (0, 0))  # older ones are put in their place
+    assert before.key == key and replace(before, spans={"answer": "7421"}).stamp == before.stamp  # what is shown is of one model
+    assert Subject(name, prompt=PROMPT).key != key and stamp_of(name, weights=True) != stamp
+    stamp = stamp_of(name, weights=True)
+    os.utime(tmp_path / "model" / "config.json", (0, 0))
+    assert stamp_of(name, weights=True) != stamp
+    assert replace(before, model=str(folders["small-diff"])).stamp == stamp_of(str(folders["small-diff"]))
+
+
+def test_the_python_of_a_subject_has_the_spans_that_could_be_marked(app, folders):
+    from sidebar import Subject
+
+    codes = [
+        Subject(str(folders["small-diff"]), prompt=PROMPT, spans={"answer": answer}).code() for answer in ("7421", "nowhere")
+    ]
+    assert "spans={'answer': '7421'}" in codes[0] and "spans={}" in codes[1]

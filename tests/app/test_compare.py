@@ -133,6 +133,7 @@ def test_a_statistic_of_every_kind_is_shown_of_both_sides_or_said_to_be_undefine
 
 def test_the_statistic_says_that_it_is_of_the_last_token_whichever_is_looked_at(compare, app):
     test = compare(query="3")
+    assert test.session_state["query"] == 3  # which Explore goes on with
     assert test.selectbox(key="rows").options == ["the last token", "all tokens, mean"]
     assert any("query 21" in caption.value for caption in test.caption)
     assert fine(app(query="3")).selectbox(key="rows").options[0] == "this token"

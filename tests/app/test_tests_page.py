@@ -103,9 +103,22 @@ def test_the_board_of_the_model_at_hand_whose_rows_open_where_they_stand(app, fo
 def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, monkeypatch):
     import diffscope.models
 
-    cards = [{**card, "sentence": "CITY N." if card["attention"] == "standard" else None} for card in diffscope.models.bundled()]
+    first, standard = diffscope.models.bundled()
+    cards = [first, {**first, "name": "other", "sentence": "CITY N."}, {**standard, "sentence": "CITY N."}]
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards)
-    assert page(app).selectbox(key="tests-beside").value == "none"
+    test = page(app)
+    assert test.selectbox(key="tests-beside").value == "none"
+    fine(test.selectbox(key="model").select("other").run())  # nor does it stay so
+    assert test.selectbox(key="tests-beside").value == standard["name"]
+    fine(test.selectbox(key="model").select(first["name"]).run())
+    assert test.selectbox(key="tests-beside").value == "none"
+
+
+def test_the_python_of_a_board_has_the_tests_that_were_chosen(app):
+    import board
+
+    chosen = board.TestRequest("mini-diff", "", "", 40, 160, 24, "knock-out", None, ("noise-symmetry",))
+    assert "tests=['noise-symmetry']" in chosen.code()
 
 
 def test_a_standard_model_is_refused_before_anything_runs(app, folders):
