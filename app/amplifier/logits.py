@@ -24,6 +24,7 @@ from diffscope.readings import Question, branches, effort, score_parts, syntheti
 OTHERS = 4  # prompts whose A2 is the control
 BRANCHES = "what each branch adds"
 KEY = "cell-key"  # in the address, and where a click in the maps leaves it
+OF_PROMPT = "_cell-prompt"  # the tokens of the prompt that this key is of
 RUNS = 3  # of a model, for the score of a cell
 READS = (
     "A cell is what a part of the query times a part of the key adds to the score, before the softmax and counted from the "
@@ -146,9 +147,9 @@ def _show_cell(subject, cap) -> None:
 def _choose_key(cap, query: int) -> int:
     """Return the key of the cell: what was locked in the maps, else the answer's first token, as far as the query sees it."""
     first = min(cap.spans.get("answer", (0,)))
-    if state.get("_cell-prompt", cap.ids) != cap.ids:
+    if state.get(OF_PROMPT, cap.ids) != cap.ids:
         state.pop(KEY, None)
-    state["_cell-prompt"] = cap.ids
+    state[OF_PROMPT] = cap.ids
     if state.get(KEY) is not None and state[KEY] > query:
         state[KEY] = query
     key = st.number_input("Key", 0, query, None, step=1, **bound(KEY, default=min(first, query), named=True), width=110)

@@ -6,7 +6,7 @@ from functools import partial
 
 import blocks
 import streamlit as st
-from amplifier.logits import KEY, show_logits
+from amplifier.logits import KEY, OF_PROMPT, show_logits
 from amplifier.numbers import show_numbers
 from cache import all_heads, sentence_of, thumbnails
 from introduction import explain_mechanism, show_introduction
@@ -167,7 +167,7 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
     if rows:
         read_row(cap, rows[-1])
     if columns:
-        state[KEY] = columns[-1]
+        state[KEY], state[OF_PROMPT] = columns[-1], cap.ids
 
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:
