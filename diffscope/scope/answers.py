@@ -23,7 +23,7 @@ from diffscope.tasks.template import encode_continuation
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: Values of an answer: name, formula, units.
+#: Values of an answer: name, formula, units. Of several questions the tokens are those of their numbers, since the rest is given.
 DEFINITIONS = {
     "log_p": ("log probability of the answer", "sum over its tokens of log p(token | the prompt and the tokens before)", "nats"),
     "loss": ("loss of the answer", "-log_p / tokens of the answer", "nats a token"),
@@ -34,7 +34,7 @@ DEFINITIONS = {
     ),
     "rank": ("rank of the answer's first token", "1 + #{tokens with a larger logit}", "1"),
     "exact": ("whether greedy decoding gives the answer", "every token of it has the largest logit", "1"),
-    "tokens": ("tokens of the answer", "#{tokens}", "tokens"),
+    "tokens": ("tokens of the answer", "#{tokens}; of several questions those of their numbers", "tokens"),
 }
 
 
@@ -118,7 +118,7 @@ def score_answers(scope: HookedModel, questions: Sequence[Prompt]) -> xr.Dataset
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
     answer_tokens = max(1, LOGITS // (scope.runner.vocabulary or LOGITS))
     loss, exact, log_odds, rank = answers(scope.logits, questions, answer_tokens=answer_tokens)
-    tokens = np.array([len(question.answer) for question in questions])
+    tokens = np.array([sum(map(len, question.numbers)) for question in questions])
     log_p = -loss * tokens
     rivalled = [bool(question.distractors) for question in questions]
     odds = np.where(rivalled, log_odds, [odds_against_rest(value) for value in log_p])

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import diffscope
-from diffscope import PromptError, edits, readings
+from diffscope import PromptError, edits, readings, tasks
+from diffscope.scope.answers import score_answers
 
 PROMPTS = [
     "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris",
@@ -56,6 +57,15 @@ def test_without_distractors_the_odds_are_against_all_else(mini_diff):
     assert mini_diff.answer(PROMPTS[0], "7421", spans={"answer": "7421"})["log_odds"].item() == pytest.approx(
         expected["log_odds"], rel=1e-3
     )
+
+
+def test_of_several_questions_only_the_tokens_of_their_numbers_count(mini_diff):
+    prompt = tasks.Retrieval(mini_diff.tokenizer).prompt(250, 10, np.random.default_rng(28), questions=3)
+    said = score_answers(mini_diff, [prompt]).isel(prompt=0)
+    rows = mini_diff.logits(torch.tensor([[*prompt.ids, *prompt.answer[:-1]]]), len(prompt.answer))[0].double().log_softmax(-1)
+    judged = [at for number in prompt.numbers for at in number]
+    expected = sum(float(rows[at, prompt.answer[at]]) for at in judged)
+    assert said["log_p"].item() == pytest.approx(expected, rel=1e-6) and said["tokens"].item() == len(judged) < len(prompt.answer)
 
 
 def test_edits_count_and_predictions_agree(mini_diff):
