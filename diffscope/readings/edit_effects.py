@@ -52,12 +52,15 @@ def effects(before: Capture, after: Capture, edits: Edit | Sequence[Edit], *, ro
     Raises
     ------
     DiffscopeError
-        The two are not captures of one prompt by models of the same layers and heads, or an edit names what there is not.
+        The two are not captures of one prompt by models of the same layers and heads, `before` was captured under edits, `after`
+        under others than these, or an edit names what there is not.
     """
     edits = (edits,) if isinstance(edits, Edit) else edits
+    before, after = before.only(), after.only()
     alike = [_sides_and_heads(cap) for cap in (before, after)]
     if alike[0] != alike[1]:
         raise DiffscopeError("effects are of one prompt and one model, captured without edits and with them")
+    _check_edits(before, after, edits)
     looked_at = 0
     sizes = np.full((len(QUANTITIES), len(CAUSES) + 2, before.n_layers, before.n_heads), np.nan)
     for row, (first, last) in enumerate(zip(before.layers, after.layers)):
@@ -94,6 +97,16 @@ def effects(before: Capture, after: Capture, edits: Edit | Sequence[Edit], *, ro
 def _sides_and_heads(cap: Capture) -> tuple[list[tuple[int, ...]], list[int]]:
     """Return the ids of what a capture is of, on both sides, and how many heads each layer has."""
     return [tuple(each.ids) for each in cap.all_prompts], [layer.n_heads for layer in cap.layers]
+
+
+def _check_edits(before: Capture, after: Capture, edits: Sequence[Edit]) -> None:
+    """Raise DiffscopeError unless one capture is without edits and the other under these, in this order."""
+    if known := before.facts.get("edits"):
+        raise DiffscopeError(f"the capture before was made under edits ({known}); capture it outside of scope.edit")
+    known, given = after.facts.get("edits", ""), "; ".join(map(str, edits))
+    if known != given:
+        under = f"under {known}" if known else "without edits"
+        raise DiffscopeError(f"the capture after was made {under}, and the edits given are {given or 'none'}; give those it has")
 
 
 def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:

@@ -1,6 +1,7 @@
 """What edits do to heads and to what is said next: every number is that of a slow computation, and causes are told apart."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -128,6 +129,20 @@ def test_of_long_prompts_some_queries_are_looked_at(scope):
 def test_two_prompts_are_not_compared(scope):
     with pytest.raises(DiffscopeError, match="one prompt"):
         effects(scope.capture(IDS), scope.capture(tiny.ids(24, seed=5)), [edits.zero_a2()])
+
+
+def test_captures_under_other_edits_or_of_several_prompts_are_refused(scope):
+    plain, edited, both = scope.capture(IDS), under(scope, ZERO), scope.capture([IDS, IDS])
+    for before, after, made, words in (
+        (plain, edited, edits.set_lambda(0.5, layers=0), f"made under {ZERO}, and the edits given are λ = 0.5"),
+        (plain, edited, [], f"made under {ZERO}, and the edits given are none"),
+        (plain, plain, ZERO, "after was made without edits"),
+        (edited, edited, ZERO, "before was made under edits"),
+        (both, edited, ZERO, "the capture holds 2"),
+        (plain, both, ZERO, "the capture holds 2"),
+    ):
+        with pytest.raises(DiffscopeError, match=re.escape(words)):
+            effects(before, after, made)
 
 
 # predictions
