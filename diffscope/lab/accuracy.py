@@ -14,6 +14,7 @@ from diffscope.errors import DiffscopeError, PromptError
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL, t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
+from diffscope.tasks.log_odds import rivals
 from diffscope.tasks.prompt import Prompt
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.sampling import DEPTHS, draw
@@ -41,7 +42,7 @@ class Accuracy:
     log_odds, log_odds_low, log_odds_high : float
         Mean log-odds of the answer over prompts in nats, and its 95 % interval.
     blind : float
-        Log-odds of a model that prefers none of the numbers: mean of −log n for n distractors.
+        Log-odds of a model that prefers none of the numbers: mean of −log n for n different distractors.
     right : ndarray of bool (prompt,)
         Which answers are exact.
     """
@@ -98,7 +99,7 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
     p = blind = math.nan
     if prompts[0].distractors:
         p = float(binomtest(int(answered.right.sum()), len(prompts), expected, alternative="greater").pvalue)
-        blind = float(np.mean([-math.log(len(prompt.distractors)) for prompt in prompts]))
+        blind = float(np.mean([-math.log(len(rivals(prompt))) for prompt in prompts]))
     mean, low, high = _mean_interval(answered.log_odds[np.isfinite(answered.log_odds)])
     return Accuracy(
         model=scope.name or "the model",
@@ -131,9 +132,9 @@ def check_fits(scope: Scope, prompts: Sequence[Prompt]) -> None:
 def chance(prompts: Sequence[Prompt]) -> np.ndarray:
     """Return the chance to answer all questions of a prompt by copying any number of its text, (prompt,).
 
-    NaN for a prompt that names no distractors.
+    A number that is named twice counts once, as in log-odds. NaN for a prompt that names no distractors.
     """
-    return np.array([(1 + len(p.distractors)) ** -len(p.numbers) if p.distractors else math.nan for p in prompts])
+    return np.array([(1 + len(rivals(p))) ** -len(p.numbers) if p.distractors else math.nan for p in prompts])
 
 
 def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:

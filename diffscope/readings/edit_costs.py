@@ -16,6 +16,7 @@ from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
 from diffscope.scope.answers import score_answers
 from diffscope.tasks import Prompt, TextPrompt, encode_prompts
+from diffscope.tasks.log_odds import rivals
 from diffscope.tasks.scoring import prompt_losses
 
 LOG_ODDS = "log p(answer) − log Σ p(distractor)"
@@ -64,8 +65,8 @@ def interventions(
         ``estimates`` along ``edit``: ``log_odds`` of the answer against all distractors in nats, ``loss`` of the text in nats a
         token and the share of ``exact`` answers. Of each, mean over prompts: NAME, its standard error NAME_se, NAME_of_prompt
         (edit, prompt); the paired NAME_change, NAME_change_se and NAME_change_of_prompt; and unedited_NAME, unedited_NAME_se and
-        unedited_NAME_of_prompt. ``indifferent`` is the mean of −log n, n distractors: the log-odds where each is as likely as the
-        answer. NaN where no prompt names distractors, and for errors of one prompt.
+        unedited_NAME_of_prompt. ``indifferent`` is the mean of −log n, n different distractors: the log-odds where each is as
+        likely as the answer. NaN where no prompt names distractors, and for errors of one prompt.
 
     Raises
     ------
@@ -101,7 +102,7 @@ def interventions(
     index = xr.DataArray(list(tried), dims="edit", name="edit", attrs={"long_name": along})
     edited = xr.concat(tables, index)
     estimates = _estimates(edited, unedited)
-    counts = [len(prompt.distractors) for prompt in asked if prompt.distractors]
+    counts = [len(rivals(prompt)) for prompt in asked if prompt.distractors]
     indifferent = xr.DataArray(-float(np.mean(np.log(counts))) if counts else math.nan)
     estimates["indifferent"] = described(indifferent, "log-odds where all are as likely", "mean of −log n, n distractors", "nats")
     estimates = estimates.assign_coords(edit=index).assign_attrs(

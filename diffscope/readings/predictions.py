@@ -22,6 +22,7 @@ from diffscope.readings.reading import Reading, described
 from diffscope.scope import Scope
 from diffscope.scope import answers as answering
 from diffscope.tasks import Prompt, Retrieval
+from diffscope.tasks.log_odds import rivals
 from diffscope.tasks.template import prefix_tokens
 from diffscope.tasks.training_sentence import template_of
 
@@ -42,7 +43,7 @@ class Prediction:
         Of the answer against its distractors as :func:`diffscope.tasks.log_odds.log_odds` has them; where there are none, against
         all else that the model may say: log p − log(1 − p). NaN without an answer.
     distractors : int
-        How many there are.
+        How many different ones there are, as :func:`diffscope.tasks.log_odds.rivals` has them.
     """
 
     log_p: np.ndarray
@@ -72,7 +73,7 @@ def predict(scope: Scope, cap: Capture, question: Prompt | None = None) -> Predi
         return Prediction(following.cpu().numpy())
     answer = answering.score_answers(scope, [question])
     log_p, odds = float(answer["log_p"][0]), float(answer["log_odds"][0])
-    return Prediction(following.cpu().numpy(), log_p, odds, len(question.distractors))
+    return Prediction(following.cpu().numpy(), log_p, odds, len(rivals(question)))
 
 
 def next_tokens(before: Prediction, after: Prediction, tokenizer: PreTrainedTokenizerBase | None, count: int = 5) -> xr.Dataset:

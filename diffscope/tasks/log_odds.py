@@ -99,10 +99,15 @@ def _branches(prompt: Prompt) -> list[tuple[int, ...]]:
     if not right or not prompt.distractors:
         return []
     check_told_apart(prompt)
+    candidates = [right, *rivals(prompt)]
+    return [_branch(candidate, candidates) for candidate in candidates]
+
+
+def rivals(prompt: Prompt) -> list[tuple[int, ...]]:
+    """Return the distractors of a prompt that are different answers: each once, and none that begins with another."""
     others = list(dict.fromkeys(map(tuple, prompt.distractors)))
     # Whatever continues a distractor counts as that distractor already.
-    candidates = [right, *(other for other in others if not any(_continues(other, short) for short in others))]
-    return [_branch(candidate, candidates) for candidate in candidates]
+    return [other for other in others if not any(_continues(other, short) for short in others)]
 
 
 def check_told_apart(prompt: Prompt) -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import diffscope
+from diffscope import edits, readings
 from diffscope.errors import PromptError
 from diffscope.lab.accuracy import accuracy_of
 from diffscope.tasks import Retrieval
@@ -60,6 +61,16 @@ def test_log_odds_are_those_of_what_tells_numbers_apart(numbers, telling):
     for tokens in (None, 5):
         assert log_odds(logits, [prompt], tokens)[0] == pytest.approx(expected, abs=1e-6)
     assert answers(logits, [prompt]).log_odds[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_chance_and_no_preference_count_what_log_odds_count(mini_diff):
+    """A distractor that is named twice or continues another is no further answer."""
+    prompt = Prompt([1, 3, 2], [40, 41], {"answer": []}, distractors=[[50, 51], [50, 51], [50], [60]])
+    accuracy = accuracy_of(mini_diff, [prompt])
+    assert accuracy.chance == pytest.approx(1 / 3) and accuracy.blind == pytest.approx(-math.log(2))
+    reading = readings.interventions(mini_diff, [prompt], {"λ × 1": edits.scale_lambda(1.0)})
+    assert float(reading.estimates["indifferent"]) == pytest.approx(-math.log(2))
+    assert readings.predict(mini_diff, mini_diff.capture(prompt.ids), prompt).distractors == 2
 
 
 def test_log_odds_without_other_answers_are_not_known():
