@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from diffscope.tasks import Prompt, TextPrompt
 from diffscope.tasks.encoding import encode_prompt, split_common_space, split_gap
 from diffscope.tasks.log_odds import check_told_apart
 from diffscope.tasks.scoring import LOGITS, answers
-from diffscope.tasks.template import encode_continuation
+from diffscope.tasks.template import encode_continuation, suffix_count
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,9 +81,22 @@ def _encode_after_ids(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, prom
     if gap:
         candidates = encode_continuation(tokenizer, [gap + text for text in texts])
     else:
-        candidates = [list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts]
+        candidates = [_right_after(tokenizer, encoded, text) for text in texts]
     lead, (own, *others) = split_common_space(tokenizer, candidates)
     return Prompt([*encoded.ids, *lead], own, encoded.span_positions(), distractors=others)
+
+
+def _right_after(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, text: str) -> list[int]:
+    """Return the tokens of a text that follows the tokens of a prompt with no white space between the two."""
+    ids = list(encoded.ids)
+    for special in (False, True):  # written in the text of the prompt, or added to it
+        whole = list(tokenizer((encoded.text or "") + text, add_special_tokens=special, verbose=False)["input_ids"])
+        whole = whole[: len(whole) - special * suffix_count(tokenizer)]
+        if whole[: len(ids)] == ids and len(whole) > len(ids):
+            return whole[len(ids) :]
+    with suppress(PromptError):  # behind a line break, since some tokenizers put a space before a text that nothing precedes
+        return encode_continuation(tokenizer, [text], word="\n")[0]
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractors: Any) -> list[Prompt]:

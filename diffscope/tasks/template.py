@@ -32,20 +32,20 @@ def suffix_count(tokenizer: PreTrainedTokenizerBase) -> int:
     return len(list(takewhile(bool, reversed(mask))))
 
 
-def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> list[list[int]]:
-    """Return the tokens of each text as it continues a word.
+def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], word: str = WORD) -> list[list[int]]:
+    """Return the tokens of each text as it continues a word, or another text in its place.
 
     Raises PromptError if a text shares a token with that word, or cannot be split.
     """
-    return _encode(tokenizer, texts)[0]
+    return _encode(tokenizer, texts, word=word)[0]
 
 
 def _encode(
-    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], offsets: bool = False
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], offsets: bool = False, word: str = WORD
 ) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
     """Return the tokens of each text as it continues a word, and if asked for where each stands in the word and the text."""
     try:
-        continued = [WORD, *(WORD + text for text in texts)]
+        continued = [word, *(word + text for text in texts)]
         encoded = tokenizer(continued, add_special_tokens=False, verbose=False, return_offsets_mapping=offsets)
     except Exception as error:  # the tokenizers library raises that itself if a character is no token
         raise PromptError(f"this tokenizer cannot split the text of prompts ({first_line(error)}); {USE_OWN}") from None

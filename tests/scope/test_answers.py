@@ -1,5 +1,6 @@
 """Log-odds, loss and rank of an answer: those of the model's own logits, for one prompt, a batch, and under edits."""
 
+import copy
 import math
 
 import numpy as np
@@ -8,7 +9,9 @@ import torch
 
 import diffscope
 from diffscope import PromptError, edits, readings, tasks
-from diffscope.scope.answers import score_answers
+from diffscope.scope.answers import encode_question, score_answers
+from tests import tiny
+from tests.tokenizers_of_kinds import tokenizer
 
 PROMPTS = [
     "The magic number: Paris 7421. The magic number: Rome 2174. The magic number: Paris",
@@ -66,6 +69,20 @@ def test_of_several_questions_only_the_tokens_of_their_numbers_count(mini_diff):
     judged = [at for number in prompt.numbers for at in number]
     expected = sum(float(rows[at, prompt.answer[at]]) for at in judged)
     assert said["log_p"].item() == pytest.approx(expected, rel=1e-6) and said["tokens"].item() == len(judged) < len(prompt.answer)
+
+
+def test_after_a_line_break_no_space_is_put_before_an_answer():
+    """Of a chat, and of token ids that no text has, by a tokenizer that begins every text with a space."""
+    own = copy.deepcopy(tokenizer("metaspace"))
+    own.chat_template = "{{ bos_token }}{% for message in messages %}{{ message.content }}\n{% endfor %}"
+    scope = diffscope.load(tiny.own("v1"), own)
+    chat = scope.encode([{"role": "user", "content": "is it the first"}])
+    of_no_text = scope.encode([*own.convert_tokens_to_ids(["t", "h", "e"]), chat.ids[-1]])
+    assert chat.text.endswith("\n") and scope.encode(of_no_text.text).ids[1:] != of_no_text.ids
+    in_place = own(f"{chat.text}yes", add_special_tokens=False)["input_ids"]
+    for encoded in (chat, of_no_text):
+        question = encode_question(scope, encoded, "yes", ["no"])
+        assert question.ids == list(encoded.ids) and question.answer == in_place[len(chat.ids) :]
 
 
 def test_edits_count_and_predictions_agree(mini_diff):
