@@ -23,6 +23,7 @@ from diffscope.tasks.training_sentence import template_of
 
 SEED = 60_000  # of the prompts that are scored over a training
 NEEDLES = 4
+CHANCE_UNKNOWN = "chance is not known: no prompt names its distractors"
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,7 @@ class Accuracy:
     def sentence(self) -> str:
         """Say how the model answers."""
         if math.isnan(self.chance):
-            return (
-                f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly; chance is not known: no prompt names "
-                "its distractors"
-            )
+            return f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly; {CHANCE_UNKNOWN}"
         odds = f"log-odds {self.log_odds:.2f} nats, {self.blind:.2f} for who prefers none of the numbers"
         if not self.at_chance:
             return f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly (chance {self.chance:.1%}; {odds})"
@@ -282,7 +280,7 @@ def _sentence(dataset: xr.Dataset, about: Mapping[str, float]) -> str:
         f"{100 * float(end['exact_high']):.0f})"
         for end in ends
     ]
-    return (
-        f"Of the same {about['prompts']} prompts at every step, exact answers are {' and '.join(shares)}; "
-        f"copying any number of the text would give {100 * about['chance']:.0f} %."
-    )
+    chance = CHANCE_UNKNOWN
+    if not math.isnan(about["chance"]):
+        chance = f"copying any number of the text would give {100 * about['chance']:.0f} %"
+    return f"Of the same {about['prompts']} prompts at every step, exact answers are {' and '.join(shares)}; {chance}."

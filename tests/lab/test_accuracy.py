@@ -69,6 +69,12 @@ def test_every_checkpoint_is_scored_on_the_same_prompts_with_intervals():
     assert "0 % at step 0 (95 % 0 to 28) and 100 % at step 1900 (95 % 72 to 100)" in answers.attrs["sentence"]
 
 
+def test_of_prompts_without_distractors_chance_is_said_to_be_unknown():
+    answers = accuracy_over_training({400: "mini-diff"}, 5, 100, needles=1)
+    assert math.isnan(answers.attrs["chance"]) and "nan" not in answers.attrs["sentence"]
+    assert answers.attrs["sentence"].endswith("; chance is not known: no prompt names its distractors.")
+
+
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(DiffscopeError, match="no checkpoint"):
         accuracy_over_training({})
