@@ -39,11 +39,16 @@ DEFINITIONS = {
 }
 
 
-def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distractors: Sequence[str] = ()) -> Prompt:
+def encode_question(
+    scope: HookedModel, encoded: Encoded, answer: str, distractors: Sequence[str] = (), *, given_as_ids: bool = False
+) -> Prompt:
     """Encode a prompt with its answer and distractors in the tokens of the model, as :func:`diffscope.tasks.encode_prompts` does.
 
     If the prompt states the answer as its span ``answer``, the white space before the answer is that before the span. After white
     space or a special token, as a chat ends with, the answer begins without any.
+
+    White space at the end of a text may become part of the answer's first token; with `given_as_ids` the prompt's tokens stay as
+    they are.
 
     Raises
     ------
@@ -63,7 +68,8 @@ def encode_question(scope: HookedModel, encoded: Encoded, answer: str, distracto
         raise PromptError("an answer or distractor is empty; give the text that may come next")
     spans = {"answer": _characters(encoded)} if "answer" in encoded.spans else {}
     prompt = TextPrompt("", encoded.text or "", spans, answer, tuple(text.strip() for text in distractors))
-    if encoded.text is None or encode(scope.tokenizer, encoded.text).ids != encoded.ids:
+    of_text = encoded.text is not None and encode(scope.tokenizer, encoded.text).ids == encoded.ids
+    if not of_text or (given_as_ids and prompt.text != prompt.text.rstrip()):
         question = _encode_after_ids(scope.tokenizer, encoded, prompt)
     else:
         question = encode_prompt(scope.tokenizer, prompt)
@@ -102,11 +108,12 @@ def _right_after(tokenizer: PreTrainedTokenizerBase, encoded: Encoded, text: str
 def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractors: Any) -> list[Prompt]:
     """Encode every prompt with its answer and distractors, which are given for all or one by one; errors name the prompt."""
     count = len(inputs.prompts)
-    each = zip(inputs.prompts, broadcast(answer, count, "answers"), distractors_of_each(distractors, count))
+    given_as_ids = [not isinstance(original, str) for original in inputs.originals]
+    each = zip(inputs.prompts, given_as_ids, broadcast(answer, count, "answers"), distractors_of_each(distractors, count))
     questions = []
-    for number, (encoded, text, rivals) in enumerate(each):
+    for number, (encoded, as_ids, text, rivals) in enumerate(each):
         try:
-            questions.append(encode_question(scope, encoded, text, rivals))
+            questions.append(encode_question(scope, encoded, text, rivals, given_as_ids=as_ids))
             check_told_apart(questions[-1])
         except (PromptError, SpanError) as error:
             raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None

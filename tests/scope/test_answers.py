@@ -85,6 +85,16 @@ def test_after_a_line_break_no_space_is_put_before_an_answer():
         assert question.ids == list(encoded.ids) and question.answer == in_place[len(chat.ids) :]
 
 
+def test_token_ids_that_end_in_white_space_are_scored_as_they_are(mini_diff):
+    text = "The magic number: Paris 7421. The magic number: Paris "
+    ids = mini_diff.tokenize(text)
+    own = mini_diff.tokenizer("7421", add_special_tokens=False)["input_ids"]
+    rows = mini_diff.logits(torch.tensor([ids + own[:-1]]), len(own))[0].double().log_softmax(-1)
+    expected = sum(float(row[token]) for row, token in zip(rows, own))
+    assert mini_diff.answer(ids, "7421")["log_p"].item() == pytest.approx(expected, rel=1e-5)
+    assert mini_diff.answer(text, "7421")["log_p"].item() == mini_diff.answer(text.strip(), " 7421")["log_p"].item()
+
+
 def test_edits_count_and_predictions_agree(mini_diff):
     cap = mini_diff.capture(PROMPTS[0], spans={"answer": "7421"})
     plain = mini_diff.answer(PROMPTS[0], " 7421", ["2174"])
