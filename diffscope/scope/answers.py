@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -127,23 +126,16 @@ def _characters(encoded: Encoded) -> list[Chars]:
     return [Chars(encoded.offsets[run[0]][0], encoded.offsets[run[-1]][1]) for run in stretches]
 
 
-def odds_against_rest(log_p: float) -> float:
-    """Return the log-odds, in nats, of what has this log probability against all else."""
-    rest = -math.expm1(log_p)  # 1 − p, exact also where p is nearly 1
-    return log_p - math.log(rest) if rest > 0 else math.inf
-
-
 def score_answers(scope: HookedModel, questions: Sequence[Prompt]) -> xr.Dataset:
     """Score prompts with their answers in tokens; :meth:`diffscope.Scope.answer` documents the values."""
     if not scope.runner.predicts:
         raise UnsupportedModel(f"{scope.name} predicts no next tokens, so that it gives no answer")
     answer_tokens = max(1, LOGITS // (scope.runner.vocabulary or LOGITS))
-    loss, exact, log_odds, rank = answers(scope.logits, questions, answer_tokens=answer_tokens)
+    loss, exact, log_odds, rank, against_rest = answers(scope.logits, questions, answer_tokens=answer_tokens)
     tokens = np.array([sum(map(len, question.numbers)) for question in questions])
-    log_p = -loss * tokens
     rivalled = [bool(question.distractors) for question in questions]
-    odds = np.where(rivalled, log_odds, [odds_against_rest(value) for value in log_p])
-    values = {"log_odds": odds, "loss": loss, "log_p": log_p, "rank": rank, "exact": exact, "tokens": tokens}
+    odds = np.where(rivalled, log_odds, against_rest)
+    values = {"log_odds": odds, "loss": loss, "log_p": -loss * tokens, "rank": rank, "exact": exact, "tokens": tokens}
     attributes = ("long_name", "definition", "units")
     return xr.Dataset({name: ("prompt", x, dict(zip(attributes, DEFINITIONS[name]))) for name, x in values.items()})
 

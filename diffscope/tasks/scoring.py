@@ -37,12 +37,15 @@ class Answers(NamedTuple):
         likely as all of them together. NaN for a prompt without distractors.
     rank : ndarray of int (prompt,)
         Of the answer's first token among all tokens, from 1.
+    against_rest : ndarray (prompt,)
+        Log-odds of the answer's tokens, those that `loss` counts, against all else that may come, in nats.
     """
 
     loss: np.ndarray
     right: np.ndarray
     log_odds: np.ndarray
     rank: np.ndarray
+    against_rest: np.ndarray
 
 
 def batches(
@@ -89,7 +92,8 @@ def answers(logits: Logits, prompts: Sequence[Prompt], tokens: int | None = TOKE
         About how many tokens of prompts and of answers run together; None for any number.
     """
     count = len(prompts)
-    scored = Answers(np.full(count, np.nan), np.zeros(count, bool), np.full(count, np.nan), np.zeros(count, np.int64))
+    loss, odds, against_rest = np.full((3, count), np.nan)
+    scored = Answers(loss, np.zeros(count, bool), odds, np.zeros(count, np.int64), against_rest)
     for members, ids, answer in batches(prompts, tokens, answer_tokens):
         scores = logits(ids, answer.shape[1])  # (prompt, width, vocabulary)
         size = max(1, LOGITS // scores[0].numel())
@@ -110,9 +114,22 @@ def _score(scored: Answers, prompts: Sequence[Prompt], members: np.ndarray, scor
     losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu().numpy()  # (prompt, width)
     scored.loss[members] = losses.mean(1, where=judged)
     scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
+    scored.against_rest[members] = _odds_against_rest(scores, wanted, torch.from_numpy(judged).to(wanted.device)).cpu().numpy()
     first = scores[:, 0].cpu()  # (prompt, vocabulary)
     scored.rank[members] = 1 + (first > first.gather(-1, answer[:, :1])).sum(-1).numpy()
     scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
+
+
+def _odds_against_rest(scores: Tensor, wanted: Tensor, judged: Tensor) -> Tensor:
+    """Return the log-odds of the judged tokens of answers against all else, (prompt,), from what :func:`_score` takes.
+
+    They are exact also where p rounds to 1: 1 − p is the sum, over the tokens, of p of those before times 1 − p of the token.
+    """
+    total, at = scores.logsumexp(-1), wanted.unsqueeze(-1)
+    others = scores.scatter(-1, at, -torch.inf).logsumexp(-1) - total  # log(1 − p) of each token, (prompt, width)
+    log_p = (scores.gather(-1, at).squeeze(-1) - total).where(judged, 0.0)
+    before = F.pad(log_p.cumsum(1)[:, :-1], (1, 0))
+    return log_p.sum(1) - (before + others).where(judged, -torch.inf).logsumexp(1)
 
 
 @torch.no_grad()

@@ -2,6 +2,8 @@
 
 import itertools
 import math
+from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import diffscope
 from diffscope import edits, readings
 from diffscope.errors import PromptError
 from diffscope.lab.accuracy import accuracy_of
+from diffscope.monitoring.questions import averages
 from diffscope.tasks import Retrieval
 from diffscope.tasks.log_odds import log_odds
 from diffscope.tasks.prompt import Prompt
@@ -78,6 +81,25 @@ def test_log_odds_without_other_answers_are_not_known():
     assert np.isnan(log_odds(logits, [alone])[0]) and np.isnan(answers(logits, [alone]).log_odds[0])
     with pytest.raises(PromptError, match="prompt 'mine': a distractor has the right answer's own"):
         log_odds(logits, [Prompt([1], [2], {}, city="mine", distractors=[[2]])])
+
+
+@pytest.mark.parametrize("certain", [50.0, 0.0, -50.0])
+@pytest.mark.parametrize("answer, judged", [([2], []), ([2, 3], []), ([2, 0, 3], [[0], [2]])])
+def test_odds_against_all_else_are_exact_however_sure_the_answer_is(certain, answer, judged):
+    """The log-odds of a sure answer are kept in the average that a monitor gives."""
+
+    def sure(ids, width):
+        table = torch.zeros(len(ids), width, VOCABULARY)
+        table.scatter_(2, torch.tensor([answer]).unsqueeze(-1), certain)
+        return table
+
+    p = Fraction(math.exp(certain)) / (Fraction(math.exp(certain)) + VOCABULARY - 1)  # of a token
+    p **= len(judged or answer)
+    expected = math.log(p) - math.log(1 - p)
+    prompt = Prompt([1], answer, {}, judged=judged)
+    assert answers(sure, [prompt]).against_rest[0] == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    scope = SimpleNamespace(logits=sure, runner=SimpleNamespace(predicts=True, vocabulary=VOCABULARY))
+    assert averages(scope, [prompt])["answer_log_odds"] == pytest.approx(expected, rel=1e-12, abs=1e-12)
 
 
 @pytest.mark.parametrize("right, other", [([2, 3], [2]), ([2], [2, 3])])
