@@ -990,6 +990,7 @@ def test_edits_that_come_to_the_same(ids, name, value):
         ([edits.uniform_a2(), edits.low_rank_a2(len(ids))], [edits.uniform_a2()]),
         ([edits.absolute_d(), edits.d_plus()], [edits.absolute_d()]),
         ([edits.a2_of_head(0, heads=0)], []),
+        ([edits.a2_of_head(1, heads=0), edits.a2_of_head(0, heads=1)], [edits.a2_of_head(1, heads=0)]),
         ([edits.drop_sink(1, branch=1), edits.drop_sink(1, branch=2)], [edits.drop_sink()]),
         ([edits.ablate_heads(heads=[0, 1]), edits.ablate_heads(heads=[2, 3])], [edits.ablate_heads()]),
     ]
