@@ -992,6 +992,7 @@ def test_edits_that_come_to_the_same(ids, name, value):
         ([edits.a2_of_head(0, heads=0)], []),
         ([edits.a2_of_head(1, heads=0), edits.a2_of_head(0, heads=1)], [edits.a2_of_head(1, heads=0)]),
         ([edits.drop_sink(1, branch=1), edits.drop_sink(1, branch=2)], [edits.drop_sink()]),
+        ([edits.drop_sink(branch=2), edits.uniform_a2()], [edits.uniform_a2()]),
         ([edits.ablate_heads(heads=[0, 1]), edits.ablate_heads(heads=[2, 3])], [edits.ablate_heads()]),
     ]
     for item, other in pairs:
