@@ -325,12 +325,14 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda last, first, level: first >= level - HALF,
     ),
     "noise that is common takes more or less": (
-        rf"{BOTH_KINDS}: common noise takes (less|more)",
-        lambda common, _, opposite, __, word: common < opposite if word == "less" else common > opposite,
+        rf"{BOTH_KINDS}; on the same draws common noise takes {AMOUNT} ± {AMOUNT} (less|more)",
+        lambda common, _, opposite, __, size, error, word: (
+            size >= 1.8 * error and (common <= opposite if word == "less" else common >= opposite)
+        ),
     ),
     "common and opposite noise differ by little": (
-        rf"{BOTH_KINDS}: they differ by less than two",
-        lambda common, a, opposite, b: abs(common - opposite) <= 2.2 * math.hypot(a, b),
+        rf"{BOTH_KINDS}; on the same draws they differ by {AMOUNT} ± {AMOUNT}, less than two",
+        lambda common, _, opposite, __, size, error: size <= 2.2 * error,
     ),
     "heads are above every control": (
         r"(\d+) of (\d+) heads? (?:is|are) above every control by more than two standard errors",

@@ -211,8 +211,9 @@ def _lost(estimates: xr.Dataset) -> str:
     if any(map(math.isnan, errors)):
         return f"{start} {two_figures(common)} where it is common and {two_figures(opposite)} where it is opposite, in one draw."
     takes = [f"{two_figures(amount)} ± {two_figures(error)}" for amount, error in zip((common, opposite), errors)]
-    verdict = "on the same draws they differ by less than two standard errors"
     more, error = (float(values[name]) for name in ("lost_to_common_more", "lost_to_common_more_error"))
+    size = f"{two_figures(abs(more))} ± {two_figures(error)}"
+    verdict = f"they differ by {size}, less than two standard errors"
     if abs(more) > CLEARLY * error:
-        verdict = f"common noise takes {'less' if more < 0 else 'more'}"
-    return f"{start} {takes[0]} where it is common and {takes[1]} where it is opposite: {verdict}."
+        verdict = f"common noise takes {size} {'less' if more < 0 else 'more'}"
+    return f"{start} {takes[0]} where it is common and {takes[1]} where it is opposite; on the same draws {verdict}."
