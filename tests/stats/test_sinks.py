@@ -25,7 +25,7 @@ def test_column_sink_by_hand():
     d = torch.tensor([[[0.5, 0.0, 0.0], [0.4, -0.6, 0.0], [0.4, -0.5, 0.1]]], dtype=torch.float64)
     net = torch.tensor([[0.5, -0.2, 0.0]], dtype=torch.float64)  # the last has no signed mass
     received = _sums(d, net, [1, 2, 3])
-    measured = most_attended(received)
+    measured = most_attended(received, torch.ones(3, dtype=torch.bool))
     mean, position = (dict(zip(NORMALISATIONS, values[0].tolist(), strict=True)) for values in measured)
     assert received[..., -1].tolist() == [[2, 2, 1, 2]]
     assert (position["share"], position["signed"], position["raw"]) == (1, 1, 0)
@@ -37,13 +37,13 @@ def test_column_sink_by_hand():
 def test_the_last_key_does_not_win_by_its_own_diagonal():
     """Key 3 is seen by one query, which gives it 0.9; key 0 has 0.6 from all others."""
     a = torch.tensor([[[1.0, 0, 0, 0], [0.6, 0.4, 0, 0], [0.6, 0.2, 0.2, 0], [0.1, 0, 0, 0.9]]])
-    mean, position = most_attended(_sums(a, torch.ones(1, 4), [1, 2, 3, 4]))
+    mean, position = most_attended(_sums(a, torch.ones(1, 4), [1, 2, 3, 4]), torch.ones(4, dtype=torch.bool))
     assert position.eq(0).all()
     torch.testing.assert_close(mean, torch.full((1, 4), 1.3 / 3, dtype=torch.float64))
 
 
 def test_column_sink_without_a_row_is_undefined():
-    mean, position = most_attended(_sums(torch.ones(1, 1, 1), torch.ones(1, 1), [1]))
+    mean, position = most_attended(_sums(torch.ones(1, 1, 1), torch.ones(1, 1), [1]), torch.ones(1, dtype=torch.bool))
     assert mean.isnan().all() and position.isnan().all()
 
 
