@@ -110,7 +110,7 @@ class Board:
 def provisional(choices: TestRequest, finished: Mapping, statements: list[str]) -> Board:
     """The chosen tests that are done: mechanism tests are corrected over these."""
     results = dict(finished)  # a job may be adding to it
-    ids = [id for id in choices.asked if id in results]
+    ids = [id for id in TESTS if id in results and id in choices.asked]
     verdicts = run(ids, finished=results) if ids else []
     return Board(choices.title, {verdict.test.id: verdict for verdict in verdicts}, choices.code(), tuple(statements))
 

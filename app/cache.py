@@ -69,8 +69,7 @@ def stamp_of(path: str, weights: bool = False) -> int:
     ----------
     path : str
     weights : bool
-        Look at all weights and scores below the folder too, such as those of checkpoints and of a cohort, and not at the files
-        alone that a model is opened from.
+        Look also at all weights and scores below the folder, such as those of checkpoints or a cohort.
     """
     try:
         name = resolve(path) if path else ""

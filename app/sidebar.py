@@ -81,7 +81,7 @@ class Subject:
 
     @property
     def stamp(self) -> int:
-        """Which of the models of this name it is, that of when it was chosen: what is cached of it must not mix two."""
+        """The stamp of its model's files when it was chosen, so that nothing that is cached mixes two models of one name."""
         return self._opened[1]
 
     @property

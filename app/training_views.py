@@ -89,7 +89,7 @@ def show_steps(
             head,
             on_head=select,
             key="training-view",
-            state=view_state("training-view", cap.prompts[0].ids),
+            state=view_state("training-view", cap),
             on_state=partial(save_view_state, "training-view"),
         )
         blocks.offer_maps(cap, layer, head, code, label=f"Export the maps of step {step}", subject=f"captures[{step}]")

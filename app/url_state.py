@@ -78,19 +78,25 @@ def fits_address(value) -> bool:
     return sum(len(quote(part)) for part in ([parts] if isinstance(parts, str) else parts)) <= LONGEST
 
 
-def view_state(name: str, ids: Sequence[int]) -> dict:
-    """Return the state of a view of the maps of a prompt, as the address has it, or as it was when the user left it.
+def token_ids(cap) -> list[tuple[int, ...]]:
+    """Return the ids of the tokens of a capture, on both sides."""
+    return [tuple(prompt.ids) for prompt in cap.all_prompts]
 
-    What is not a state the view drops by itself. Of another prompt than before, the tokens that were chosen are dropped.
+
+def view_state(name: str, cap) -> dict:
+    """Return the state of a view of a capture's maps, as the address has it, or as it was when the user left it.
+
+    What is not a state the view drops by itself. If the prompt is another than before, locked tokens and the window are dropped.
     """
+    ids = token_ids(cap)
+    before = state.get(f"_{name}-ids", ids)
+    state[f"_{name}-ids"] = ids
     try:
         look = dict(json.loads(st.query_params[name])) if name in st.query_params else state.get(f"_{name}-look", {})
     except (ValueError, TypeError, RecursionError):
         return {}
-    ids = tuple(ids)
-    if state.get(f"_{name}-ids", ids) != ids:
+    if before != ids:
         look = {part: value for part, value in look.items() if part not in ("window", "locked")}
-    state[f"_{name}-ids"] = ids
     save_view_state(name, look)
     return look
 

@@ -10,7 +10,7 @@ from background import CancellableScope, Measurement, cached_job
 from messages import escape_markdown, show_errors
 from question import ask, choose_distractors, in_python
 from selection import choose_head, choose_query
-from url_state import bound
+from url_state import bound, token_ids
 
 from amplifier import Section, heading
 from diffscope import figures
@@ -147,9 +147,9 @@ def _show_cell(subject, cap) -> None:
 def _choose_key(cap, query: int) -> int:
     """Return the key of the cell: what was locked in the maps, else the answer's first token, as far as the query sees it."""
     first = min(cap.spans.get("answer", (0,)))
-    if state.get(OF_PROMPT, cap.ids) != cap.ids:
-        state.pop(KEY, None)
-    state[OF_PROMPT] = cap.ids
+    if state.get(OF_PROMPT, token_ids(cap)) != token_ids(cap):
+        state[KEY] = min(first, query)
+    state[OF_PROMPT] = token_ids(cap)
     if state.get(KEY) is not None and state[KEY] > query:
         state[KEY] = query
     key = st.number_input("Key", 0, query, None, step=1, **bound(KEY, default=min(first, query), named=True), width=110)

@@ -183,7 +183,7 @@ def choose_maps(cap) -> tuple[int, int]:
 
 def show_maps(cap, after, layer: int, head: int) -> None:
     """Show D of one head without and with the edits, as large, linked and on one scale."""
-    look = {"state": view_state("change-view", cap.prompts[0].ids), "on_state": partial(save_view_state, "change-view")}
+    look = {"state": view_state("change-view", cap), "on_state": partial(save_view_state, "change-view")}
     names = [f"change-{words.partition(' ')[0]}" for words in SIDES]
     with blocks.columns(*(f"{name}-maps" for name in names), least=480) as columns:
         for name, words, capture, more, column in zip(names, SIDES, (cap, after), (look, {}), columns):

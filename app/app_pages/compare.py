@@ -159,7 +159,7 @@ def show_side(side: Side, key: str, prefix: str, place: Place) -> None:
         on_head=partial(select, prefix=prefix),
         key=key,
         group="compare",
-        state=view_state(key, side.cap.prompts[0].ids),
+        state=view_state(key, side.cap),
         on_state=partial(save_view_state, key),
     )
 

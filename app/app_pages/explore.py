@@ -15,7 +15,7 @@ from offered_heads import keep_room, offer_heads, where_of
 from selection import choose_head, choose_query, heads_by_layer, init_selection, select
 from sidebar import choose_subject
 from statistic_picker import LETTERS, choose_statistic, label_of, signs_of, title_of
-from url_state import bound, save_view_state, view_state
+from url_state import bound, save_view_state, token_ids, view_state
 
 from diffscope import figures
 from diffscope.attention.maps import short_title
@@ -79,7 +79,7 @@ def show_heads_and_maps(subject, cap) -> None:
                     head,
                     on_head=select,
                     on_lock=partial(read_locked, cap),
-                    state=view_state("view", cap.prompts[0].ids),
+                    state=view_state("view", cap),
                     on_state=partial(save_view_state, "view"),
                     sentence=sentence_of(cap, subject.key, query, layer, head),
                     query=query,
@@ -167,7 +167,7 @@ def read_locked(cap, rows: list[int], columns: list[int]) -> None:
     if rows:
         read_row(cap, rows[-1])
     if columns:
-        state[KEY], state[OF_PROMPT] = columns[-1], cap.ids
+        state[KEY], state[OF_PROMPT] = columns[-1], token_ids(cap)
 
 
 def offer(subject, cap, layer: int, head: int, query: int, statistic) -> None:

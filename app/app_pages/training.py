@@ -53,7 +53,7 @@ def show_training(subject: Subject, kept_steps: Checkpoints) -> None:
         query = choose_query(last, "Measured at token")
     key = (subject.key, stamp_of(subject.model, weights=True), tuple(captures), query)
     reading = once("training", key, partial(readings.along_training, captures, query))
-    code = python(subject, kept_steps)
+    code = python(subject, kept_steps, subject.spans if subject.spans.keys() <= last.spans.keys() else {})
     show_lambda(reading, layer, head, query, code)
     with st.expander("The answer, λ and overlap in numbers"):
         st.markdown(escape_markdown(reading.sentence))
@@ -90,14 +90,14 @@ def _captures(subject: Subject, kept_steps: Checkpoints, spans: dict) -> dict[in
     return captures
 
 
-def python(subject: Subject, kept_steps: Checkpoints) -> str:
-    """Python that gives the captures and what is read of them."""
+def python(subject: Subject, kept_steps: Checkpoints, spans: dict) -> str:
+    """Python that gives the captures, with the spans that could be marked, and what is read of them."""
     names = {step: display_name(name) for step, name in kept_steps.names.items()}
     return (
         "import diffscope\nfrom diffscope import readings\n\n"
         f"names = {names!r}\n"
         f"prompt = {subject.prompt!r}\n"
-        f"spans = {as_code(subject.marked_spans())}\n"
+        f"spans = {as_code(spans)}\n"
         "captures = {step: diffscope.load(name).capture(prompt, spans=spans) for step, name in names.items()}\n"
     )
 

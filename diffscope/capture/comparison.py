@@ -226,11 +226,13 @@ def along_models(datasets: Mapping[str, xr.Dataset]) -> xr.Dataset:
     """
     counts = [dataset.sizes.get("prompt", 0) for dataset in datasets.values()]
     if len(set(counts)) > 1:
-        each = ", ".join(f"{name} {count or 'one prompt'}" for name, count in zip(datasets, counts))
-        raise DiffscopeError(f"models are compared on equally many prompts, and not on: {each}")
+        each = ", ".join(f"{name}: {f'a batch of {n}' if n else 'one prompt by itself'}" for name, n in zip(datasets, counts))
+        raise DiffscopeError(
+            f"models are compared on equally many prompts, and not on {each}; capture the same prompts with each"
+        )
     samples = {tuple(each["query"].values) if WEIGHT in each.coords else None for each in datasets.values()}
     if len(samples) > 1:
-        raise DiffscopeError("a sample of queries needs prompts of one length; measure the models one by one")
+        raise DiffscopeError("the models were measured on other samples of queries; give one sample, and prompts of one length")
     return xr.concat(
         datasets.values(),
         xr.DataArray(list(datasets), dims="model", name="model"),

@@ -242,8 +242,8 @@ def _estimate(sample: Sample) -> Estimate:
     elif untrained is not None and len(untrained) < 3:
         why = "fewer than three untrained models have a value"
     same_prompts = sample.prompts == "crossed" and prompts > 1
-    if seeds > 1 and same_prompts and np.isfinite(values).all(0).sum() < 2:
-        why = "fewer than two prompts have a value in every seed"
+    if not why and seeds > 1 and same_prompts and np.isfinite(values).all(0).sum() < 2:
+        why = sample.lacking or "fewer than two prompts have a value in every seed"
     if why:
         return Estimate(*[math.nan] * 6, **counts, method="", why=why)
     means = np.array([row[np.isfinite(row)].mean() for row in values])  # (seed,)

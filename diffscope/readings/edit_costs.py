@@ -104,7 +104,9 @@ def interventions(
     estimates = _estimates(edited, unedited)
     counts = [len(rivals(prompt)) for prompt in asked if prompt.distractors]
     indifferent = xr.DataArray(-float(np.mean(np.log(counts))) if counts else math.nan)
-    estimates["indifferent"] = described(indifferent, "log-odds where all are as likely", "mean of −log n, n distractors", "nats")
+    estimates["indifferent"] = described(
+        indifferent, "log-odds where all are as likely", "mean of −log n, n different distractors", "nats"
+    )
     estimates = estimates.assign_coords(edit=index).assign_attrs(
         model=scope.name, prompts=len(asked), averaged_over=counted(len(asked), "prompt")
     )

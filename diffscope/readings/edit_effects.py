@@ -102,11 +102,13 @@ def _sides_and_heads(cap: Capture) -> tuple[list[tuple[int, ...]], list[int]]:
 def _check_edits(before: Capture, after: Capture, edits: Sequence[Edit]) -> None:
     """Raise DiffscopeError unless one capture is without edits and the other under these, in this order."""
     if known := before.facts.get("edits"):
-        raise DiffscopeError(f"the capture before was made under edits ({known}); capture it outside of scope.edit")
+        raise DiffscopeError(f"`before` was captured under edits ({known}); capture it outside of scope.edit")
     known, given = after.facts.get("edits", ""), "; ".join(map(str, edits))
     if known != given:
         under = f"under {known}" if known else "without edits"
-        raise DiffscopeError(f"the capture after was made {under}, and the edits given are {given or 'none'}; give those it has")
+        raise DiffscopeError(
+            f"`after` was captured {under}, and the edits given are {given or 'none'}; give those of the capture"
+        )
 
 
 def conclusion(estimates: xr.Dataset, quantity: str = "D") -> str:

@@ -202,7 +202,7 @@ def column_sink_position(received: Tensor, request: Request) -> Tensor:
 
 
 def seen_keys(request: Request) -> Tensor:
-    """Return which keys some row that is added by :func:`column_sums` sees, bool (key,)."""
+    """Return which keys are seen by some row that sees two or more, as :func:`column_sums` adds them, bool (key,)."""
     seen = torch.zeros(request.layer.n_keys, dtype=torch.bool)
     for some in request.queries.flip(0).split(ROWS):  # the last queries see most keys
         rows = request.layer.visible(some).cpu()  # (query, key)

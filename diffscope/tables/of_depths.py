@@ -115,7 +115,9 @@ def _printed(record: dict) -> list[tuple[str, str]]:
 
 def _estimates(reading: Estimates) -> xr.Dataset:
     table = reading.estimates if isinstance(reading, Reading) else reading
-    if not isinstance(table, xr.Dataset) or not {"mass", "mass_se", "negative", "exact"} <= set(table.data_vars):
+    if not isinstance(table, xr.Dataset) or not {"mass", "mass_se", "mass_of_prompt", "negative", "exact"} <= set(
+        table.data_vars
+    ):
         raise DiffscopeError("this table is of what diffscope.readings.depths gives; hand that over")
     return table
 

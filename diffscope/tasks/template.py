@@ -33,9 +33,9 @@ def suffix_count(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def encode_continuation(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], word: str = WORD) -> list[list[int]]:
-    """Return the tokens of each text as it continues a word, or another text in its place.
+    """Return the tokens of each text as it continues `word`.
 
-    Raises PromptError if a text shares a token with that word, or cannot be split.
+    Raises PromptError if a text shares a token with `word`, or cannot be split.
     """
     return _encode(tokenizer, texts, word=word)[0]
 

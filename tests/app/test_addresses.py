@@ -134,13 +134,15 @@ def test_of_another_prompt_the_tokens_that_a_view_had_chosen_are_dropped(app):
     from streamlit.testing.v1 import AppTest
 
     def page():
+        from types import SimpleNamespace
+
         import streamlit as st
         from url_state import save_view_state, view_state
 
         if "run" not in st.session_state:
             save_view_state("view", {"scale": "root", "locked": {"rows": [3], "columns": []}})
         st.session_state["run"] = True
-        st.json(view_state("view", st.session_state.get("ids", [5, 6, 7])))
+        st.json(view_state("view", SimpleNamespace(all_prompts=[SimpleNamespace(ids=st.session_state.get("ids", [5, 6, 7]))])))
 
     def looks(test):
         return fine(test.run()).json[0].value

@@ -288,3 +288,7 @@ def test_the_score_of_the_cell_that_is_locked_is_explained(app, scope):
     table = score_attribution(scope, ids, 1, 0, 9, 4, map="A2", against="row")
     said = escape_markdown(readings.score_parts(table).sentence.partition(":")[0])
     assert any(said in text.value for text in (*test.markdown, *test.caption))
+    assert test.number_input(key="cell-key").value == 4
+    area = next(area for area in test.text_area if area.key.startswith("_text"))
+    test = fine(area.set_value(f"Now. {PROMPT}").run())
+    assert test.number_input(key="cell-key").value != 4  # it was a token of the prompt before

@@ -114,8 +114,8 @@ def test_other_numbers_of_prompts_and_other_samples_of_queries_are_refused(scope
     batch = scopes[0].capture(PROMPTS)
     assert one.n_tokens != long.n_tokens
     for first, second, queries, words in (
-        (batch, one, None, "equally many prompts, and not on: batch 2, one one prompt"),
-        (one, long, diffscope.QuerySample(5), "a sample of queries needs prompts of one length"),
+        (batch, one, None, "equally many prompts, and not on batch: a batch of 2, one: one prompt by itself; capture"),
+        (one, long, diffscope.QuerySample(5), "other samples of queries; give one sample, and prompts of one length"),
     ):
         names = ("batch" if first is batch else "a", "one")
         with pytest.raises(diffscope.DiffscopeError, match=words):

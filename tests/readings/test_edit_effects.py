@@ -133,10 +133,10 @@ def test_two_prompts_are_not_compared(scope):
 def test_captures_under_other_edits_or_of_several_prompts_are_refused(scope):
     plain, edited, both = scope.capture(IDS), under(scope, ZERO), scope.capture([IDS, IDS])
     for before, after, made, words in (
-        (plain, edited, edits.set_lambda(0.5, layers=0), f"made under {ZERO}, and the edits given are λ = 0.5"),
-        (plain, edited, [], f"made under {ZERO}, and the edits given are none"),
-        (plain, plain, ZERO, "after was made without edits"),
-        (edited, edited, ZERO, "before was made under edits"),
+        (plain, edited, edits.set_lambda(0.5, layers=0), f"captured under {ZERO}, and the edits given are λ = 0.5"),
+        (plain, edited, [], f"captured under {ZERO}, and the edits given are none"),
+        (plain, plain, ZERO, "`after` was captured without edits"),
+        (edited, edited, ZERO, "`before` was captured under edits"),
         (both, edited, ZERO, "the capture holds 2"),
         (plain, both, ZERO, "the capture holds 2"),
     ):
