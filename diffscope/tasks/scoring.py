@@ -38,7 +38,8 @@ class Answers(NamedTuple):
     rank : ndarray of int (prompt,)
         Of the answer's first token among all tokens, from 1.
     against_rest : ndarray (prompt,)
-        Log-odds of the answer's tokens, those that `loss` counts, against all else that may come, in nats.
+        Log-odds of the answer's tokens, those that `loss` counts, against all else that may come, in nats; NaN for a prompt with
+        distractors.
     """
 
     loss: np.ndarray
@@ -114,7 +115,10 @@ def _score(scored: Answers, prompts: Sequence[Prompt], members: np.ndarray, scor
     losses = F.cross_entropy(scores.transpose(1, 2), wanted, reduction="none").cpu().numpy()  # (prompt, width)
     scored.loss[members] = losses.mean(1, where=judged)
     scored.right[members] = ((scores.argmax(-1) == wanted).cpu().numpy() | ~judged).all(1)
-    scored.against_rest[members] = _odds_against_rest(scores, wanted, torch.from_numpy(judged).to(wanted.device)).cpu().numpy()
+    free = [row for row, index in enumerate(members) if not prompts[index].distractors]
+    if free:  # it takes a copy of their logits
+        odds = _odds_against_rest(scores[free], wanted[free], torch.from_numpy(judged[free]).to(wanted.device))
+        scored.against_rest[members[free]] = odds.cpu().numpy()
     first = scores[:, 0].cpu()  # (prompt, vocabulary)
     scored.rank[members] = 1 + (first > first.gather(-1, answer[:, :1])).sum(-1).numpy()
     scored.log_odds[members] = [first_token_odds(row, prompts[i]) for row, i in zip(first, members)]
