@@ -214,28 +214,28 @@ class Comparison:
         return self._along_model([_maps(captures[name], layers[name], heads[name], prompt) for name in self.names])
 
     def _along_model(self, datasets: Sequence[xr.Dataset]) -> xr.Dataset:
-        together = along_models(dict(zip(self.names, datasets)))
+        together = along_models(self.names[: len(datasets)], datasets)
         edits = edits_of(dict(zip(self.names, self.captures)))  # which need not be on in both
         return together.assign_attrs(edits=edits) if edits else together
 
 
-def along_models(datasets: Mapping[str, xr.Dataset]) -> xr.Dataset:
+def along_models(names: Sequence[str], datasets: Sequence[xr.Dataset]) -> xr.Dataset:
     """Put what was measured of models side by side along ``model``, with NaN if one lacks the layer, head, map or statistic.
 
     Raises DiffscopeError if they have different numbers of prompts, or samples of queries that are not the same queries.
     """
-    counts = [dataset.sizes.get("prompt", 0) for dataset in datasets.values()]
+    counts = [dataset.sizes.get("prompt", 0) for dataset in datasets]
     if len(set(counts)) > 1:
-        each = ", ".join(f"{name}: {f'a batch of {n}' if n else 'one prompt by itself'}" for name, n in zip(datasets, counts))
+        each = ", ".join(f"{name}: {f'a batch of {n}' if n else 'one prompt by itself'}" for name, n in zip(names, counts))
         raise DiffscopeError(
             f"models are compared on equally many prompts, and not on {each}; capture the same prompts with each"
         )
-    samples = {tuple(each["query"].values) if WEIGHT in each.coords else None for each in datasets.values()}
+    samples = {tuple(each["query"].values) if WEIGHT in each.coords else None for each in datasets}
     if len(samples) > 1:
         raise DiffscopeError("the models were measured on other samples of queries; give one sample, and prompts of one length")
     return xr.concat(
-        datasets.values(),
-        xr.DataArray(list(datasets), dims="model", name="model"),
+        datasets,
+        xr.DataArray(list(names), dims="model", name="model"),
         data_vars="all",
         coords="minimal",
         join="outer",

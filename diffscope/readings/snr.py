@@ -81,8 +81,9 @@ def snr_sentence(estimates: xr.Dataset) -> str:
             return "No output changes with both the answer and the text around it: there is no signal-to-noise ratio here."
         return f"Nothing is subtracted here; the signal-to-noise ratio of its heads is {between(values, decibels)} dB."
     heard = tells(estimates).sel(stage=BEFORE) & gain.sel(a2="own").notnull()
-    there = estimates["signal"].notnull().any([dim for dim in estimates["signal"].dims if dim not in ("layer", "head")])
-    total = f"{counted(int(there.sum()), 'head')}"
+    signal = estimates["signal"]
+    heads = signal.notnull().any([dim for dim in signal.dims if dim not in ("layer", "head")])  # a layer may have fewer
+    total = counted(int(heads.sum()), "head")
     if not heard.any():
         return (
             f"In none of {total} the output changes more with the answer than with the text around it: a gain would say little."

@@ -19,6 +19,7 @@ from diffscope.tables.table import Table
 
 Estimates = Reading | xr.Dataset
 ROWS = ("answer", "irrelevant", "exact")
+NEEDED = {"mass", "mass_se", "mass_of_prompt", "negative", "exact"}  # variables
 INTERVAL = "95 %"  # the row below exact answers: their interval, which is no ± of them
 
 
@@ -115,9 +116,7 @@ def _printed(record: dict) -> list[tuple[str, str]]:
 
 def _estimates(reading: Estimates) -> xr.Dataset:
     table = reading.estimates if isinstance(reading, Reading) else reading
-    if not isinstance(table, xr.Dataset) or not {"mass", "mass_se", "mass_of_prompt", "negative", "exact"} <= set(
-        table.data_vars
-    ):
+    if not isinstance(table, xr.Dataset) or not set(table.data_vars) >= NEEDED:
         raise DiffscopeError("this table is of what diffscope.readings.depths gives; hand that over")
     return table
 

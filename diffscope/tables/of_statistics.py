@@ -121,7 +121,7 @@ def _measured(subject: Subject, names: Any, queries: Any) -> xr.Dataset:
     if isinstance(subject, Comparison):
         return subject.measure(names, queries=queries)
     if isinstance(subject, Mapping) and not isinstance(subject, xr.Dataset):
-        return along_models({name: _of_one(one, names, queries) for name, one in subject.items()})
+        return along_models(list(subject), [_of_one(one, names, queries) for one in subject.values()])
     one = _of_one(subject, names, queries)
     return one if "model" in one.dims else one.expand_dims(model=[str(one.attrs.get("model", "value"))])
 
