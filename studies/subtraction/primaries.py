@@ -298,7 +298,9 @@ PARTS: dict[str, Part] = {
         "Holm",
         may_come_later=("shared-a2",),
     ),
-    "text": Part((LOSS_OF_PLUS, LOSS_OF_NORM, _gain("gain-in-text", "in running text")), 6, "in order"),
+    "text": Part(
+        (LOSS_OF_PLUS, LOSS_OF_NORM, _gain("gain-in-text", "in running text")), 6, "in order", may_come_later=("standard",)
+    ),
     "sinks": Part(_sinks("", "at triggers, where the first map has a sink at all other queries"), 12, "Holm"),
     # The same questions of a training whose sinks are weaker and in both maps: a replication, corrected by itself.
     "sinks-tied": Part(_sinks("-tied", "at triggers, where both maps have weak sinks"), 12, "Holm"),
