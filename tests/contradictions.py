@@ -308,6 +308,10 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         rf"rests on a sink: the [a-z ]+ has {SHARE} of [^,;. ]+{SIGNED} \(uniform attention: {SHARE}\)",
         lambda share, uniform: share >= 50 - HALF and share >= 2 * (uniform - HALF),
     ),
+    "a head takes weight from a sink": (
+        rf"takes weight from the [a-z ]+, which has {SHARE} of [^,;. ]+{SIGNED} \(uniform attention: {SHARE}\)",
+        lambda share, uniform: share >= 50 - HALF and share >= 2 * (uniform - HALF),
+    ),
     "a head spreads nearly evenly": (
         rf"nearly evenly: its entropy is {SHARE} of a uniform row's",
         lambda share: share >= 90 - HALF,
@@ -343,7 +347,7 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
     "they stay": (rf"stays? at {AMOUNT}", lambda value: not isinstance(value, str) and not math.isnan(value)),
     "a difference is more than chance gives": (
         rf"{AMOUNT} times the spread over all heads [^;]*; (more than|no more than) exchanging heads at random gives "
-        rf"\({AMOUNT} in the middle, {AMOUNT} in 1 of 20\)",
+        rf"\(median {AMOUNT}, 95th percentile {AMOUNT}\)",
         lambda size, word, middle, rare: size >= rare * 0.94 if word == "more than" else size <= rare * 1.06,
     ),
     "one model gives the answer more or less": (

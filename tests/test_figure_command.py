@@ -42,7 +42,7 @@ def test_the_help_of_a_figure_lists_its_own_options(run):
 def test_what_a_figure_takes_is_said_in_its_functions_words(run):
     _, out, _ = run("--kind", "heads", "--list")
     assert "--key-set" in out and "negative ones count from the prompt's end" in out
-    assert "Whose widths to print with" in out and "As of" not in out and "--measured" not in out
+    assert "paper format whose widths" in out and "As of" not in out and "--measured" not in out
 
 
 def drawn(run, tmp_path, *arguments):

@@ -131,7 +131,7 @@ class Comparison:
         if len(counts) > 1 or any(a != b for a, b in pairs):
             raise DiffscopeError(
                 f"the captures of {' and '.join(self.names)} are of different tokens; compare models that share a tokenizer, on "
-                "the same prompts"
+                "the same prompts, or two prompts with readings.differences"
             )
 
     def measure(self, statistics: Names = None, *, queries: Queries = None) -> xr.Dataset:

@@ -73,7 +73,7 @@ def command(
     keys = "" if capture.key_prompts is None else f", {lengths(capture.key_prompts)} of another side"
     tokens = f"{lengths(capture.prompts)}{keys}"
     say(f"{capture.model_name} ({capture.family}): {capture.n_layers} layers, {capture.n_heads} heads, {tokens}")
-    say("rebuilt attention output against the model's own, and λ averaged over queries, then heads:")
+    say("how far each rebuilt attention output is from the model's own, and λ averaged over queries, then heads:")
     in_float32 = [] if fidelity["error_float32"].isnull().all() else [fidelity["error_float32"]]
     columns = [*(fidelity[name] for name in ("error", "tolerance")), *in_float32, fidelity["rows"], lam]
     kinds = [] if capture.key_prompts is None else [capture.kinds]
@@ -88,7 +88,7 @@ def command(
         *(["in float32"] if in_float32 else []),
         "rows",
         "λ",
-        "other pairings fail",
+        "pairing is certain",
     ]
     show_table(headers, ([*row, word] for row, word in zip(rows, told)))
     for reason, layers in capture.undecided.items():

@@ -27,11 +27,11 @@ NECESSARY = (WANTED["exact"], WANTED["on answer"])
 
 Length = Annotated[int | None, typer.Option(min=32, help="Tokens a prompt; by default what a bundled model was trained on.")]
 Sentences = Annotated[int, typer.Option(min=2, max=64, help="Sentences with a number in each prompt; one is asked for.")]
-Questions = Annotated[int, typer.Option(min=1, max=64, help="Of those cities how many are asked for, one after the other.")]
+Questions = Annotated[int, typer.Option(min=1, max=64, help="How many of the cities are asked for, one after the other.")]
 Prompts = Annotated[
     str, typer.Option(metavar="COUNT|FILE", help="How many prompts, over five depths; or a file of your own prompts.")
 ]
-Looks = Annotated[int, typer.Option(min=10, help="Of those, prompts whose attention is measured.")]
+Looks = Annotated[int, typer.Option(min=10, help="On how many of the prompts attention is measured.")]
 Near = Annotated[bool, typer.Option("--near-duplicates", help='Ask for "Old Paris" among "New Paris", "North Paris" and so on.')]
 Unanswerable = Annotated[bool, typer.Option("--unanswerable", help='Ask for what no sentence states; right is "unknown".')]
 Template = Annotated[

@@ -42,7 +42,8 @@ Head = Annotated[int | None, typer.Option(min=0, help="One head, counted from 0.
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 Device = Annotated[str | None, typer.Option(help="Where to run the model: cpu, cuda, cuda:1.")]
 Dtype = Annotated[
-    Literal["float32", "float64", "bfloat16", "float16"] | None, typer.Option(help="What to run the model in instead of its own.")
+    Literal["float32", "float64", "bfloat16", "float16"] | None,
+    typer.Option(help="Precision to run in; by default the model's."),
 ]
 SavedCapture = Annotated[
     Path | None,

@@ -61,7 +61,7 @@ def command(
     dry_run: DryRun = False,
     as_json: Json = False,
 ):
-    """Measure statistics of models, at steps of their training, on prompts. What stopped goes on with the same command."""
+    """Measure statistics of models, at steps of their training, on prompts. The same command resumes what was stopped."""
     from diffscope.lab.plan import Plan
 
     if out is None and not dry_run:

@@ -20,7 +20,7 @@ EXAMPLE = (
 TABLES = (".tex", ".parquet", ".csv")
 FORMATS = (".md", ".html", ".json", *TABLES)
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Tests; all without.", show_default=False)]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Tests to run; by default all.", show_default=False)]
 Models = Annotated[
     list[str] | None,
     typer.Option("--model", metavar="NAME|FOLDER|HUB-ID", help="A model, or several seeds of one. Repeatable."),

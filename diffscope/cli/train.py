@@ -30,9 +30,9 @@ EXAMPLE = (
 SAVED = "what was saved is kept, and the same command goes on"
 
 Recipe = Annotated[str, typer.Argument(metavar="RECIPE", help="A TOML file, or a bundled recipe by name.")]
-Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="A model of the cohort; all without. Repeatable.")]
-Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; all of the recipe without. Repeatable.")]
-Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go; what stopped goes on from there.")]
+Arms = Annotated[list[str] | None, typer.Option("--arm", metavar="NAME", help="An arm; by default all. Repeatable.")]
+Seeds = Annotated[list[int] | None, typer.Option("--seed", min=0, help="A seed; by default all of the recipe. Repeatable.")]
+Out = Annotated[Path | None, typer.Option(metavar="FOLDER", help="Where runs go, and are resumed from.")]
 Threads = Annotated[int, typer.Option(min=1, help="Processor threads of each run.")]
 Rate = Annotated[float | None, typer.Option("--learning-rate", help="Instead of the recipe's.")]
 Board = Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard's events too, into FOLDER/tensorboard.")]
@@ -70,7 +70,7 @@ def command(
     evidence: Anew = False,
     as_json: Json = False,
 ):
-    """Train the arms of a cohort with every seed, and score them. What stopped goes on with the same command."""
+    """Train the arms of a cohort with every seed, and score them. The same command resumes what was stopped."""
     _check_modes({"--table": table, "--status": status, "--recompute-evidence": evidence, "--report": report})
     chosen = _chosen(recipe, learning_rate, text, any_text)
     if table:

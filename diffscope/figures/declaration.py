@@ -31,7 +31,7 @@ class Printing(TypedDict, total=False):
 #: what these options mean, for the docstring of every figure
 PRINTING = """\
 venue : {"icml", "neurips", "iclr", "acl", "cvpr", "aaai", "tmlr"}, optional
-    Whose widths to print with.
+    The paper format whose widths to print with.
 wide : bool, optional
     Printed as wide as the page, or as one column; by default what suits the figure.
 width : float, optional

@@ -9,7 +9,7 @@ from diffscope.hypotheses.accounts import ACCOUNTS, OPEN, SILENT
 from diffscope.hypotheses.rules import ABOVE, SECOND, Cost, Quantity, Test, by_interval, decisive, in_nats, words_by
 from diffscope.hypotheses.statistics import Estimate
 from diffscope.hypotheses.tests import SUBJECTS
-from diffscope.numbers import minus
+from diffscope.numbers import counted, minus
 
 CORRECTIONS = {"primary": "Holm", "mechanism": "Benjamini–Hochberg"}
 YES = "yes"
@@ -182,7 +182,7 @@ def _counted(test: Test, estimates: Mapping[str, Estimate], names: Iterable[str]
     groups: dict[str, list[str]] = {}
     for name in names:
         counts = estimates[name]
-        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counts.prompts} prompts"
+        words = f"{counts.seeds} {plural}" if counts.seeds > 1 else f"one {singular}, {counted(counts.prompts, 'prompt')}"
         words += f", {counts.untrained} untrained {plural}" if counts.untrained else ""
         groups.setdefault(words, []).append(test.quantities[name].label)
     if len(groups) == 1:

@@ -11,6 +11,7 @@ import xarray as xr
 from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError, PromptError
+from diffscope.numbers import counted
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL, t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -72,11 +73,12 @@ class Accuracy:
     @property
     def sentence(self) -> str:
         """Say how the model answers."""
+        share = f"{self.exact:.1%} of {counted(self.prompts, 'prompt')} exactly"
         if math.isnan(self.chance):
-            return f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly; {CHANCE_UNKNOWN}"
-        odds = f"log-odds {self.log_odds:.2f} nats, {self.blind:.2f} for who prefers none of the numbers"
+            return f"{self.model} answers {share}; {CHANCE_UNKNOWN}"
+        odds = f"log-odds {self.log_odds:.2f} nats, and {self.blind:.2f} if it preferred none of the numbers"
         if not self.at_chance:
-            return f"{self.model} answers {self.exact:.1%} of {self.prompts} prompts exactly (chance {self.chance:.1%}; {odds})"
+            return f"{self.model} answers {share} (chance {self.chance:.1%}; {odds})"
         what = "what follows is about attention that does not answer"
         if self.log_odds_low > self.blind:
             what = f"yet it prefers the right number to the others; {what}"

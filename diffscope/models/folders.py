@@ -28,7 +28,7 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
     if at and not Path(name).expanduser().is_dir() and (_folder(base) / "config.json").is_file():
         steps = checkpoints(_folder(base))
         if not step.isdecimal() or int(step) not in steps:
-            raise ModelNotFound(f"{base} has no checkpoint {step!r}; kept are the steps {', '.join(map(str, steps)) or 'none'}")
+            raise ModelNotFound(f"{base} has no checkpoint {step!r}; saved steps: {', '.join(map(str, steps)) or 'none'}")
         return _folder(base), steps[int(step)]
     folder = _transformer_of(_folder(name))
     if folder.is_dir():

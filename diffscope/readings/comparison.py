@@ -311,5 +311,5 @@ def _sentence(estimates: xr.Dataset) -> str:
     if np.isnan(rare):
         return f"{start}."
     verdict = "no more than" if is_by_chance(estimates) else "more than"
-    chance = f"{two_figures(usual)} in the middle, {two_figures(rare)} in 1 of 20"
+    chance = f"median {two_figures(usual)}, 95th percentile {two_figures(rare)}"
     return f"{start}; {verdict} exchanging heads at random gives ({chance})."

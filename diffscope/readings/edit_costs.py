@@ -146,6 +146,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     change = estimates[f"{name}_change"].dropna("edit")
     whole = f"{two_figures(float(estimates[f'unedited_{name}']))} nats of {NAMES[name]}"
     start = f"Unedited, {prompts} {'has' if scored == 1 else 'have'} {whole}"
+    unscored = "" if name == "log_odds" else ". No prompt names distractors, so the answer has no log-odds here"
     if not change.size:
         return f"{start}; under the edits these are undefined."
     extremes = _extremes(
@@ -154,7 +155,7 @@ def _sentence(estimates: xr.Dataset) -> str:
     counts = estimates[f"{name}_change_of_prompt"].notnull().sum("prompt").values
     over = between(counts, lambda count: f"{count:g}")
     within = f"; ± is one standard error over {over} prompts" if "±" in extremes else ""
-    return f"{start}; {extremes}{within}."
+    return f"{start}; {extremes}{within}{unscored}."
 
 
 def _extremes(estimates: xr.Dataset, change: xr.DataArray, worth: np.ndarray, lost: str, gained: str) -> str:
@@ -196,7 +197,10 @@ def questions(scope: Scope, prompts: Any) -> list[Prompt]:
     for number, prompt in enumerate(all_prompts):
         if not isinstance(prompt, (Prompt, TextPrompt)):
             kind = type(prompt).__name__
-            raise PromptError(f"prompt {number} is a {kind}; give prompts of diffscope.tasks, which have an answer to be scored")
+            raise PromptError(
+                f"prompt {number} is a {kind}; give one with an answer, such as of "
+                "diffscope.tasks.read_prompts([{'prompt': …, 'answer': …}])"
+            )
         own = encode_prompts(scope.tokenizer, [prompt])[0] if isinstance(prompt, TextPrompt) else prompt
         if not own.answer:
             raise PromptError(f"prompt {number} has no answer, so that nothing of it can be scored; give it one")

@@ -180,10 +180,13 @@ def _weight(row: Row, weight: float) -> str:
 
 
 def _largest(row: Row) -> Pieces:
-    """Say that a row rests on a sink or is nearly uniform, or else where its largest weight is."""
+    """Say that a row rests on a sink, takes from it, or is nearly uniform, or else where its largest weight is."""
     if _rests_on_sink(row):
         where = sink_in_words(row.spans)
-        return [f"rests on a sink: {where} has ", *_amount(row, "sink", where), " (", *_uniform(row, "sink", where), ")"]
+        share = row.at("mass", map="D", place="sink", normalisation="share")
+        takes = row.signed and row.at("negative", map="D", place="sink") > share / 2
+        start = f"takes weight from {where}, which has " if takes else f"rests on a sink: {where} has "
+        return [start, *_amount(row, "sink", where), " (", *_uniform(row, "sink", where), ")"]
     entropy = row.at("entropy_normalised", map="D")
     if _is_even(row):
         words = f"Entropy of {row.weights} / log(visible tokens): 100 % if all tokens have the same weight, 0 if one has all."
@@ -280,7 +283,8 @@ def _added(row: Row) -> Pieces:
 
 
 def _about_overlap(row: Row) -> str:
-    part = " Irrelevant are all but the answer, the question and the first token." if "answer" in row.spans else ""
+    question = ", the question" if "query" in row.spans else ""
+    part = f" Irrelevant are all but the answer{question} and {sink_in_words(row.spans)}." if "answer" in row.spans else ""
     words = "Overlap = 1 − ρ = 1 − Σ|A1 − A2| / Σ(A1 + A2): what the two maps share there, 0 to 1. Only that can cancel."
     return f"{words}{part}"
 

@@ -164,7 +164,7 @@ class Scope(HookedModel):
         model = without_step(self.name)
         if step not in self.checkpoints:
             kept = ", ".join(map(str, self.checkpoints)) or "none"
-            raise ModelNotFound(f"{model} has no checkpoint {step!r}; kept are the steps {kept}")
+            raise ModelNotFound(f"{model} has no checkpoint {step!r}; saved steps: {kept}")
         placed = {"device": self.runner.device, "dtype": self.runner.dtype}
         return load(f"{model}@{step}", self.tokenizer, **placed, family=self.family)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,16 +77,16 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
     return texts
 
 
-def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
-    """Read prompts with spans in the order of the file; one without a name is named after the file and the line.
+def read_prompts(source: str | os.PathLike | Sequence[Mapping]) -> tuple[TextPrompt, ...]:
+    """Read prompts with spans in the order of a file or list; one without a name is named after its place there.
 
     Parameters
     ----------
-    source : str or path-like
-        .jsonl or .ndjson with an object a line, .json with a list of objects, or .parquet. An object has ``prompt``, and may
-        have ``spans`` (each a text that stands in the prompt once, or a list of character ranges ``[start, stop]``),
-        ``answer`` (the text expected next), ``distractors`` (a list of other answers) and ``name``. Null counts as absent, and
-        other fields are not read.
+    source : str, path-like, or sequence of dict
+        .jsonl or .ndjson with an object a line, .json with a list of objects, or .parquet; or the objects themselves. An object
+        has ``prompt``, and may have ``spans`` (each a text that stands in the prompt once, or a list of character ranges
+        ``[start, stop]``), ``answer`` (the text expected next), ``distractors`` (a list of other answers) and ``name``. Null
+        counts as absent, and other fields are not read.
 
     Returns
     -------
@@ -102,13 +102,20 @@ def read_prompts(source: str | os.PathLike) -> tuple[TextPrompt, ...]:
     CorruptFile
         The file is not UTF-8, broken JSON, or damaged.
     """
-    path = Path(os.path.expanduser(source))
+    prompts = tuple(_text_prompt(where, row) for where, row in _prompt_rows(source))
+    if not prompts:
+        raise PromptError(f'{source or "the list"} holds no prompts; give at least one, such as {{"prompt": "…"}}')
+    return prompts
+
+
+def _prompt_rows(source: str | os.PathLike | Sequence[Mapping]) -> Rows:
+    """Return the objects of a list or of a file of prompts."""
+    if isinstance(source, (list, tuple)):
+        return ((f"prompt {number}", row) for number, row in enumerate(source))
+    path = Path(os.path.expanduser(source))  # type: ignore[arg-type]
     if path.suffix.lower() not in RECORDS or not os.path.isfile(path):
         raise PromptError(f"there is no file of prompts {str(source)!r}; give a file that ends in {', '.join(RECORDS)}")
-    prompts = tuple(_text_prompt(where, row) for where, row in _records(path))
-    if not prompts:
-        raise PromptError(f'{path} holds no prompts; give at least one, such as {{"prompt": "…"}}')
-    return prompts
+    return _records(path)
 
 
 def examples(kind: str = "retrieval") -> list[TextPrompt]:

@@ -203,7 +203,7 @@ def test_bundled_models_open_with_their_checkpoints():
             assert not torch.equal(early.model.lm_head.weight, scope.model.lm_head.weight)
             assert early.model.dtype == torch.float32
         steps = ", ".join(map(str, card["checkpoints"])) or "none"
-        with pytest.raises(ModelNotFound, match=f"kept are the steps {steps}"):
+        with pytest.raises(ModelNotFound, match=f"saved steps: {steps}"):
             diffscope.load(f"{card['name']}@17")
     kept = {card["name"]: card["checkpoints"] for card in bundled()}
     assert {"mini-diff", "mini-standard"} <= set(kept) and kept["mini-diff"][0] == 0 and len(kept["mini-diff"]) > 2

@@ -125,7 +125,7 @@ def test_a_scope_opens_the_checkpoints_of_its_training(mini_diff, tiny_diff_fold
     assert first.name == f"mini-diff@{mini_diff.checkpoints[0]}" and first.checkpoints == mini_diff.checkpoints
     assert first.loss(PROMPTS[0]) == diffscope.load(first.name).loss(PROMPTS[0]) != mini_diff.loss(PROMPTS[0])
     assert first.at(mini_diff.checkpoints[1]).name == f"mini-diff@{mini_diff.checkpoints[1]}"
-    with pytest.raises(diffscope.ModelNotFound, match=r"no checkpoint 7; kept are the steps 0, "):
+    with pytest.raises(diffscope.ModelNotFound, match=r"no checkpoint 7; saved steps: 0, "):
         first.at(7)
     assert diffscope.load(tiny_diff_folder).checkpoints == () == diffscope.load(mini_diff.model).checkpoints[9:]
 

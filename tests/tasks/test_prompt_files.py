@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -202,6 +203,9 @@ def test_prompts_with_spans(tmp_path, name):
     ]
     file = write(tmp_path / name, pa.Table.from_pylist(rows) if name == "p.parquet" else rows)
     first, plain, third = read_prompts(str(file))
+    listed = read_prompts(rows)
+    assert [replace(prompt, name="") for prompt in listed] == [replace(prompt, name="") for prompt in (first, plain, third)]
+    assert [prompt.name for prompt in listed] == ["first", "prompt 1", "prompt 2"]
     assert (first.name, first.text, first.answer) == ("first", PROMPT, "7421")
     assert first.spans == {"answer": [Chars(6, 10)], "query": [Chars(23, 33)]}
     assert (plain.text, plain.spans, plain.answer) == ("🙂 plain", {}, None)
@@ -269,4 +273,6 @@ def test_prompts_come_from_files_that_can_hold_them(tmp_path):
     for source in (tmp_path, tmp_path / "absent.jsonl", write(tmp_path / "p.txt", "a")):
         refused(PromptError, (str(source), ".jsonl, .ndjson, .json, .parquet"), read_prompts, source)
     refused(PromptError, "holds no prompts", read_prompts, write(tmp_path / "p.json", []))
+    refused(PromptError, "the list holds no prompts", read_prompts, [])
+    refused(PromptError, "prompt 1: found text", read_prompts, [{"prompt": "a"}, "b"])
     refused(CorruptFile, "damaged, or no Parquet file", read_prompts, write(tmp_path / "p.parquet", b"PAR1"))
