@@ -122,10 +122,13 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
         *scores,
         ("several heads share one second map", "one A2" in described_pairing(layer)),
         (
-            f"head h owns the query maps {HALVES} instead of {STRIPES} (an order of weights)",
+            f"head h owns the query maps {HALVES} instead of {STRIPES} (the same with weights in another order)",
             convention.pairing == HALVES,
         ),
-        (f"RoPE is {convention.rope} instead of interleaved (an order of weights)", convention.rope == "half"),
+        (
+            "RoPE pairs the halves of a head instead of neighbours (the same with weights in another order)",
+            convention.rope == "half",
+        ),
         (f"RoPE: {convention.rope}", convention.rope not in ("half", "interleaved")),
         ("both maps of a head look at the same keys", shares_keys(layer)),
         (f"λ = {convention.lam} instead of one number a layer", layer.lam[0].numel() > 1),

@@ -61,7 +61,9 @@ def test_the_example_opens_its_model(model, page):
     assert names["capture"].fidelity.decided.all() and float(names["capture"].fidelity.error.max()) < 1e-5
     report = diffscope.check(model)  # of a family that states no convention
     assert (
-        report.passed and "head h owns the query maps h, h + H instead of 2h, 2h + 1 (an order of weights)" in report.differences
+        report.passed
+        and "head h owns the query maps h, h + H instead of 2h, 2h + 1 (the same with weights in another order)"
+        in report.differences
     )
     assert report.layers[0]["λ formula"] == "not stated by the family"
     with diffscope.load(model).edit(diffscope.edits.set_lambda(0.1)) as scope:
