@@ -10,6 +10,8 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.families.base import HALVES, STRIPES, Convention
 from diffscope.models import lambda_init_schedule
 
+REORDERED = "the same with weights in another order"
+
 
 def schedule_offset(layer: int, lam_init: float) -> int | None:
     """Return the k nearest to 0, from −2 to 2, for which λ_init is the paper's of layer + k; None if no k fits."""
@@ -121,14 +123,8 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
     lines = [
         *scores,
         ("several heads share one second map", "one A2" in described_pairing(layer)),
-        (
-            f"head h owns the query maps {HALVES} instead of {STRIPES} (the same with weights in another order)",
-            convention.pairing == HALVES,
-        ),
-        (
-            "RoPE pairs the halves of a head instead of neighbours (the same with weights in another order)",
-            convention.rope == "half",
-        ),
+        (f"head h owns the query maps {HALVES} instead of {STRIPES} ({REORDERED})", convention.pairing == HALVES),
+        (f"RoPE pairs the halves of a head instead of neighbours ({REORDERED})", convention.rope == "half"),
         (f"RoPE: {convention.rope}", convention.rope not in ("half", "interleaved")),
         ("both maps of a head look at the same keys", shares_keys(layer)),
         (f"λ = {convention.lam} instead of one number a layer", layer.lam[0].numel() > 1),
