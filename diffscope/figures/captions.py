@@ -25,6 +25,7 @@ FACTS = {
     "layer": "layer {}",
     "head": "head {}",
     "query": "query {}",
+    "window": "{}",
     "n_tokens": "a prompt of {} tokens",
     "selection": "{}",
     "normalisation": "normalisation: {}",

@@ -17,7 +17,7 @@ from diffscope.errors import DiffscopeError, check_index
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import layer_at, visible_cells, window
+from diffscope.figures.inputs import layer_at, visible_cells, window, window_said
 from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
 from diffscope.numbers import head_name
 
@@ -70,6 +70,7 @@ def grid_data(
         "edits": edits_of(captures),
         "n_tokens": n_queries,
         "bin": of_models[0].attrs["bin"],
+        "window": window_said(window(queries, n_queries, "queries"), n_queries, window(keys, n_keys, "keys"), n_keys),
         "model": " and ".join(map(short_name, captures)),
     }
     if "cross" in kinds:

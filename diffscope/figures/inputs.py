@@ -166,6 +166,16 @@ def window(choice, n: int, name: str) -> slice:
     return slice(start, stop)
 
 
+def window_said(queries: slice, n_queries: int, keys: slice, n_keys: int) -> str:
+    """Say which queries and keys a picture shows, of how many: "query 14", "keys 0 to 7"; nothing of a whole map."""
+    said = []
+    for chosen, n, one, several in ((queries, n_queries, "query", "queries"), (keys, n_keys, "key", "keys")):
+        if chosen.stop - chosen.start < n:
+            last = chosen.stop - 1
+            said.append(f"{one} {last}" if last == chosen.start else f"{several} {chosen.start} to {last}")
+    return ", ".join(said)
+
+
 def position_of(query: int | str, n: int) -> int:
     """Return a query of a prompt of n tokens, from 0: "last", or a position, from the end if it is negative; refuse others."""
     query = -1 if is_last(query) else query

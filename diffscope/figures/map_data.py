@@ -14,7 +14,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import maps_print, maps_screen
 from diffscope.figures.escaping import short_name
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import any_capture, described, layer_at, visible_cells, window, with_readable_tokens
+from diffscope.figures.inputs import any_capture, described, layer_at, visible_cells, window, window_said, with_readable_tokens
 from diffscope.numbers import head_name
 
 LARGEST = 512  # positions a side that are drawn one by one; above, bins that keep the largest weight
@@ -63,6 +63,7 @@ def data(
         **described(cap, attention, head),
         "lam": lam if attention.differential else None,
         "bin": maps.attrs.get("bin", 1),
+        "window": window_said(rows, of_layer.n_queries, columns, of_layer.n_keys),
     }
     return dataset
 
@@ -84,7 +85,7 @@ def _of_two(comparison: Comparison, layer, head, queries, keys, size) -> xr.Data
     seen = np.logical_or(*(dataset["visible"].values for dataset in datasets))
     both = xr.Dataset({name: array.rename(name) for name, array in maps.items()})
     both = both.assign_coords(visible=(("query", "key"), seen))
-    about = ("n_tokens", "spans", "bin", "n_keys", "key_spans")
+    about = ("n_tokens", "spans", "bin", "window", "n_keys", "key_spans")
     shared = {name: datasets[0].attrs[name] for name in about if name in datasets[0].attrs}
     shared["edits"] = edits_of(dict(zip(comparison.names, comparison.captures)))
     return both.assign_attrs(shared, model=" and ".join(map(short_name, comparison.names)), models=list(comparison.names))

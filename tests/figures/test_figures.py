@@ -808,6 +808,13 @@ def test_edits_are_said_of_checkpoints_trainings_and_comparisons():
     assert "under" in drawn.caption and "λ = 0" in drawn.caption and "root of a value" in drawn.caption
 
 
+def test_captions_say_which_window_of_a_map_is_drawn(cap):
+    last = cap.n_tokens - 1
+    for chosen in ({}, {"layers": "all"}):
+        assert f"query {last}, keys 0 to 3" in figures.maps(cap, queries="last", keys=(0, 4), **chosen).caption
+        assert "quer" not in figures.maps(cap, **chosen).caption and "keys" not in figures.maps(cap, **chosen).caption
+
+
 def test_only_the_end_of_a_scale_says_that_values_go_beyond_it(cap):
     ticks = figures.maps(cap, limit=0.1, names=["A1"]).plotly().data[0].colorbar.ticktext
     assert [tick for tick in ticks if "≥" in tick] == ["≥ 0.1"]
