@@ -149,7 +149,7 @@ class Scope(HookedModel):
     def checkpoints(self) -> tuple[int, ...]:
         """The steps at which the training of this model was kept, by the folder that it was loaded from; empty where none were.
 
-        Each is opened by :meth:`at`, or as ``diffscope.load(f"mini-diff@{step}")``.
+        The trained model itself is not among them. Each is opened by :meth:`at`, or as ``diffscope.load(f"mini-diff@{step}")``.
         """
         return steps_of(self.name)
 
