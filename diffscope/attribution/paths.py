@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import project
 from diffscope.attribution.runs import record_modules
-from diffscope.attribution.scores import read_alone
+from diffscope.attribution.scores import ELSEWHERE, proved_reading, read_alone
 from diffscope.attribution.stream import UNSUPPORTED, Frozen, attention_modules, check_decoder, frozen_norm, read_blocks, read_by
 from diffscope.edits import Edit, apply, patch
 from diffscope.edits.patching import OUTPUTS
@@ -164,30 +165,42 @@ def _difference(scope: Scope, module: nn.Module, layer: LayerAttention, source: 
 def _projected(
     scope: Scope, module: nn.Module, ids: list[int], read: Tensor, layer: LayerAttention, receiver: tuple[int, int, str]
 ) -> Tensor:
-    """Return the receiver's queries or keys for what is read in its place, (part, token, d)."""
+    """Return the receiver's queries, scaled, or keys for what is read in its place, (part, token, d).
+
+    The first part is the stream as it is, whose queries or keys have to be those of the captured layer.
+    """
     found: list[Tensor] = []
-    _, head, what = receiver
 
     def before_forward(attention_pass: AttentionPass, replay: Replay) -> None:
         if attention_pass.module is not module:
             return
+        unchanged = read_alone(scope, attention_pass, replay, read[:1])
+        proved = proved_reading(unchanged, layer, lambda alone: [_of_receiver(alone, receiver)])
         for part in read:  # one by one, as their length asks for
-            alone = read_alone(scope, attention_pass, replay, part[None])
-            index = int(alone.pairing.of_branch(int(what[1]))[head])
-            made = alone.q[0, index] if what[0] == "q" else alone.k[0, int(alone.pairing.key_of_map[index])]
-            found.append(made.double().cpu())
+            alone = next(islice(read_alone(scope, attention_pass, replay, part[None]), proved, None))
+            found.append(_of_receiver(alone, receiver))
 
     with attention_passes(scope.model, scope.family, (len(ids),), before_forward=before_forward):
         scope.logits(torch.tensor([ids]))
-    if len(found) != len(read) or found[0].shape[0] != layer.n_keys:
-        raise UnsupportedModel(f"layer {layer.layer} does not make its queries and keys of what it reads; {UNSUPPORTED}")
+    moved = any(not torch.equal(projection, found[0]) for projection in found)
+    if len(found) != len(read) or (not moved and bool((read != read[0]).any())):
+        raise UnsupportedModel(f"layer {layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
     return torch.stack(found)
+
+
+def _of_receiver(layer: LayerAttention, receiver: tuple[int, int, str]) -> Tensor:
+    """Return the receiver's queries, scaled, or keys, (token, d) in float64: a module may scale its queries by itself."""
+    _, head, what = receiver
+    index = int(layer.pairing.of_branch(int(what[1]))[head])
+    if what[0] == "q":
+        return layer.q[0, index].double().cpu() * layer.scale
+    return layer.k[0, int(layer.pairing.key_of_map[index])].double().cpu()
 
 
 def _edit(
     receiver: tuple[int, int, str], sender: tuple[int, int, str], of_prompt: LayerAttention, change: Tensor, differs: bool
 ) -> Edit:
-    """Return the edit that adds a change (token, d) to the receiver's queries or keys, of that head alone."""
+    """Return the edit that adds a change (token, d) to the receiver's queries, scaled, or keys, of that head alone."""
     number, head, what = receiver
     branch = int(what[1])
 
@@ -201,7 +214,7 @@ def _edit(
         q, k = layer.q[:, own : own + 1], layer.k[:, key : key + 1]
         moved = change.to(layer.q.device)
         if what[0] == "q":
-            q = (q.double() + moved).to(q.dtype)
+            q = (q.double() + moved / layer.scale).to(q.dtype)
         else:
             k = (k.double() + moved).to(k.dtype)
         return _with_own_map(layer, branch, head, q, k)

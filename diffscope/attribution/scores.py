@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from numbers import Integral
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, firs
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
 from diffscope.proof.float32_copy import run_in_float32
+from diffscope.proof.readings import readings
 from diffscope.proof.tolerance import TOLERANCE
 from diffscope.scope import Scope
 
@@ -180,6 +182,11 @@ class _Cell:
         key_map = layer.pairing.key_of_map[self.map]
         return layer.q[prompt, self.map, self.query].double().cpu() * layer.scale, layer.k[prompt, key_map].double().cpu()
 
+    def needed(self, layer: LayerAttention) -> tuple[Tensor, Tensor]:
+        """Return q of the query (d,), scaled, and k of the tokens that are needed (token, d), in float64."""
+        q, k = self.vectors(layer)
+        return q, k[self.tokens]
+
     @property
     def cap(self) -> Tensor:
         """Return what the soft cap of the scores multiplies each with, (key, 1): cap·tanh(s/cap)/s, 1 without a cap."""
@@ -253,9 +260,9 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
             return
         norms = InnerNorms()
         whole = read.sum(0, keepdim=True)
-        read_alone(scope, attention_pass, replay, whole, norms.record)
+        proved = proved_reading(read_alone(scope, attention_pass, replay, whole, norms.record), cell.layer, cell.needed)
         for some in torch.cat([read, whole, 0 * read[:1]]).split(together):
-            layer = read_alone(scope, attention_pass, replay, some, norms.freeze)
+            layer = next(islice(read_alone(scope, attention_pass, replay, some, norms.freeze), proved, None))
             if not len(layer.q) == len(layer.k) == len(some):
                 raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
             for part in range(len(some)):
@@ -291,8 +298,8 @@ def read_alone(
     replay: Replay,
     parts: Tensor,
     prepare: Callable[[nn.Module], object] = lambda copied: None,
-) -> LayerAttention:
-    """Return the layer that the module of a pass attends with if parts (part, token, hidden) are its hidden states.
+) -> Iterator[LayerAttention]:
+    """Yield each reading of what the module of a pass attends with if parts (part, token, hidden) are its hidden states.
 
     Raises UnsupportedModel if the module cannot be run on them.
     """
@@ -305,13 +312,42 @@ def read_alone(
     try:
         run = run_in_float32(attention_pass, replay, nullcontext(), prepare)
         run.lengths = (parts.shape[1],) * len(parts)
-        return scope.family.read(run)
+        yield from readings(scope.family, run)
     except DiffscopeError:
         raise
     except Exception as error:  # foreign code, given more prompts than the masks and positions beside them are of
         raise UnsupportedModel(
             f"layer {attention_pass.number}: its module cannot be run on parts of what it reads: {first_line(error)}"
         ) from None
+
+
+def proved_reading(
+    layers: Iterable[LayerAttention], captured: LayerAttention, vectors: Callable[[LayerAttention], Iterable[Tensor]]
+) -> int:
+    """Return the number of the first reading of a module's whole input that has the vectors of the captured layer.
+
+    A family may allow several readings of a module, such as RoPE by θ and by −θ, and the capture has the one that was proved.
+
+    Parameters
+    ----------
+    layers : iterable of LayerAttention
+        The readings.
+    captured : LayerAttention
+    vectors : callable
+        Queries or keys of a layer, each (d,) or (token, d).
+
+    Raises
+    ------
+    UnsupportedModel
+        None has them, up to the rounding of the model's dtype.
+    """
+    precision = max(SUM_TOLERANCE, TOLERANCE[captured.q.dtype])
+    wanted = list(vectors(captured))
+    for number, layer in enumerate(layers):
+        pairs = zip(vectors(layer), wanted)
+        if all(own.shape == proved.shape and (own - proved).norm() <= precision * proved.norm() for own, proved in pairs):
+            return number
+    raise UnsupportedModel(f"layer {captured.layer}: its queries or keys are not made of what earlier parts wrote; {UNSUPPORTED}")
 
 
 def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) -> xr.Dataset:

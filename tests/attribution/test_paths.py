@@ -10,6 +10,7 @@ from diffscope.attribution import path_patches
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from tests import tiny
 from tests.attribution.test_branch_attribution import with_random_vectors
+from tests.layouts import gated
 
 IDS = tiny.ids(20)
 OTHER = [*IDS[:5], *tiny.ids(6, seed=9), *IDS[11:]]
@@ -130,6 +131,8 @@ def test_what_is_not_there_is_said(arguments, words):
 def test_what_has_no_such_path_is_refused():
     with pytest.raises(UnsupportedModel, match="no block around"):
         path_patches(diffscope.load(tiny.gemma2()), IDS, OTHER, (1, 0, "k1"), [(0, 0, "output")])
+    with pytest.raises(UnsupportedModel, match="layer 2 does not make its queries and keys of what it reads"):
+        path_patches(diffscope.load(gated.tiny()), IDS, OTHER, (2, 0, "k1"), [(0, 0, "output")])
     scope = diffscope.load(tiny.diffllama())
     with scope.edit(diffscope.edits.set_lambda(1.0)), pytest.raises(DiffscopeError, match="leave the edits that are on"):
         path_patches(scope, IDS, OTHER, (1, 0, "k1"), [(0, 0, "output")])

@@ -5,6 +5,7 @@ import torch
 
 import diffscope
 from diffscope import FidelityError, UnsupportedModel, edits, families
+from diffscope.attribution import path_patches, score_attribution
 from diffscope.conformance.behaviour import ORDERED
 from tests import tiny
 from tests.families import same
@@ -123,6 +124,48 @@ def test_an_edit_is_that_of_the_layout():
         with diffscope.load(model).edit(edits.set_lambda(0.5)):
             assert torch.allclose(model(ids), expected, atol=1e-3)
     assert (plain - expected).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("made", [{"sign": 1}, {"sign": 1, "fused": True}], ids=["q_proj", "c_attn"])
+def test_scores_are_attributed_with_the_sign_of_rope_that_was_proved(made, dtype):
+    scope = diffscope.load(nanogpt.tiny(**made).to(dtype))
+    parts = score_attribution(scope, IDS, 1, 1, -1, 18)
+    assert abs(parts["total"]) > 1
+    assert float(parts["score"].sum()) == pytest.approx(float(parts["total"]), rel=1e-5 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("receiver, rows", [("q1", slice(16, 24)), ("q2", slice(24, 32))])
+def test_a_path_is_patched_with_the_sign_of_rope_that_was_proved(receiver, rows):
+    """From head 0 to the queries of head 1, whose maps are 2 and 3 of width 8; as hooks on the projection make it."""
+    model = nanogpt.tiny(sign=1).double()
+    first, second = model.layers
+    other, ids = [*IDS[:5], *tiny.ids(6, seed=9), *IDS[11:]], torch.tensor([IDS])
+    wrote, streams = [], []
+    hooks = [
+        first.attn.c_proj.register_forward_pre_hook(lambda module, args: wrote.append(args[0][0, :, :8])),
+        second.register_forward_pre_hook(lambda module, args: streams.append(args[0])),
+    ]
+    with torch.no_grad():
+        plain, _ = model(ids), model(torch.tensor([other]))
+        for hook in hooks:
+            hook.remove()
+        changed = streams[0] + (wrote[1] - wrote[0]) @ first.attn.c_proj.weight[:, :8].T
+        wanted = second.attn.q_proj(second.norm(changed))[..., rows]
+
+        def put(module, args, output):
+            output = output.clone()
+            output[..., rows] = wanted
+            return output
+
+        hook = second.attn.q_proj.register_forward_hook(put)
+        expected = model(ids)
+        hook.remove()
+        (edit,) = path_patches(diffscope.load(model), IDS, other, (1, 1, receiver), [(0, 0, "output")])
+        with diffscope.load(model).edit(edit):
+            patched = model(ids)
+    assert (expected - plain).abs().max() > 1e-3
+    torch.testing.assert_close(patched, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_kept_outlives_the_weights():
