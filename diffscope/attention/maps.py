@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from diffscope.attention.components import Rows
@@ -106,7 +107,7 @@ def map_of(rows: Rows, name: str) -> Tensor:
         return rows.d
     if name == "share":
         size = rows.d.abs()
-        return size / size.sum(-1, keepdim=True)
+        return size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)  # a row of zeros has shares of 0
     if rows.a2 is None:
         raise ValueError(f"standard attention has no second map, so there is no {name!r}")
     return rows.a2 if name == "A2" else rows.lam[..., None] * rows.a2

@@ -35,7 +35,7 @@ def map(capture: Capture, name: str, layer: int, head: int, *, queries: Position
     Parameters
     ----------
     name : {"A1", "A2", "D", "lambda_A2", "share"}
-        ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|.
+        ``D`` is A1 − λ·A2, ``lambda_A2`` is λ·A2, ``share`` is |D|/Σ|D|, and 0 in a row of zeros.
     layer : int
         Its number in the model, from 0.
     head : int

@@ -66,7 +66,7 @@ def top_keys(
     mass = torch.empty(*shape, dtype=layer.dtype, device=layer.q.device)
 
     def largest(block: Block, rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-        values = map_of(rows, name).nan_to_num(nan=0.0)  # (head, query, key)
+        values = map_of(rows, name)  # (head, query, key)
         size = values.abs()
         at = size.topk(min(count, size.shape[-1])).indices
         return (at + rows.start).to(torch.int32), values.gather(-1, at), size.sum(-1)
@@ -189,8 +189,6 @@ def _reduce(layer: LayerAttention, names: Sequence[str], rows: Rows, width: int,
                 out.shares[name] = lam.sign()[..., None] * out.shares["A2"]
             continue
         values = map_of(rows, name)  # (head, query, key)
-        if name == "share":
-            values = values.nan_to_num(nan=0.0)  # a row that sees nothing has no share
         signed = name in ("D", "lambda_A2") or rows.changed
         out.maps[name] = _extremes(values, signed, first, rows.start, width)
         if marginals:

@@ -39,7 +39,7 @@ def data(capture: Capture, layer: int, head: int, query: int, markable: bool = F
         "prompt": prompt_name(capture),
         "tokens": capture.tokens,
         "shown": [visible(token) for token in readable(encoded)],
-        "shares": [float(share) if here else None for share, here in zip(shares, seen & np.isfinite(shares))],
+        "shares": [float(share) if here else None for share, here in zip(shares, seen & signs.any())],
         "seen": seen.tolist(),
         "signed": attention.differential,
         "of": "Σ|D|" if attention.differential else "Σ A",

@@ -18,6 +18,7 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.errors import DiffscopeError
 from diffscope.stats import measure_layer
 from diffscope.stats.maps import bins, window
+from diffscope.views import tokens as token_strip
 from tests import tiny
 
 NAMES = ("A1", "A2", "lambda_A2", "D", "share")
@@ -193,6 +194,20 @@ def test_changed_maps_may_be_signed():
     for name, values in (("A1", rows.a1), ("D", rows.d)):
         expected, _ = in_bins(values.double().numpy(), layer.visible().numpy(), found.width)
         assert found.maps[name].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_row_of_zeros_has_shares_of_0_whoever_is_asked():
+    scope = diffscope.load(tiny.own("v1"))
+    with scope.edit(edits.set_lambda(5.0), edits.d_plus()):
+        capture = scope.capture(tiny.ids(14))
+    empty = (capture.map("D", 0, 0) == 0).all("key")
+    share, links = capture.map("share", 0, 0), capture.strongest("share", 0, [0])
+    assert empty.any() and not empty.all()
+    np.testing.assert_allclose(share.sum("key"), ~empty, atol=1e-6)
+    np.testing.assert_array_equal(share, capture.pooled_map("share", 0, 0))
+    np.testing.assert_allclose(links["mass"].isel(head=0), ~empty, atol=1e-6)
+    row = int(empty.values.argmax())
+    assert token_strip.data(capture, 0, 0, row)["shares"] == [None] * 14  # no share to colour
 
 
 def test_padding_has_no_share():
