@@ -92,39 +92,50 @@ class Edit:
                     f"{max(lengths) - 1}, or other layers by layers="
                 )
 
-    def __call__(self, layer: LayerAttention) -> LayerAttention:
+    def __call__(self, layer: LayerAttention, lengths_known: bool = True) -> LayerAttention:
         """Return the changed layer, or the layer itself if the edit does not act in it.
 
-        Raises UnsupportedModel if the layer has no second map, and the edit needs one, DiffscopeError if it has no such head, or
-        is a cached step or padded and the edit needs whole maps or positions, and InsufficientMemory if whole maps are needed,
-        and the prompt is too long for them.
+        Parameters
+        ----------
+        layer : LayerAttention
+        lengths_known : bool
+            Whether the layer's lengths say what is padding. In a bare call of a model only its mask may know, by a table.
+
+        Raises
+        ------
+        UnsupportedModel
+            The edit needs a second map, and the layer has none.
+        DiffscopeError
+            The layer has no such head; it is a cached step or may be padded, and the edit needs whole maps or positions.
+        InsufficientMemory
+            The edit needs whole maps, and the prompt is too long for them.
         """
         if not self.applies_to(layer.layer):
             return layer
         heads = indices_among("head", self.heads, range(layer.n_heads), self.label)
         if self.needs_full_map:
-            self._check_full_map(layer)
+            self._check_full_map(layer, lengths_known)
         if self.needs_positions:
-            self._check_positions(layer)
+            self._check_positions(layer, lengths_known)
         if self.needs_a2:
             check_a2(self.label, layer)
         made = self.make(layer, heads)
         return with_change(layer, made) if isinstance(made, Change) else made
 
-    def _check_full_map(self, layer: LayerAttention) -> None:
+    def _check_full_map(self, layer: LayerAttention, lengths_known: bool) -> None:
         check_square(self.label, layer)
         if layer.n_queries != layer.n_keys:
             raise DiffscopeError(
                 f"{self.label}: needs whole maps, which a cached step does not have; generate with use_cache=False"
             )
-        if layer.mask.kind == "given":
+        if layer.mask.kind == "given" and not lengths_known:
             raise DiffscopeError(
                 f"{self.label}: needs to know what is padding; use scope.capture, scope.loss, or prompts of one length"
             )
         check_tokens(self.label, layer.n_keys)
 
-    def _check_positions(self, layer: LayerAttention) -> None:
-        if layer.mask.kind == "given":
+    def _check_positions(self, layer: LayerAttention, lengths_known: bool) -> None:
+        if layer.mask.kind == "given" and not lengths_known:
             raise DiffscopeError(
                 f"{self.label}: goes by positions and cannot tell padding from text here; use scope.capture, scope.loss, "
                 "or prompts of one length"
@@ -134,10 +145,10 @@ class Edit:
 
 
 @without_autocast()
-def apply(edits: Sequence[Edit], layer: LayerAttention) -> LayerAttention:
-    """Make edits to a layer, by stage, and within a stage in the order given."""
+def apply(edits: Sequence[Edit], layer: LayerAttention, lengths_known: bool = True) -> LayerAttention:
+    """Make edits to a layer, by stage, and within a stage in the order given; parameters and errors are those of an edit."""
     for edit in sorted(edits, key=lambda edit: edit.stage):
-        layer = edit(layer)
+        layer = edit(layer, lengths_known)
     return layer
 
 

@@ -136,12 +136,13 @@ def _edited_output(scope: HookedModel, passage: AttentionPass) -> Tensor | None:
         layer, fidelity = next(prove([read_of_prompts(scope, passage)], decide=state.edited is not None))
         seen = layer
         window = next((call.window for call in passage.calls if call.window), None)
-        if window and layer.mask.kind == "causal":  # within its window a cached step looks causal, and is not
+        # Within its window a cached step looks causal, and is not. A causal mask of more keys is one that the call was given.
+        if window and layer.mask.kind == "causal" and layer.n_keys <= window:
             seen = replace(layer, mask=Mask("window", window))
         if state.lengths is not None:
             for edit in edits:
                 edit.check_places(seen)
-        edited = apply(edits, seen)
+        edited = apply(edits, seen, lengths_known=state.lengths is not None)
         out = None if edited is seen else _output(edited, passage)
         if state.edited is not None:
             edited = replace(edited, mask=layer.mask) if edited.mask is seen.mask else edited

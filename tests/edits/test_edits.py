@@ -19,6 +19,7 @@ from diffscope.attention.components import Mask
 from diffscope.families.hooks import attention_passes
 from tests import reference as slow
 from tests import tiny
+from tests.layouts import nanogpt
 from tests.reference import Slow
 from tools import definitions
 
@@ -826,6 +827,37 @@ def test_a_window_shorter_than_the_prompt():
     plain = scope.capture(IDS).map("A1", 0, 1).values
     assert np.allclose(a[7:], plain[7:]) and (a[1:7, 0] == 0).all() and (plain[7:, 0] == 0).all() and a[0, 0] == 1
     assert np.allclose(a.sum(1), 1)
+
+
+def test_a_call_with_a_causal_mask_of_its_own_gets_no_window_from_an_edit():
+    scope, ids = opened("mistral-window"), torch.tensor([IDS])
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool).tril()
+    with torch.no_grad():
+        plain, windowed = scope.model(ids, attention_mask=mask).logits, scope.model(ids).logits
+        with scope.edit(edits.top_k_a1(20)):  # all of them
+            assert same(scope.model(ids, attention_mask=mask).logits, plain, 1e-9)
+    assert not same(windowed, plain, 1e-3)
+
+
+def test_a_mask_that_follows_no_rule_is_no_padding_where_lengths_are_known():
+    visible = torch.rand(20, 20, generator=torch.Generator().manual_seed(0)).gt(0.5).tril() | torch.eye(20, dtype=torch.bool)
+    visible[8, [1, 2]] = True
+    model = nanogpt.tiny().double()
+    for block in model.layers:
+        block.attn.mask = visible
+    scope = diffscope.load(model)
+    plain = scope.capture(IDS).layers[0]
+    assert plain.mask.kind == "given"
+    for edit in (edits.knock_out([1], [8]), edits.low_rank_a2(20), edits.patch("D", scope.capture(IDS), queries=[3])):
+        with scope.edit(edit):
+            layer = scope.capture(IDS).layers[0]
+            with pytest.raises(DiffscopeError, match="padding"), torch.no_grad():
+                model(torch.tensor([IDS]))
+        wanted = plain.rows().a1.clone()
+        if edit.keys:
+            wanted[:, 8, 1] = 0
+            wanted[:, 8] /= wanted[:, 8].sum(-1, keepdim=True)
+        torch.testing.assert_close(layer.rows().a1, wanted, rtol=0, atol=1e-9)
 
 
 def test_second_maps_with_a_window_or_all_keys():
