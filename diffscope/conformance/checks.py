@@ -14,6 +14,7 @@ from diffscope.conformance.prompts import LENGTH, SHORT, Prompts, check_length, 
 from diffscope.conformance.rebuilding import check_fidelity
 from diffscope.conformance.report import VERDICTS, Report
 from diffscope.conformance.run import CheckRun, Progress, count_runs
+from diffscope.errors import DiffscopeError
 from diffscope.families.coverage import unread_layers
 from diffscope.scope import Scope, load
 from diffscope.scope.images import ImageModel
@@ -51,9 +52,12 @@ def check(
     Raises
     ------
     DiffscopeError
-        The model could not be run on any prompt, or takes no prompt of that length; also the errors of :func:`diffscope.load`.
+        The model is under edits, could not be run on any prompt, or takes no prompt of that length; also the errors of
+        :func:`diffscope.load`.
     """
     scope = model if isinstance(model, Scope) else load(model, tokenizer)
+    if scope.edits:
+        raise DiffscopeError("a model is checked as it is; leave the edits that are on")
     check_length(scope, length)
     modules = scope.family.modules(scope.model)
     kinds = sorted({type(module).__name__ for module in modules})

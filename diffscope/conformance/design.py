@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from diffscope.attention.layer import LayerAttention
+from diffscope.attention.precision import HALF
 from diffscope.conformance.description import in_words, schedule_offset, shares_keys
 from diffscope.conformance.rebuilding import ObservedLayer
 from diffscope.conformance.run import CheckRun
 from diffscope.families import Convention
 from diffscope.models import lambda_init_schedule
 
+LAMBDA_TOLERANCE = 1e-3  # of λ in float32 in a model in float32, whose products may be in TF32
+LAMBDA_IN_HALF = 0.1  # in half precision, which rounds the exponentials that λ is the difference of
 OFFICIAL_NAIVE = "MultiheadDiffAttn"  # repeats K before it pairs the maps; its family warns of it
 
 
 def check_design(run: CheckRun, observed: list[ObservedLayer]) -> None:
-    """Report every deviation of a layer from its family's convention, and every warning of the family."""
+    """Report every deviation of a layer from its family's convention, a λ in float32 that is another, and every warning."""
     scope = run.scope
     layers_of: dict[tuple[str, str, str], list[int]] = {}
     numbers = scope.family.layers(scope.model)
@@ -25,6 +29,8 @@ def check_design(run: CheckRun, observed: list[ObservedLayer]) -> None:
         if convention is not None and each.layer.differential:
             for deviation in _deviations(each, convention, depths[each.module]):
                 layers_of.setdefault(deviation, []).append(each.layer.layer)
+        for deviation in _lambda_in_float32(each.layer):
+            layers_of.setdefault(deviation, []).append(each.layer.layer)
         for line in [*each.warnings, *scope.family.warnings(each.layer)]:
             layers_of.setdefault(("warn", "family", line), []).append(each.layer.layer)
     for (verdict, check, says), layers in layers_of.items():
@@ -42,6 +48,15 @@ def _deviations(observed: ObservedLayer, convention: Convention, depth: int) -> 
         yield "fail", "post-scale", "the factor (1 − λ_init) after the norm is missing"
     if convention.keys == "one a map" and shares_keys(layer) and type(observed.module).__name__ != OFFICIAL_NAIVE:
         yield "fail", "grouped keys", "K is repeated before the maps are paired, so both maps of a head look at one K head"
+
+
+def _lambda_in_float32(layer: LayerAttention) -> Iterator[tuple[str, str, str]]:
+    """Yield that λ in float32 is not the λ that was proved if it is off by more than rounding: in half precision a warning."""
+    half = layer.q.dtype in HALF
+    off = float((layer.lam.float() - layer.lam_fp32.float()).abs().max())
+    if layer.differential and not off <= (LAMBDA_IN_HALF if half else LAMBDA_TOLERANCE):
+        says = f"lam_fp32 is up to {off:.2g} off the λ that the model used; a family that sets lam sets lam_fp32 to the same λ"
+        yield "warn" if half else "fail", "λ in float32", says
 
 
 def _schedule(number: int, lam_init: float, expected: int) -> tuple[str, str, str]:

@@ -10,13 +10,14 @@ from transformers import MistralConfig, MistralForCausalLM
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import diffscope
-from diffscope import DiffscopeError
+from diffscope import DiffscopeError, edits
 from diffscope.attention.fidelity import Fidelity
 from diffscope.cli import main
 from diffscope.conformance.description import schedule_offset
 from diffscope.conformance.prompts import declared_window
 from diffscope.conformance.rebuilding import LayerProof, judge
 from diffscope.conformance.report import Report
+from diffscope.families.diffllama import DiffLlama
 from diffscope.models import lambda_init_schedule
 from diffscope.scope.runners import LanguageModel
 from tests import tiny
@@ -88,6 +89,28 @@ def test_a_model_that_asks_for_its_attention_implementation_and_then_computes_ot
     model.model.__class__ = Asking
     fails = said(diffscope.check(model), "fail")
     assert any(line.startswith("observation: the model computes something else when it is observed") for line in fails)
+
+
+class OtherLambda(DiffLlama):
+    name = "other-lambda"
+    off = 0.5
+
+    def read(self, attention_pass):
+        layer = super().read(attention_pass)
+        return replace(layer, lam_fp32=layer.lam_fp32 + self.off)
+
+
+@pytest.mark.parametrize("dtype, verdict", [(torch.float32, "fail"), (torch.bfloat16, "warn")])
+def test_a_lambda_in_float32_that_is_another_is_found(dtype, verdict):
+    report = diffscope.check(diffscope.load(tiny.diffllama().to(dtype), family=OtherLambda()))
+    assert any(line.startswith("λ in float32: lam_fp32 is up to 0.5") for line in said(report, verdict))
+    assert report.passed == (verdict == "warn")
+
+
+def test_a_model_under_edits_is_not_checked():
+    scope = diffscope.load(tiny.own("v1"))
+    with scope.edit(edits.set_lambda(0.1)), pytest.raises(DiffscopeError, match="leave the edits that are on"):
+        diffscope.check(scope)
 
 
 def test_two_mistakes_at_once_are_both_named():
