@@ -15,7 +15,10 @@ from diffscope.attribution.heads import BRANCHES, Query, of_layer
 from diffscope.attribution.runs import record_modules
 from diffscope.attribution.stream import attention_modules, check_decoder, read_stream
 from diffscope.errors import PromptError
+from diffscope.prompts.encoded import Encoded
 from diffscope.scope import Scope
+from diffscope.scope.answers import encode_question
+from diffscope.scope.runners import Inputs
 from diffscope.stats.ragged import stack_layers
 
 BATCH = 10  # prompts that run together
@@ -62,7 +65,9 @@ def branch_attribution(
     prompts
         As for :meth:`diffscope.Scope.capture`. Candidates are what may come after the last token.
     answers : one a prompt, or of a single prompt just that
-        A token id, a sequence of them or a text; of several tokens it is the first, which comes next.
+        A token id, a sequence of them or a text; of several tokens it is the first, which comes next. A text continues the
+        prompt as for :meth:`diffscope.Scope.answer`: if all candidates are texts and begin with the same token of white space,
+        that token belongs to the prompt.
     distractors : a sequence of these for each prompt, or of a single prompt just that
         May be of several lengths, or empty.
     places : for each prompt the token positions of each candidate in it, the answer's first, optional
@@ -93,8 +98,10 @@ def branch_attribution(
         The model is no such decoder: it norms, scales or mixes what attention wrote, attends twice a block, caps its logits, or
         is a model of images. An edit changes heads after D.
     PromptError
-        A prompt or candidate cannot be read; the answer is among the distractors; with `control`, a prompt is the only one
-        of its length.
+        A prompt or candidate cannot be read; the answer is among the distractors; a text changes the tokens of the prompt, and
+        other candidates are token ids; with `control`, a prompt is the only one of its length.
+    SpanError
+        The span ``answer`` of a prompt is of tokens that cover no text.
 
     Examples
     --------
@@ -107,10 +114,9 @@ def branch_attribution(
     """
     check_decoder(scope)
     inputs = scope.prepare(prompts)
-    prompt_ids = [list(prompt.ids) for prompt in inputs.prompts]
     if not inputs.batch:
         answers, distractors, places = [answers], [distractors], None if places is None else [places]
-    candidates = _candidates(scope, len(prompt_ids), answers, distractors)
+    prompt_ids, candidates = _candidates(scope, inputs, answers, distractors)
     queries = [Query(*each) for each in zip(prompt_ids, candidates, _places(places, prompt_ids, candidates))]
     batches = _batches(list(map(len, prompt_ids)), control)
     parts: dict[int, xr.Dataset] = {}
@@ -159,22 +165,24 @@ def decompose(scope: Scope, queries: Sequence[Query], control: bool) -> list[xr.
     return tables
 
 
-def _candidates(scope: Scope, count: int, answers: Any, distractors: Any) -> list[list[int]]:
-    """Return the token ids of each prompt's candidates, the answer first."""
+def _candidates(scope: Scope, inputs: Inputs, answers: Any, distractors: Any) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of each prompt, and those of its candidates, the answer's first."""
+    count = len(inputs.prompts)
     if not (_is_list(answers, count) and _is_list(distractors, count)):
         raise PromptError(f"give an answer and a list of distractors for each of the {count} prompts")
-    every = []
-    for number, (answer, others) in enumerate(zip(answers, distractors)):
+    prompts, every = [], []
+    for number, (encoded, original, answer, others) in enumerate(zip(inputs.prompts, inputs.originals, answers, distractors)):
         if not _is_list(others):
             raise PromptError(f"the distractors of prompt {number} are no list; give a list of them, of one too")
-        tokens = [first_token(scope, each) for each in (answer, *others)]
+        ids, tokens = next_tokens(scope, encoded, [answer, *others], given_as_ids=not isinstance(original, str))
         if tokens[0] in tokens[1:]:
             raise PromptError(
                 f"the answer of prompt {number} begins with the same token as a distractor ({tokens[0]}), so their logits are "
                 "the same; leave that distractor out"
             )
+        prompts.append(ids)
         every.append(tokens)
-    return every
+    return prompts, every
 
 
 def _is_list(value: Any, length: int | None = None) -> bool:
@@ -183,14 +191,42 @@ def _is_list(value: Any, length: int | None = None) -> bool:
     return listed and length in (None, len(value))
 
 
-def first_token(scope: Scope, candidate: Any) -> int:
-    """Return the first token of a candidate."""
-    ids = candidate
-    if isinstance(candidate, str):
-        if scope.tokenizer is None:
-            raise PromptError(f"{scope.name} has no tokenizer; give answers and distractors as token ids")
-        ids = scope.tokenizer(candidate, add_special_tokens=False)["input_ids"]
-    flat = np.atleast_1d(np.asarray(ids))
+def next_tokens(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, given_as_ids: bool) -> tuple[list[int], list[int]]:
+    """Return the tokens of a prompt, and the first token of each candidate that may come after them.
+
+    Parameters
+    ----------
+    scope : Scope
+    encoded : Encoded
+    candidates : sequence of int, sequence of int, or str
+        Texts continue the prompt as :func:`diffscope.scope.answers.encode_question` says, and may add white space to its tokens.
+    given_as_ids : bool
+        Whether the prompt's tokens stay as they are but for that.
+
+    Raises
+    ------
+    PromptError, SpanError
+        A candidate cannot be read; a text changes the tokens of the prompt, and other candidates are token ids.
+    """
+    texts = [each for each in candidates if isinstance(each, str)]
+    if not texts:
+        return list(encoded.ids), [_first_token(scope, each) for each in candidates]
+    if scope.tokenizer is None:
+        raise PromptError(f"{scope.name} has no tokenizer; give answers and distractors as token ids")
+    question = encode_question(scope, encoded, texts[0], texts[1:], given_as_ids=given_as_ids)
+    if question.ids != list(encoded.ids) and len(texts) < len(candidates):
+        raise PromptError(
+            f"with {texts[0]!r} as a text the prompt has other tokens, such as one more of white space, and other candidates are "
+            "token ids; give all as texts, or all as token ids"
+        )
+    of_texts = iter([question.answer, *question.distractors])
+    tokens = [next(of_texts) if isinstance(each, str) else each for each in candidates]
+    return question.ids, [_first_token(scope, each) for each in tokens]
+
+
+def _first_token(scope: Scope, candidate: Any) -> int:
+    """Return the first token of a candidate in tokens."""
+    flat = np.atleast_1d(np.asarray(candidate))
     if flat.ndim != 1 or not len(flat) or flat.dtype.kind not in "iu":
         raise PromptError(f"an answer or distractor is a token id, several, or a text of at least one token, not {candidate!r}")
     token = int(flat[0])

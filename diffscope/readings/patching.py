@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.attribution.api import first_token
+from diffscope.attribution.api import next_tokens
 from diffscope.attribution.paths import RECEIVERS, path_patches
 from diffscope.attribution.stream import check_decoder
 from diffscope.edits import Edit, patch
@@ -46,7 +46,8 @@ def patched_heads(
         One prompt each, of as many tokens, in any form that :meth:`diffscope.Scope.capture` takes, and alike but for what is
         asked.
     answer, other : int or str, optional
-        A token, or a text that begins with it: the answer of the prompt, and of `source`. By default what the model says.
+        A token, or a text that continues both prompts as for :meth:`diffscope.Scope.answer`, whose first token counts: the answer
+        of the prompt, and of `source`. By default what the model says.
     what : sequence of str
         What is patched, as of :func:`diffscope.edits.patch`; what a model does not have is NaN.
     queries, keys : sequence of int, optional
@@ -64,7 +65,8 @@ def patched_heads(
     Raises
     ------
     PromptError
-        The prompts are of several lengths, or both have the same answer.
+        The prompts are of several lengths, both have the same answer, or an answer cannot be read or has other tokens after the
+        other prompt.
     UnsupportedModel
         The model predicts no tokens.
     DiffscopeError
@@ -195,15 +197,20 @@ class _Pair:
             raise UnsupportedModel(f"{scope.name} predicts no next tokens, so nothing of it answers")
         check_unedited(scope)
         self._scope = scope
-        self.ids, self.source_ids = (list(scope.encode(each).ids) for each in (prompt, source))
+        given = [each for each in (answer, other) if each is not None]
+        (self.ids, tokens), (self.source_ids, after_source) = (
+            next_tokens(scope, scope.encode(each), given, given_as_ids=not isinstance(each, str)) for each in (prompt, source)
+        )
+        if tokens != after_source:
+            raise PromptError("the answers have other tokens after the prompt than after the source; give them as token ids")
         if len(self.ids) != len(self.source_ids):
             raise PromptError(
                 f"the prompt has {len(self.ids)} tokens and the source {len(self.source_ids)}; give prompts of one length"
             )
         self.own, self.source = scope.capture(self.ids), scope.capture(self.source_ids)
         own, of_source = self._logits(self.ids), self._logits(self.source_ids)
-        self.answer = int(own.argmax()) if answer is None else first_token(scope, answer)
-        self.other = int(of_source.argmax()) if other is None else first_token(scope, other)
+        self.answer = int(own.argmax()) if answer is None else tokens[0]
+        self.other = int(of_source.argmax()) if other is None else tokens[-1]
         if self.answer == self.other:
             raise PromptError("both prompts have the same answer; give prompts whose answers differ, or answer and other")
         self.lead, self.lead_of_source = (float(each[self.answer] - each[self.other]) for each in (own, of_source))

@@ -14,6 +14,7 @@ from diffscope.attribution import branch_attribution
 from diffscope.errors import PromptError, UnsupportedModel
 from tests import tiny
 from tests.layouts import dex, gated, grouped, phi4flash, ports, vision
+from tests.tokenizers_of_kinds import KINDS, tokenizer
 
 IDS = [tiny.ids(20), tiny.ids(20, seed=1), tiny.ids(13, seed=2)]
 ANSWERS = [5, 6, 7]
@@ -346,3 +347,27 @@ def test_texts_and_numbers_of_several_tokens_begin_with_the_token_that_comes_nex
     assert len(number) > 1
     as_tokens = branch_attribution(scope, [text], [number], [[other]])
     assert as_text.equals(as_tokens) and as_text["token"].values.tolist() == [[number[0], other[0]]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_continues_the_prompt_in_every_tokenizer(kind):
+    """It is attributed where the texts with the answer and with the distractor part."""
+    model, own = tiny.own("v1"), tokenizer(kind)
+    scope = diffscope.load(model, own)
+    for prompt, answer, other in (
+        ("The number of Paris is", " 7421", " 2174"),
+        ("The city is", " Paris", " London"),
+        ("He said (", "yes", "no"),
+    ):
+        whole, of_other = (own(prompt + text)["input_ids"] for text in (answer, other))
+        at = next(place for place, (first, second) in enumerate(zip(whole, of_other)) if first != second)
+        table = branch_attribution(scope, [prompt] * 2, [answer] * 2, [[other]] * 2)
+        assert table["token"].values.tolist() == [[whole[at], of_other[at]]] * 2
+        logits = logits_of(model, whole[:at])[[whole[at], of_other[at]]]
+        np.testing.assert_allclose(table["logit"].isel(prompt=1), logits, atol=1e-5)
+
+
+def test_a_text_that_adds_white_space_to_the_prompt_is_refused_beside_token_ids():
+    scope = diffscope.load(tiny.own("v1"), tokenizer("llama3"))
+    with pytest.raises(PromptError, match="give all as texts, or all as token ids"):
+        branch_attribution(scope, "The number of Paris is", " 7421", [5])

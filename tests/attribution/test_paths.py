@@ -11,6 +11,7 @@ from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from tests import tiny
 from tests.attribution.test_branch_attribution import with_random_vectors
 from tests.layouts import gated
+from tests.tokenizers_of_kinds import tokenizer
 
 IDS = tiny.ids(20)
 OTHER = [*IDS[:5], *tiny.ids(6, seed=9), *IDS[11:]]
@@ -111,6 +112,18 @@ def test_a_standard_model_has_paths_of_one_map():
     assert list(paths.estimates["what"].values) == ["A1 → q1", "A1 → k1"]
     heads = readings.patched_heads(diffscope.load(tiny.standard("llama")), IDS, OTHER, 5, 6, what=["A1", "A2"]).estimates
     assert heads["change"].sel(what="A2").isnull().all() and np.isfinite(heads["change"].sel(what="A1")).all()
+
+
+def test_answers_as_texts_continue_both_prompts():
+    model, own = tiny.own("v1"), tokenizer("llama3")  # whose numbers begin with a token of white space
+    texts = [f"The number of {city} is" for city in ("Rome", "Kyiv")]
+    found = readings.patched_heads(diffscope.load(model, own), *texts, " 7421", " 2174", what=["A1"]).estimates
+    for name, text in zip(("lead", "lead_of_source"), texts):
+        *ids, first = own(f"{text} 7")["input_ids"]
+        with torch.no_grad():
+            last = model(torch.tensor([ids])).logits[0, -1]
+        lead = last[first] - last[own(f"{text} 2")["input_ids"][-1]]
+        assert float(found[name]) == pytest.approx(float(lead), abs=1e-5)
 
 
 @pytest.mark.parametrize(
