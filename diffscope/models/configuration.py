@@ -9,11 +9,17 @@ from transformers import LlamaConfig
 ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated", "plus", "d_plus", "shared_a2")
 LIKE_V1 = ("v1", "plus", "d_plus", "shared_a2")  # V1 and the arms that differ from it in one respect
 HEAD_NORMS = ("rms", "scalar", "none")
+LAMBDA_STD_DEV = 0.1  # arXiv 2410.05258
+MASK_DIM = 16
 
 
 def lambda_init_schedule(layer: int) -> float:
     """Return λ_init of a layer, counted from 0: 0.8 − 0.6·exp(−0.3·layer) (arXiv 2410.05258, §2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class DiffConfig(LlamaConfig):
@@ -60,19 +66,17 @@ class DiffConfig(LlamaConfig):
 
     attention: str = "v1"
     lambda_init: float | None = None
-    lambda_std_dev: float = 0.1
+    lambda_std_dev: float = LAMBDA_STD_DEV
     fixed_lambda: float | str | None = None
     head_norm: str | None = None
     second_dim: int | None = None
     top_keys: int | None = None
-    mask_dim: int = 16
+    mask_dim: int = MASK_DIM
 
     def __post_init__(self, **kwargs):
         if self.attention not in ATTENTIONS:
             raise ValueError(f"attention={self.attention!r} is unknown; choose one of {', '.join(ATTENTIONS)}")
-        if self.head_dim is None:
-            maps = 2 if self.attention in LIKE_V1 else 1
-            self.head_dim = self.hidden_size // (maps * self.num_attention_heads)
+        self._choose_width()
         usual = "rms" if self.attention in LIKE_V1 else "none"
         self.head_norm = self.head_norm or usual
         if self.head_norm not in HEAD_NORMS:
@@ -82,14 +86,25 @@ class DiffConfig(LlamaConfig):
         self._check_own_fields()
         super().__post_init__(**kwargs)
 
+    def _choose_width(self) -> None:
+        """Choose d, and check that heads and widths fit each other."""
+        heads, groups = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
+        if heads % groups:
+            raise ValueError(f"num_key_value_heads={groups} must divide num_attention_heads={heads}")
+        if self.head_dim is None:
+            maps = (2 if self.attention in LIKE_V1 else 1) * heads
+            if self.hidden_size % maps:
+                raise ValueError(f"hidden_size={self.hidden_size} is no multiple of {maps}; choose one that is, or give head_dim")
+            self.head_dim = self.hidden_size // maps
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even, since RoPE turns pairs of numbers")
+
     def _check_own_fields(self) -> None:
+        self._check_lambda()
         if self.attention not in LIKE_V1 and (self.fixed_lambda is not None or self.second_dim is not None):
             raise ValueError(f"fixed_lambda and second_dim are of {', '.join(LIKE_V1)} attention; this is {self.attention}")
         if self.attention == "shared_a2" and self.second_dim is not None:
             raise ValueError("shared_a2 attention takes no second_dim: its second map is as wide as the first ones; leave it out")
-        number = isinstance(self.fixed_lambda, int | float) and not isinstance(self.fixed_lambda, bool)
-        if self.fixed_lambda not in (None, "init") and not (number and math.isfinite(self.fixed_lambda)):
-            raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')
         if self.second_dim is not None and (self.second_dim % 2 or not 0 < self.second_dim < self.head_dim):
             raise ValueError(f"second_dim={self.second_dim} must be even, and between 2 and head_dim - 1 = {self.head_dim - 1}")
         whole = isinstance(self.top_keys, int) and self.top_keys >= 1
@@ -97,6 +112,20 @@ class DiffConfig(LlamaConfig):
             raise ValueError('top_keys, a positive whole number, goes with attention="top_k"')
         if not isinstance(self.mask_dim, int) or self.mask_dim < 1:
             raise ValueError(f"mask_dim={self.mask_dim!r} must be a positive whole number")
+        if self.attention != "signed" and self.mask_dim != MASK_DIM:
+            raise ValueError(f'mask_dim goes with attention="signed"; this is {self.attention}')
+
+    def _check_lambda(self) -> None:
+        """Refuse a λ that is no number, and what the attention would not read."""
+        if self.fixed_lambda not in (None, "init") and not _is_finite(self.fixed_lambda):
+            raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')
+        if self.lambda_init is not None and not _is_finite(self.lambda_init):
+            raise ValueError(f"lambda_init is a number, not {self.lambda_init!r}")
+        if self.lambda_init is not None and self.attention not in LIKE_V1:
+            raise ValueError(f"lambda_init is of {', '.join(LIKE_V1)} attention; this is {self.attention}")
+        learned = self.attention in LIKE_V1 and self.fixed_lambda is None
+        if not learned and self.lambda_std_dev != LAMBDA_STD_DEV:
+            raise ValueError("lambda_std_dev is of the four vectors of a learned λ, and here there are none; leave it out")
 
     def lambda_init_of(self, layer: int) -> float:
         """Return λ_init of a layer, counted from 0."""

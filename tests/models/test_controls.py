@@ -333,6 +333,15 @@ def test_without_a_norm_the_output_is_the_difference_itself():
         (dict(attention="standard", top_keys=4), "top_keys"),
         (dict(attention="v2", head_norm="rms"), "head_norm"),
         (dict(attention="v1", head_norm="layer"), "head_norm"),
+        (dict(attention="v2", lambda_init=0.5), "lambda_init"),
+        (dict(attention="v1", lambda_init=float("inf")), "lambda_init"),
+        (dict(attention="v1", lambda_init="x"), "lambda_init"),
+        (dict(attention="standard", lambda_std_dev=1.0), "lambda_std_dev"),
+        (dict(attention="v1", fixed_lambda="init", lambda_std_dev=1.0), "lambda_std_dev"),
+        (dict(attention="v1", mask_dim=3), "mask_dim"),
+        (dict(num_attention_heads=4, num_key_value_heads=3), "num_key_value_heads=3 must divide"),
+        (dict(num_attention_heads=4, num_key_value_heads=4, hidden_size=36), "no multiple of 8"),
+        (dict(head_dim=5), "head_dim=5 must be even"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields, why):
