@@ -1,4 +1,4 @@
-"""Look into a model in the middle of its training and leave no trace: random numbers, buffers and its forward are put back."""
+"""Look into a model in the middle of its training and leave no trace: what a forward pass changes is put back."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from torch import nn
 from diffscope.attention.precision import without_autocast
 
 SAMPLED = 256  # values of each parameter that its fingerprint is of
+CACHED_LENGTH = "max_seq_len_cached"  # in dynamic RoPE, the length that its frequencies are for, perhaps by type of layer
 WRAPPED = "_original_forward"  # where accelerate keeps the forward that it wraps in autocast
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model in its own precision, without autocast; random numbers, buffers and its forward are put back at the end."""
+    """Run a model in its own precision, without autocast, and at the end put back what that has changed.
+
+    That is random numbers, buffers, what dynamic RoPE keeps of the prompts before, and the model's forward.
+    """
     with ExitStack() as stack:
         stack.enter_context(_random_numbers(model))
         stack.enter_context(_buffers(model))
+        stack.enter_context(_rotary_lengths(model))
         stack.enter_context(_own_forward(model))
         stack.enter_context(without_autocast())
         yield
@@ -57,6 +62,20 @@ def _buffers(model: nn.Module) -> Iterator[None]:
         for buffer, values, version in kept:
             if buffer._version != version:
                 buffer.copy_(values)
+
+
+@contextmanager
+def _rotary_lengths(model: nn.Module) -> Iterator[None]:
+    """Put back the plain attributes of rotary embeddings, which dynamic RoPE writes when a prompt's length asks for it."""
+    kept = [(part, dict(vars(part))) for part in model.modules() if any(name.endswith(CACHED_LENGTH) for name in vars(part))]
+    try:
+        yield
+    finally:
+        for part, attributes in kept:
+            now = vars(part)
+            for name in now.keys() - attributes.keys():
+                del now[name]
+            now.update({name: value for name, value in attributes.items() if now.get(name) is not value})
 
 
 @contextmanager

@@ -27,14 +27,14 @@ def small(make=tiny.diffllama, **more):
     return make(hidden_size=32, intermediate_size=32, **more).train()
 
 
-def trained(model, steps, forward=None, autocast=None, monitor=None):
+def trained(model, steps, forward=None, autocast=None, monitor=None, lengths=(12,)):
     """The state after some steps: weights, buffers, the optimizer's, losses, and what the generators draw next."""
     torch.manual_seed(0), np.random.seed(0), random.seed(0)
     forward = model if forward is None else forward
     optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3)
     losses = []
     for step in range(steps):
-        ids = torch.randint(2, tiny.VOCABULARY, (2, 12))
+        ids = torch.randint(2, tiny.VOCABULARY, (2, lengths[step % len(lengths)]))
         with torch.autocast("cpu", torch.bfloat16) if autocast else contextlib.nullcontext():
             loss = forward(input_ids=ids, labels=ids, use_cache=False).loss
             if monitor and autocast and step == 3:
@@ -103,6 +103,17 @@ def test_a_training_is_equal_to_the_bit(wrap, full):
     monitor = monitor_of(options.get("forward", model))
     assert_equal(trained(model, steps, **options, monitor=monitor), without)
     assert not monitor.alerts
+
+
+def test_a_training_with_dynamic_rope_is_equal_to_the_bit():
+    """Prompts longer and shorter than the model's length change its frequencies, and the monitor's are of another length."""
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    models = [small(max_position_embeddings=32, rope_parameters=rope) for _ in range(2)]
+    without, with_monitor = (
+        trained(model, 4, lengths=(48, 20), monitor=monitor)
+        for model, monitor in zip(models, (None, monitor_of(models[1])), strict=True)
+    )
+    assert_equal(with_monitor, without)
 
 
 def test_a_training_whose_gradients_are_read_is_equal_to_the_bit(full):
