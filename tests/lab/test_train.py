@@ -61,7 +61,9 @@ def test_killed_while_the_model_was_written_it_is_written_again(undisturbed, tmp
     (again / "model.safetensors").unlink()
     (again / "unfinished").mkdir()
     (again / "unfinished" / "model.safetensors").write_bytes(b"half of it")
+    shutil.move(again / "SHA256SUMS", again / "unfinished")  # as if it was killed right after it had written that
     assert train(pair(), "diff", tmp_path) == again and not (again / "unfinished").exists()
+    diffscope.load(again)
     assert (again / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
 
 

@@ -218,6 +218,7 @@ def read_run(path: Path) -> dict:
 def save_model(folder: Path, model, tokenizer) -> None:
     """Save the model as Hugging Face does; its weights, which mark a run as finished, appear last and in one move."""
     unfinished = folder / "unfinished"
+    remove(unfinished)  # of this run before it was killed, perhaps with digests of other files
     for part in (model, tokenizer):
         part.save_pretrained(unfinished)
     write_sums(unfinished, [file.name for file in unfinished.iterdir()])
