@@ -31,8 +31,7 @@ LAST = "last"
 #: Raised by one where a statistic would come out otherwise under its name, so that finished shards are measured anew.
 STATISTICS_FORMAT = 1
 UNKNOWN_STEP = -1  # of a model that does not say after how many steps of training it is
-PIECES = 64  # of a weights file, spread evenly over it
-PIECE = 2**18  # bytes, so that all of a file up to 16 MiB is read
+PIECE = 2**20  # bytes of a file that are read at once
 
 
 class Subject(NamedTuple):
@@ -239,7 +238,7 @@ def _saved_steps(home: Path | None) -> tuple[list[int], int]:
 
 
 def fingerprint(opened: str) -> str:
-    """Hash a model's weights, configuration and tokenizer (pieces of large files); for a model of the hub, return its commit.
+    """Hash all bytes of a model's weights, configuration and tokenizer; for a model of the hub, return its commit.
 
     Raises ModelNotFound if there is no such model.
     """
@@ -253,10 +252,8 @@ def fingerprint(opened: str) -> str:
     beside = tokenizer_folder(home) or home
     for file in (home / "config.json", *(beside / name for name in TOKENIZER_FILES), *sorted(weights.glob("*.safetensors"))):
         if file.is_file():
-            size = file.stat().st_size
-            digest.update(f"{file.name} {size}\0".encode())
+            digest.update(f"{file.name} {file.stat().st_size}\0".encode())
             with file.open("rb") as content:
-                for index in range(PIECES):
-                    content.seek(max(index * PIECE, index * (size - PIECE) // (PIECES - 1)))
-                    digest.update(content.read(PIECE))
+                while piece := content.read(PIECE):
+                    digest.update(piece)
     return digest.hexdigest()[:16]
