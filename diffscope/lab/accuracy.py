@@ -144,6 +144,12 @@ def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:
     return mean, mean - spread, mean + spread
 
 
+def _share_interval(right: np.ndarray) -> list[float]:
+    """Return the 95 % interval of the share of exact answers (Wilson), of `right` (prompt,)."""
+    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+    return [float(interval.low), float(interval.high)]
+
+
 def exact_by_depth(right: np.ndarray) -> dict:
     """Summarise exact answers: their share with its 95 % interval (Wilson), and the share at each depth.
 
@@ -152,10 +158,9 @@ def exact_by_depth(right: np.ndarray) -> dict:
     right : ndarray of bool (prompt,)
         Of prompts in the order of :func:`diffscope.tasks.sampling.draw`.
     """
-    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
     return {
         "retrieval": float(right.mean()),
-        "interval": [float(interval.low), float(interval.high)],
+        "interval": _share_interval(right),
         "by_depth": {str(depth): float(right[index :: len(DEPTHS)].mean()) for index, depth in enumerate(DEPTHS)},
         "prompts": len(right),
     }
@@ -254,7 +259,7 @@ def accuracy_over_training(
 
 def _by_step(steps: Sequence[int], accuracies: Sequence[Accuracy]) -> xr.Dataset:
     """Return accuracies as labelled columns over steps."""
-    low, high = np.transpose([exact_by_depth(each.right)["interval"] for each in accuracies])
+    low, high = np.transpose([_share_interval(each.right) for each in accuracies])
     exact, odds, odds_low, odds_high = np.transpose(
         [(each.exact, each.log_odds, each.log_odds_low, each.log_odds_high) for each in accuracies]
     )

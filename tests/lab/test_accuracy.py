@@ -70,7 +70,7 @@ def test_every_checkpoint_is_scored_on_the_same_prompts_with_intervals():
 
 
 def test_of_prompts_without_distractors_chance_is_said_to_be_unknown():
-    answers = accuracy_over_training({400: "mini-diff"}, 5, 100, needles=1)
+    answers = accuracy_over_training({400: "mini-diff"}, 3, 100, needles=1)  # too few for every depth, which is no matter here
     assert math.isnan(answers.attrs["chance"]) and "nan" not in answers.attrs["sentence"]
     assert answers.attrs["sentence"].endswith("; chance is not known: no prompt names its distractors.")
 
