@@ -22,7 +22,7 @@ from diffscope.models import DiffForCausalLM
 from diffscope.storage.checksum import KEY, write_proven_json
 from diffscope.tasks import Retrieval
 from tests.forked import begun, ended
-from tests.lab.small_recipes import PIECE, pair, train
+from tests.lab.small_recipes import FORMING, PIECE, pair, recipe_in, train
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +202,16 @@ def test_each_stage_ends_by_its_own_evaluations(tmp_path, monkeypatch):
     folder = train(replace(pair(), stages=stages, evaluate_every=2), "diff", tmp_path)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [(row["stage"], row["step"]) for row in rows] == [(0, 2), (0, 4), (1, 6), (1, 8)]
+
+
+def test_keys_of_a_continued_arm_fall_in_its_first_stage_alone(tmp_path):
+    recipe = recipe_in(tmp_path, FORMING)
+    trainer = module._Trainer(replace(recipe, stages=(*recipe.stages, recipe.stages[1])), "top-2", 1, "cpu")
+    keys = []
+    for place in (module.Place(1), module.Place(1, step=7), module.Place(2)):
+        trainer.step(place)
+        keys.append(trainer.model.config.top_keys)
+    assert keys == [16, 2, 2]
 
 
 def test_half_precision_trains_on_weights_in_single_precision(tmp_path):

@@ -129,7 +129,8 @@ class _Trainer:
         continued = self.recipe.continued.get(self.arm)
         if continued is not None:
             last = self.recipe.arms[self.arm]["top_keys"]
-            self.model.config.top_keys = continued.keys(place.step, stage.steps, last)
+            begins = place.stage == self.recipe.first_stage(self.arm)
+            self.model.config.top_keys = continued.keys(place.step, stage.steps, last) if begins else last
         drawn = self.draws.rows(place.stage, place.step)
         ids, kind = (torch.from_numpy(array).to(self.model.device) for array in drawn)  # (row, token)
         with self.autocast:
