@@ -60,6 +60,7 @@ def test_a_training_depends_on_nothing_that_only_others_have(tmp_path):
         (("distractors = [0, 3]", "distractors = [3]\nwithout = [[96, 3]]"), "leaves a length without a cell"),
         (("[arms]", "[tuning]\nrates = [1e-3]\nseeds = [1]\nsteps = 12\n\n[arms]"), "seeds that are used again: .1."),
         (("[arms]", "[tuning]\nrates = [1e-3]\nseeds = [9]\nsteps = 5\n\n[arms]"), "steps = 5 has to be 10 or more"),
+        (("[arms]", "[tuning]\nrates = [1e-3, 1.0000001e-3]\nseeds = [9]\nsteps = 12\n\n[arms]"), "equal to six digits"),
         (("[arms]", "[minor]\narms = ['none']\nseeds = [1]\n\n[arms]"), "arms that there are not: none"),
         (("[arms]", "[continued]\ndiff = { arm = 'standard', top_keys = 9 }\n\n[arms]"), "with a stage that is left"),
         (("mentions = 5", "mentions = 3"), "leaves no number"),
@@ -143,6 +144,10 @@ def test_short_prompts_have_fewer_mentions_and_cities_in_proportion():
     short = Stage(1, ((2, 16),), 0.1, (2, 24), 30, spacing=6.4)
     assert [mistake for mistake, right in short.rules() if not right] == [
         "spacing = 6.4 leaves a shape with less than 3 mentions"
+    ]
+    few = replace(short, shapes=((2, 48),), needles=(1, 2), mentions=10, spacing=16)  # 3 mentions, of 2 * 3 / 10 cities
+    assert [mistake for mistake, right in few.rules() if not right] == [
+        "spacing = 16 leaves a shape without a city; give longer ones, or more needles"
     ]
 
 

@@ -66,6 +66,10 @@ class Stage:
             f"spacing = {self.spacing} leaves a shape with less than 3 mentions",
             (self.spacing == 0 or all(self.spacing > 0 and self._mentions(length) >= 3 for _, length in self.shapes)),
         )
+        yield (
+            f"spacing = {self.spacing} leaves a shape without a city; give longer ones, or more needles",
+            self.spacing == 0 or self.plain_text or all(self._most_cities(length) for _, length in self.shapes),
+        )
         yield f"warmup = {self.warmup} has to be 0 or more", self.warmup >= 0
         yield f"cooldown = {self.cooldown} is no share from 0 to 1", 0 <= self.cooldown <= 1
         yield f"formed = {self.formed} is no share above 0, up to 1", self.formed is None or 0 < self.formed <= 1
@@ -105,13 +109,17 @@ class Stage:
             ids = np.array([[*task.prefix, *text] for text in texts])
             return ids, np.zeros(ids.shape, dtype=np.int8)
         mentions = self._mentions(length)
-        most = self.needles[1] * mentions // self.mentions
+        most = self._most_cities(length)
         needles = int(rng.integers(min(self.needles[0], most), most + 1))
         return task.training_rows(rows, length, needles, mentions, rng, self.near, self.unanswerable)
 
     def _mentions(self, length: int) -> int:
         """Return the number of sentences in a prompt of `length` tokens."""
         return min(self.mentions, int(length / self.spacing)) if self.spacing else self.mentions
+
+    def _most_cities(self, length: int) -> int:
+        """Return the most cities in a prompt of `length` tokens."""
+        return self.needles[1] * self._mentions(length) // self.mentions
 
 
 @dataclass(frozen=True)
@@ -140,6 +148,10 @@ class Tuning:
 
     def rules(self) -> Iterator[Rule]:
         yield f"rates = {self.rates} has to hold numbers above 0", bool(self.rates) and min(self.rates) > 0
+        yield (
+            f"rates = {self.rates} has two that are equal to six digits, by which runs are named; leave out one",
+            len({f"{rate:g}" for rate in self.rates}) == len(self.rates),
+        )
         yield f"seeds = {self.seeds} has to hold numbers from 0 on", bool(self.seeds) and min(self.seeds) >= 0
         yield f"steps = {self.steps} has to be {LOG_EVERY} or more: losses are written down that often", self.steps >= LOG_EVERY
         yield f"rule = {self.rule!r} is neither {LEAST_LOSS!r} nor {FORMED_IN_ALL!r}", self.rule in (LEAST_LOSS, FORMED_IN_ALL)
@@ -160,7 +172,7 @@ class Minor:
 class Continued:
     """An arm that begins with the weights of another arm of its seed, at the end of that arm's first stage.
 
-    Its ``top_keys`` begins at the number of this declaration and falls geometrically to its own over the first half of the
+    Its ``top_keys`` begins at the number of this declaration and falls geometrically to its own over the first half of its first
     stage.
     """
 
