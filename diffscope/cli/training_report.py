@@ -1,5 +1,7 @@
 """What ``diffscope train`` says of the runs in a folder."""
 
+from dataclasses import replace
+
 from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
@@ -188,16 +190,17 @@ def show_report(cohort, as_json):
     if as_json:
         show_json({"arms": rows, "failed": failed})
     else:
-        _show_runs(dataset, rows, cohort.recipe)
+        _show_runs(dataset, rows, cohort)
     total, done = (sum("tuning" not in run.spec for run in runs) for runs in (cohort.planned(), outcome.done))
     note(f"{done} of {total} runs are finished; all that was measured is in {cohort.out / DATASET}")
 
 
-def _show_runs(dataset, rows, recipe):
+def _show_runs(dataset, rows, cohort):
+    recipe = cohort.recipe
     if "copied" in dataset:
-        _show_copies(dataset, rows, recipe)
+        _show_copies(dataset, rows, cohort)
         return
-    if "text" not in dataset:  # no run formed
+    if "text" not in dataset:  # no run was scored
         _show_formation(rows, recipe)
         return
     of_text = ["text loss: repeated", "other"]
@@ -214,22 +217,30 @@ def _show_runs(dataset, rows, recipe):
         if of_sentences:
             cells += [f"{row[name]:.1%}" for name in ("near", "unknown_when_unanswerable", "unknown_when_answerable")]
         table.append([row["arm"], f"{row['rate']:g}", _formed(row, recipe), *cells, row["text_hit"], row["text_other"]])
-    say("exact answers and their log-odds (nats), by number of distractors; mean over prompts, lengths, seeds that formed")
+    say("exact answers and their log-odds (nats), by number of distractors; mean over prompts, lengths, seeds that were scored")
     show_table([*headers, *of_text], [*table, _by_chance(dataset, counts)])
 
 
-def _show_copies(dataset, rows, recipe):
-    """Show how well the copies of Bigram-Backcopy are predicted in the end, mean over seeds."""
+def _show_copies(dataset, rows, cohort):
+    """Show how well the copies of Bigram-Backcopy are predicted by the end of each run, mean over seeds."""
+    import xarray as xr
+
+    from diffscope.lab.training.runs import diverged_runs
+
     names = ["copied", "copy_loss", "bigram_excess"]
-    evaluated = dataset[names].dropna("step", how="all")  # of runs of one length, at the same steps, unless one diverged
-    last = evaluated.isel(step=-1).mean("seed")
+    evaluated = dataset["step"].where(dataset["copied"].notnull())
+    ends = dataset[names].where(evaluated == evaluated.max("step")).max("step")  # of each run: some end when they have formed
+    arms, seeds = (ends[dim].values.tolist() for dim in ("arm", "seed"))
+    diverged = diverged_runs(cohort.out, replace(cohort, seeds=tuple(seeds)).runs())
+    whole = xr.DataArray([[(arm, seed) not in diverged for seed in seeds] for arm in arms], dims=("arm", "seed"))
+    last = ends.where(whole).mean("seed")
     say("tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least;")
     say("mean over seeds that did not diverge")
     table = []
     for row in rows:
-        ends = last.sel(arm=row["arm"])
-        values = [float(ends[name]) for name in names]
-        table.append([row["arm"], f"{row['rate']:g}", _formed(row, recipe), *values])
+        of_arm = last.sel(arm=row["arm"])
+        values = [float(of_arm[name]) for name in names]
+        table.append([row["arm"], f"{row['rate']:g}", _formed(row, cohort.recipe), *values])
     show_table(["arm", "rate", "formed at step", "copied", "loss", "bigrams"], table)
 
 

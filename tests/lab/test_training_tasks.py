@@ -20,6 +20,7 @@ from diffscope.lab.training.drawing import Draws
 from diffscope.lab.training.initialisation import losses, tokenizer_for, with_text
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train_cohort import check_prompts, train_cohort
+from diffscope.storage.statistics import open_statistics, save_statistics
 from diffscope.tasks import Backcopy
 from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
@@ -87,6 +88,17 @@ def test_a_cohort_of_copies_is_reported(copying, capsys):
     assert "copied" in capsys.readouterr().out
     assert main(command) == 0 and "nothing is left" in capsys.readouterr().err
     assert main([*command, "--recompute-evidence"]) == 2 and "trains backcopy; read its weights" in capsys.readouterr().err
+
+
+def test_a_report_of_copies_has_the_last_evaluation_of_each_run_that_did_not_diverge(copying, tmp_path, capsys):
+    scores = open_statistics(copying.out / "diff" / "seed-0" / "scores.nc")
+    runs = {0: scores, 1: scores.sel(step=slice(0, 10)), 2: scores.sel(step=slice(0, 5)).drop_vars("parameters")}
+    for (seed, run), copied in zip(runs.items(), (0.5, 0.9, 0.1), strict=True):
+        (tmp_path / "diff" / f"seed-{seed}").mkdir(parents=True)
+        run = run.assign(copied=run["copied"].where(run["copied"].isnull(), copied)).assign_attrs(seed=seed)
+        save_statistics(run, tmp_path / "diff" / f"seed-{seed}" / "scores.nc", dated=False)
+    assert main(["train", str(copying.out.parent / "small.toml"), "--out", str(tmp_path), "--report"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].split()[-3] == "0.7"  # of two runs that end at other steps
 
 
 def test_any_text_has_to_be_named(capsys):

@@ -96,6 +96,11 @@ def results(out: Path, planned: Sequence[Item]) -> dict[str, xr.Dataset]:
     return opened
 
 
+def diverged_runs(out: Path, planned: Sequence[Item]) -> set[tuple[str, int]]:
+    """Return arm and seed of the finished runs that diverged, or continue one that never formed: there is no final model."""
+    return {(of.attrs["arm"], of.attrs["seed"]) for of in results(out, planned).values() if "parameters" not in of}
+
+
 def _check_which(path: Path, of: Mapping, run: Item) -> None:
     """Refuse a result of another arm, seed or rate than the run in whose folder it lies."""
     if wrong := [key for key in ("arm", "seed", "rate") if of.get(key) != run.spec[key]]:
