@@ -52,11 +52,17 @@ def finished(cohort: xr.Dataset) -> xr.DataArray:
 
 
 def formed(cohort: xr.Dataset) -> xr.DataArray:
-    """Return whether each run formed the lookup circuit, (arm, seed); a run that continues another counts as formed."""
+    """Return whether each run formed the lookup circuit, (arm, seed).
+
+    A run that continues another counts as formed if it was scored, and so does any run of a cohort that was not evaluated during
+    its training: nothing else is known of it.
+    """
     formed = np.isfinite(measured(cohort, "formation").transpose("arm", "seed").values)
     if "log_odds" in cohort:
         scored = np.isfinite(cohort["log_odds"].transpose("arm", "seed", ...).values)
-        formed = formed | scored.any(tuple(range(2, scored.ndim)))
+        evaluated = "retrieval" in cohort and bool(cohort["retrieval"].notnull().any())
+        unknown = cohort["arm"].isin(continued_arms(cohort)).values | (not evaluated)  # (arm,)
+        formed = formed | (unknown[:, None] & scored.any(tuple(range(2, scored.ndim))))
     ended = finished(cohort).transpose("arm", "seed")
     return ended.copy(data=formed & ended.values)
 

@@ -98,9 +98,11 @@ def test_survival_counts_runs_that_never_formed():
     limited = survival(cohort.assign(formation_limit=500))  # of a run that had fewer steps to form in than to train
     assert [row["restricted_mean"] for row in limited] == pytest.approx([800 / 3, 500, 350])
     went_on = {"log_odds": (("arm", "seed", "x"), [[[np.nan]] * 3, [[1.0]] * 3, [[np.nan]] * 3])}
-    for recipe in ({"continued": {"never": {"arm": "diff"}}}, {}):  # an arm that continues another formed with that one
-        rows = survival(cohort.assign(went_on).assign_attrs(recipe=json.dumps(recipe)))
-        assert rows[1] == {"arm": "never", "runs": 3, "formed": 3, "median": None, "restricted_mean": None, "p": None}
+    evaluated = cohort.assign({**went_on, "retrieval": (("arm", "seed", "step"), np.zeros((3, 3, 2)))})
+    continues = {"continued": {"never": {"arm": "diff"}}}  # an arm that continues another formed with that one
+    for scored, recipe, formed in ((evaluated, continues, 3), (evaluated, {}, 0), (cohort.assign(went_on), {}, 3)):
+        row = survival(scored.assign_attrs(recipe=json.dumps(recipe)))[1]
+        assert row["formed"] == formed and (row["restricted_mean"] is None) == (formed == 3)
     diff, never, late = survival(cohort)
     assert (diff["runs"], diff["formed"], diff["median"], diff["p"]) == (3, 2, 200, None)
     assert diff["restricted_mean"] == pytest.approx(1150 / 3)

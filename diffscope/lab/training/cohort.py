@@ -15,7 +15,7 @@ import xarray as xr
 
 from diffscope.errors import DiffscopeError
 from diffscope.lab.items import Item, Outcome
-from diffscope.lab.training.formation import SHARES
+from diffscope.lab.training.formation import SHARES, formation_limit
 from diffscope.lab.training.onsets import Criterion, onsets_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
@@ -165,7 +165,7 @@ def collect(cohort: Cohort) -> xr.Dataset:
         raise DiffscopeError(f"no run in {cohort.out} is finished yet; train with: diffscope train RECIPE --out {cohort.out}")
     finished = {(run.spec["arm"], run.spec["seed"]): opened[run.place] for run in planned if run.place in opened}
     dataset = _over_runs(recipe, finished)
-    dataset["formation_limit"] = float(recipe.stages[0].steps)
+    dataset["formation_limit"] = float(formation_limit(recipe))
     if (shares := next((dataset[name] for name in SHARES if name in dataset), None)) is not None:
         reached = [onsets_of(shares, Criterion(share)).assign_coords(share=share) for share in ONSETS]
         steps = xr.concat(reached, "share").transpose("arm", "seed", "share")
@@ -207,7 +207,7 @@ def _over_runs(recipe: Recipe, results: dict[tuple[str, int], xr.Dataset]) -> xr
 
 
 def _filled(result: xr.Dataset, missing: xr.Dataset) -> xr.Dataset:
-    """Fill up the result of a run: variables that it lacks, because it never formed, are NaN."""
+    """Fill up the result of a run: variables that it lacks, because it was not scored, are NaN."""
     return result.merge(missing.drop_vars([name for name in missing.data_vars if name in result]), join="outer")
 
 
@@ -228,10 +228,11 @@ def seeds_in(out: Path) -> set[int]:
 
 
 def summary(cohort: xr.Dataset) -> list[dict]:
-    """Summarise each arm with finished runs in a row of means over prompts, cells and finished seeds that formed.
+    """Summarise each arm with finished runs in a row of means over prompts, cells and finished seeds that were scored.
 
-    ``formation`` gives the step by seed, None where the lookup circuit never formed; ``missing`` the seeds without a finished
-    run.
+    Those are the seeds that came to their last stage. If no stage comes after the one that has to form, they may never have
+    formed. ``formation`` gives the step by seed, None where the lookup circuit never formed; ``missing`` the seeds without a
+    finished run.
     """
     rows = []
     for arm in cohort["arm"].values:
@@ -254,7 +255,7 @@ def _formation_of(runs: xr.Dataset) -> dict:
 
 def _means(runs: xr.Dataset) -> dict:
     """Average the scores of an arm over prompts, cells and seeds."""
-    if "text" not in runs:  # no run formed
+    if "text" not in runs:  # no run was scored
         return {}
     means = {f"text_{token}": float(runs["text"].sel(token=token).mean()) for token in ("hit", "other")}
     if "exact_match" not in runs:

@@ -26,6 +26,12 @@ def formation(metrics: Sequence[dict], recipe: Recipe) -> int | None:
     return None
 
 
+def formation_limit(recipe: Recipe) -> int:
+    """Return the step at which a run that has not formed ends: with its first stage that has to form, or with its last one."""
+    ending = next((number for number, stage in enumerate(recipe.stages) if stage.formed is not None), len(recipe.stages) - 1)
+    return sum(stage.steps for stage in recipe.stages[: ending + 1])
+
+
 def share_of(row: dict) -> float | None:
     """Return the share of right answers in a row of metrics, or None if the run was not evaluated there."""
     return next((row[name] for name in SHARES if name in row), None)

@@ -41,18 +41,18 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
     -------
     xarray.Dataset
         ``retrieval`` and the other metrics (step); ``formation``, the step at which it formed, NaN where it did not or continues
-        another arm, that had; ``parameters``. Of a run that did all its stages too: ``exact_match``, ``log_odds`` (length,
-        distractors, prompt) of the answers, and with the ending ``_near`` (near, prompt) those among near-duplicate cities;
-        ``says_unknown`` (question, distractors, prompt), both at the middle length of the grid; ``text`` (token), the mean loss
-        in nats on held-out text, on tokens that the text gives away and on others; of a corpus on ``all`` too, and
-        ``text_by_domain`` (domain, token). Of Bigram-Backcopy the curves are all there is.
+        another arm, that had; ``parameters``. Of a run that came to its last stage, formed or not, too: ``exact_match``,
+        ``log_odds`` (length, distractors, prompt) of the answers, and with the ending ``_near`` (near, prompt) those among
+        near-duplicate cities; ``says_unknown`` (question, distractors, prompt), both at the middle length of the grid; ``text``
+        (token), the mean loss in nats on held-out text, on tokens that the text gives away and on others; of a corpus on ``all``
+        too, and ``text_by_domain`` (domain, token). Of Bigram-Backcopy the curves are all there is.
     """
     rows = read_metrics(folder)
     scope = load(folder, device=device)
     scores = metrics(rows)
     scores["formation"] = _formed(rows, recipe, arm)
     scores["parameters"] = float(parameters(scope.model.config.to_dict()))
-    if rows[-1]["stage"] < len(recipe.stages) - 1:  # it never formed
+    if rows[-1]["stage"] < len(recipe.stages) - 1:  # it ended early, since it had not formed
         return scores
     if recipe.task == BACKCOPY:  # whose last evaluation is of the final model
         return scores

@@ -148,7 +148,7 @@ def _tune(spec: dict, target: Path, recipe: Recipe, out: Path, device: str, prog
         save_statistics(xr.Dataset({"area": np.inf, "formation": np.nan}, attrs=identity(item)), target, dated=False)
         return
     rows = read_metrics(folder)
-    formed = formation(rows, tuned)
+    formed = formation(rows, recipe)  # by the share of its first stage, which no longer ends by it
     taken = ("answer_loss", "text_loss", "retrieval", *OF_TASK)
     curves = metrics(rows)
     curves = curves[[key for key in taken if key in curves]]
