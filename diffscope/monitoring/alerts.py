@@ -88,7 +88,8 @@ class Rule:
         values = by_head[self.statistic].sel(self.select, drop=True).transpose("layer", ...)
         found = self._beyond(step, values)
         new = [place for place in found if place not in self._out]
-        self._out = frozenset(found)
+        undefined = _places(np.isnan(values.values))  # of which nothing says that they are back
+        self._out = frozenset(found) | self._out.intersection(undefined)
         return [Alert(step, str(self), f"{self._name()} of {_where(values, place)} {found[place]}") for place in new]
 
     def _name(self) -> str:

@@ -3,10 +3,12 @@ import math
 
 import pytest
 import torch
+import xarray as xr
 
 import diffscope
 from diffscope import DiffscopeError, DiffscopeWarning
 from diffscope.monitoring import Monitor
+from diffscope.monitoring.alerts import Rule
 from tests import tiny
 
 
@@ -43,6 +45,13 @@ def test_a_lambda_beyond_its_bounds_is_told_once_until_it_is_back(monitor, model
     monitor.step(3)
     set_lambda(model, 2.5)
     assert monitor.step(4)["diffscope/alerts"] > 0
+
+
+def test_a_value_that_is_not_defined_is_not_back_within_the_bounds():
+    rule = Rule("gini", above=2.0)
+    steps = enumerate([3.0, 3.0, math.nan, 3.0, 1.0, 3.0])
+    by_step = {step: xr.Dataset({"gini": (("layer", "head"), [[value]])}, {"layer": [0]}) for step, value in steps}
+    assert [step for step, by_head in by_step.items() if rule.check(step, by_head)] == [0, 5]
 
 
 def test_logits_that_grow_tenfold_are_told(monitor, model):
