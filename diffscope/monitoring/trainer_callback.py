@@ -35,6 +35,7 @@ class MonitorCallback(TrainerCallback):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         kinds = tuple(get_reporting_integration_callbacks(args.report_to))
         self._reporters = [each for each in _callbacks_of_caller() if isinstance(each, kinds)]
+        self._loss = None  # the last one is of the training before
         try:
             self._begin(args.output_dir, kwargs.get("model"))
         except Exception as error:

@@ -190,3 +190,15 @@ def test_a_loss_is_kept_once_and_a_tracker_that_fails_ends_nothing(tmp_path):
     kept = diffscope.open(tmp_path / "monitor")["loss"]
     assert kept["step"].values.tolist() == list(range(7))
     assert kept.dropna("step")["step"].values.tolist() == [4]  # the first after it was logged, at step 3
+
+
+def test_a_second_training_begins_without_the_loss_of_the_first(tmp_path):
+    model = small()
+    monitor = Monitor(model, [tiny.ids(20)], statistics=["lambda"], every=2, steps=(), budget=None, strict=True)
+    callback = monitor.callback()
+    for folder in ("first", "second"):
+        trainer = trainer_of(model, tmp_path / folder, logging_steps=6)
+        trainer.add_callback(callback)
+        trainer.train()
+    kept = diffscope.open(tmp_path / "second" / "monitor")
+    assert kept["step"].values.tolist() == [0, 2, 4, 6] and "loss" not in kept
