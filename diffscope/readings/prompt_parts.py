@@ -168,7 +168,8 @@ def bars(
     Parameters
     ----------
     estimates : mapping of str to xarray.Dataset
-        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query.
+        The ``estimates`` of :func:`diffscope.readings.prompt_parts.allocation`, each of one query; of several prompts the mean is
+        taken.
     map, normalisation : str
     heads : mapping of str to (int, int), optional
         Layer and head of each, by the same names; by default the mean over heads, then layers.
@@ -192,13 +193,16 @@ def bars(
     ]
     dataset = xr.concat(together, xr.DataArray(labels, dims="side", name="side"), data_vars="all", combine_attrs="override")
     over = "one head" if heads else "mean over heads, then layers"
+    if any("prompt" in table.dims for table in estimates.values()):
+        over = f"{over}, mean over prompts" if heads else f"{over}, then prompts"
     words = {"value": over, "low": "least head of all layers", "high": "largest head of all layers"}
     name = f"attention, {signs.amount(map, normalisation)}"
     return xr.Dataset({key: described(values, name, words[str(key)]) for key, values in dataset.data_vars.items()})
 
 
 def _of_side(estimates: xr.Dataset, head: Head | None) -> xr.Dataset:
-    """Return the bars of one side and of uniform attention, (part,)."""
+    """Return the bars of one side and of uniform attention, (part,), mean over prompts."""
+    estimates = estimates.mean("prompt") if "prompt" in estimates.dims else estimates
     allocation = estimates["allocation"]
     if head is None:
         ends = {"low": allocation.min(("layer", "head")), "high": allocation.max(("layer", "head"))}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,6 +74,10 @@ def test_prompts_of_a_batch_are_as_by_themselves():
     for number in range(2):
         alone = readings.allocation(batch[number]).estimates["allocation"]
         np.testing.assert_array_equal(together.estimates["allocation"].sel(prompt=number), alone)
+    of_each = [readings.bars({"": readings.allocation(batch[number]).estimates})["value"] for number in range(2)]
+    of_both = readings.bars({"": together.estimates})
+    assert set(of_both["low"].dims) == {"side", "part"}
+    xr.testing.assert_allclose(of_both["value"], xr.concat(of_each, "prompt").mean("prompt"))
     assert together.sentence.startswith("At the last token of 2 prompts, mean over 8 heads: of |D| go")
     assert "100 %" not in together.sentence
     unlike = scope.capture([tiny.ids(12), tiny.ids(12)], spans=[{"answer": [1]}, {"answer": [3]}])  # nothing before the first
