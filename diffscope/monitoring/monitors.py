@@ -144,7 +144,10 @@ class Monitor:
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
         self._shards = Shards(model, _first_process()) if is_sharded(model) else None
         self.scope = load(self._shards.whole if self._shards else model, tokenizer)
-        self.queries = queries if queries is None or isinstance(queries, QuerySample) else QuerySample(int(queries))
+        if queries is not None and not isinstance(queries, QuerySample):
+            _check_whole("queries", queries, 2)
+            queries = QuerySample(int(queries))
+        self.queries = queries
         self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
         self.heads = _heads(maps, self.scope)
         self.maps_every = maps_every
@@ -264,7 +267,7 @@ class Monitor:
             _check_names(values, self._questions is not None)
         if step == self._step or not self.schedule.due(step) or not (self._shards or _first_process()):
             return {}
-        began = _now(self.scope.model)
+        began = self._now()
         try:
             if self._shards:
                 self._shards.gather()
@@ -344,9 +347,9 @@ class Monitor:
         logged[f"{PREFIX}/alerts"] = float(len(found))
         self._template = by_head
         if self.record is not None and not repeated:
-            numbers = _plain(values) | answered | {"seconds": _now(self.scope.model) - began}
+            numbers = _plain(values) | answered | {"seconds": self._now() - began}
             self._keep(step, by_head, numbers, {WEIGHTS: weights, ALERTS: json.dumps(found), LOGGED: json.dumps(logged)}, drawn)
-        self.schedule.note(step, began, _now(self.scope.model))
+        self.schedule.note(step, began, self._now())
         self._tell_cost()
         return logged
 
@@ -510,6 +513,13 @@ class Monitor:
         of = f"{100 * share:.2g} % of" if share < 1 else f"{share:,.1f} times"
         _say(f"a measurement takes {short_duration(seconds)}; {every} that is {of} the training's time")
 
+    def _now(self) -> float:
+        """Return the time in seconds, when the device of the training has done what it was given."""
+        trained = self._shards.model if self._shards else self.scope.model
+        if any(parameter.is_cuda for parameter in trained.parameters()):
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
     def _about(self) -> dict[str, Any]:
         """Return what tells the measurements of this monitor from those of another."""
         prompts = [
@@ -574,13 +584,6 @@ def _check_whole(name: str, value: Any, least: int) -> None:
 def _first_process() -> bool:
     distributed = torch.distributed
     return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
-
-
-def _now(model: nn.Module) -> float:
-    """Return the time in seconds, when the device has done what it was given."""
-    if any(parameter.is_cuda for parameter in model.parameters()):
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 def _say(line: str) -> None:

@@ -100,6 +100,7 @@ def test_what_fails_is_told_once_and_the_training_goes_on(model, capsys):
         (dict(every=0), "whole numbers from 1"),
         (dict(steps=[-1]), "whole numbers from 0"),
         (dict(budget=0), "above 0"),
+        (dict(queries="last"), "queries= takes whole numbers from 2, and not 'last'"),
     ],
 )
 def test_what_cannot_be_monitored_is_refused_at_once(model, wrong, words):

@@ -3,6 +3,7 @@
 import contextlib
 import random
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import peft
@@ -190,6 +191,19 @@ def test_two_processes_train_as_without_it_and_the_first_writes(wrap, two_proces
         with_it, without = (torch.load(folder / f"{wrap.__name__}-{kind}-{rank}.pt") for kind in (True, False))
         assert_equal(with_it, without)
     assert Record(folder / f"kept-{wrap.__name__}").steps == [0, 3, *range(EVERY, steps, EVERY)]
+
+
+def test_time_is_taken_when_the_device_of_the_shards_is_done(monkeypatch):
+    """The whole model is on the CPU, and the training may be on a GPU."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(True))
+    monitor = monitor_of(small())
+    monitor._now()
+    assert not waited
+    on_gpu = SimpleNamespace(parameters=lambda: [SimpleNamespace(is_cuda=True)])
+    monitor._shards = SimpleNamespace(model=on_gpu)
+    monitor._now()
+    assert waited
 
 
 def test_weights_of_blocks_that_are_wrapped_are_gathered_by_their_own_names():
