@@ -86,7 +86,7 @@ def _head_line(kept):
     seconds = float(kept["seconds"].median())
     return (
         f"{kept.attrs['model']}, step {int(last['step']):,}{loss}; {kept.sizes['step']} steps measured, {seconds:.2g} s each; "
-        "averages over heads, and how they have changed since the first"
+        "averages over prompts, then heads, and how they have changed since the first"
     )
 
 
@@ -111,7 +111,7 @@ def _table(kept):
 
 
 def _by_layer(values):
-    """Return a statistic by step and layer, averaged over heads."""
+    """Return a statistic by step and layer: what is kept, averaged over prompts, is averaged over heads."""
     from diffscope.stats.averaging import averaged
 
     return averaged(values, ["head"]).values if "head" in values.dims else values
@@ -124,7 +124,7 @@ def _alerts(kept):
 
 
 def _as_json(kept):
-    """Return every step with its averages by layer, and the alerts."""
+    """Return every step with its averages by layer, over prompts and then heads, and the alerts."""
     from diffscope.monitoring.courses import courses
 
     series = courses(kept)

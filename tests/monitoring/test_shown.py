@@ -34,6 +34,7 @@ def test_the_terminal_shows_each_layer_with_its_change_and_the_alerts(run, folde
     lam = kept["lambda"].sel(lambda_value="used", layer=0).mean("head").values
     assert f"{lam[-1]:.3f} ({lam[-1] - lam[0]:+.3f})" in out
     assert "step 2, loss 2" in out and "3 earlier alerts" in out and "step 0: gini (D) of L1H3" in out
+    assert "averages over prompts, then heads" in out
 
 
 def test_what_the_first_step_lacks_changes_since_the_one_that_has_it(run, tmp_path):
