@@ -142,6 +142,9 @@ class Monitor:
             _check_whole("steps", step, 0)
         if budget is not None and not (isinstance(budget, Real) and budget > 0):
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
+        if not isinstance(model, nn.Module):
+            kind = type(model).__name__
+            raise DiffscopeError(f"what is watched is the model that is trained, not a {kind}; of a scope give scope.model")
         self._shards = Shards(model, _first_process()) if is_sharded(model) else None
         self.scope = load(self._shards.whole if self._shards else model, tokenizer)
         if queries is not None and not isinstance(queries, QuerySample):

@@ -162,7 +162,7 @@ def encode(
         if tokenizer is None:
             raise PromptError("this model came without a tokenizer; give the prompt as token ids")
         if not prompt.strip():
-            raise PromptError("the prompt is empty; give it at least one token of text")
+            raise PromptError("the prompt is empty or white space alone; give it some text")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:

@@ -57,7 +57,9 @@ def token_positions(choice: Any, spans: Mapping[str, Any], n: int, what: str = "
     if isinstance(choice, str):
         if choice not in spans:
             known = ", ".join(spans) or "none"
-            raise DiffscopeError(f"there is no span {choice!r} to take {what} from; spans are {known}, or say {LAST!r}")
+            raise DiffscopeError(
+                f"there is no span {choice!r} to take {what} from; spans are {known}, or say {LAST!r}, or give positions"
+            )
         choice = spans[choice]
     if choice is None or isinstance(choice, slice):
         return _of_slice(choice or slice(None), n)

@@ -8,6 +8,7 @@ import xarray as xr
 
 from diffscope.attribution import branch_attribution
 from diffscope.attribution.stream import check_decoder
+from diffscope.errors import PromptError
 from diffscope.numbers import between, counted, two_figures
 from diffscope.readings.predictions import Question
 from diffscope.readings.reading import Reading, described
@@ -49,6 +50,8 @@ def branches(scope: Scope, question: Question, others: Sequence[Sequence[int]] =
         As of :func:`diffscope.attribution.branch_attribution`.
     """
     check_decoder(scope)
+    if not isinstance(question, Question):
+        raise PromptError(f"this takes what readings.question gives, not a {type(question).__name__}")
     candidates = list(question.distractors.values())
     table = branch_attribution(scope, question.ids, question.answer, candidates).isel(prompt=0)
     table = table.assign_coords(head=range(table.sizes["head"]))

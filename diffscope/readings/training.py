@@ -64,7 +64,10 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     """
     tables: dict[int, xr.Dataset] = {}
     about: Any = None
-    for step, capture in opened.items() if isinstance(opened, Mapping) else opened:
+    for pair in opened.items() if isinstance(opened, Mapping) else opened:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise DiffscopeError("captures are given by their step of training, such as {100: capture}")
+        step, capture = pair
         cap = any_capture(capture).only()
         own = (cap.ids, cap.spans, cap.layer_numbers, [layer.n_heads for layer in cap.layers])
         about = about or own

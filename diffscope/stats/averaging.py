@@ -66,6 +66,8 @@ def average(dataset: xr.Dataset, over: str | Sequence[str] = "query") -> xr.Data
     DiffscopeError
         There is no average over one of these, or it would be of layers of several kinds.
     """
+    if not isinstance(dataset, xr.Dataset):
+        raise DiffscopeError(f"averages are of what was measured, not of a {type(dataset).__name__}; give capture.measure([…])")
     dims = [over] if isinstance(over, str) else list(over)
     _check_dims(dims)
     kinds = list(dict.fromkeys(dataset["kind"].values.ravel().tolist())) if "kind" in dataset.coords else []

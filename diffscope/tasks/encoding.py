@@ -100,7 +100,8 @@ def split_gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
             return before[len(before.rstrip()) :], answer
     if all(end.isdigit() or end.upper() != end.lower() for end in (text[-1], answer[0])):
         raise PromptError(
-            f"it ends in {text[-12:]!r}, and its answer begins with {answer[:12]!r}; begin it with a space if one is next"
+            f"the prompt ends in {text[-12:]!r} and the answer begins with {answer[:12]!r}, with no space between; write the "
+            f"answer as {' ' + answer[:12]!r} if there is one"
         )
     return "", answer
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from diffscope.errors import SpanError
+from diffscope.fields import shown
 from diffscope.prompts.encoded import Chars
 from diffscope.prompts.inputs import Spans, broadcast
 
@@ -71,6 +73,14 @@ class TextPrompt:
     spans: dict[str, list[Chars]]
     answer: str | None
     distractors: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, ranges in self.spans.items():
+            if not isinstance(ranges, list) or not all(isinstance(each, tuple) and len(each) == 2 for each in ranges):
+                raise SpanError(
+                    f"span {name!r} of a TextPrompt is a list of character ranges, not {shown(ranges)}; "
+                    "diffscope.tasks.read_prompts([{…}]) takes texts too"
+                )
 
 
 def unpacked(prompt: Any, spans: Spans = None) -> tuple[Any, Spans]:

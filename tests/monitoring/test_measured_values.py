@@ -108,6 +108,11 @@ def test_what_cannot_be_monitored_is_refused_at_once(model, wrong, words):
         Monitor(model, [tiny.ids(9)], **wrong)
 
 
+def test_a_scope_is_not_the_model_that_is_trained(model):
+    with pytest.raises(DiffscopeError, match="not a Scope; of a scope give scope.model"):
+        Monitor(diffscope.load(model), [tiny.ids(9)])
+
+
 def test_numbers_of_the_training_are_kept_beside_them(model, tmp_path):
     monitor = Monitor(model, [tiny.ids(9)], statistics=["lambda"], every=2, path=tmp_path / "kept", budget=None, steps=())
     for step in range(5):

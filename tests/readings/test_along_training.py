@@ -83,6 +83,7 @@ def test_checkpoints_that_do_not_belong_together_are_refused():
     for opened, words in (
         ({}, "there is no checkpoint"),
         ([(1, checkpoint(0.5)), (1, checkpoint(0.6))], "step 1 comes twice"),
+        ([checkpoint(0.5)], "by their step of training"),
         ({0: checkpoint(0.5), 5: checkpoint(0.5, spans={"answer": [3]})}, "step 5 is of another prompt"),
     ):
         with pytest.raises(DiffscopeError, match=words):

@@ -9,7 +9,7 @@ import xarray as xr
 
 import diffscope
 from diffscope import edits, readings
-from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, SpanError, UnsupportedModel
 from diffscope.tasks import TextPrompt, encode_prompts, examples
 
 
@@ -223,6 +223,9 @@ ZERO = edits.zero_a2()
         (lambda scope, some: readings.interventions(scope, [], {"a": ZERO}), PromptError, "there is no prompt"),
         (lambda scope, some: readings.interventions(scope, ["Oslo"], {"a": ZERO}), PromptError, "prompt 0 is a str"),
         (lambda scope, some: readings.ablations(scope, TextPrompt("", "Oslo is", {}, None)), PromptError, "has no answer"),
+        (lambda scope, some: TextPrompt("", "Oslo is", {"answer": "Oslo"}, None), SpanError, "list of character ranges"),
+        (lambda scope, some: readings.branches(scope, some[0]), PromptError, "readings.question gives"),
+        (lambda scope, some: diffscope.average(some), DiffscopeError, "not of a list"),
         (lambda scope, some: readings.ablations(scope, some, what="mlp"), DiffscopeError, "choose from head, A2"),
         (lambda scope, some: readings.ablations(scope, some, layers=9), DiffscopeError, "no layer 9"),
         (lambda scope, some: readings.ablations(scope, some, layers=[]), DiffscopeError, "choose one at least"),
