@@ -105,8 +105,8 @@ def uniform_a2(*, layers: Indices = None, heads: Indices = None) -> Edit:
 
 
 @declare(
-    "A2 = the second map of head `of` of that layer, from its queries and keys; λ and values stay the head's own; if an earlier "
-    "`a2_of_head` gave head `of` another map, it is that one, so two of them do not exchange the maps of two heads",
+    "A2 = the second map of head `of` of that layer, from its queries and keys; λ and values stay the head's own; edits "
+    "act in turn, so two of these do not swap the maps of two heads: the second takes what the first has given",
     stage=Stage.FIELD,
     needs="A2",
     example={"of": 0},

@@ -40,7 +40,7 @@ class DiffConfig(LlamaConfig):
     num_attention_heads, num_key_value_heads : int
         Count heads, not maps: a differential head has two maps.
     head_dim : int, optional
-        Width d of one map's queries and keys. By default the output projection is square: d is
+        Width d of one map's queries and keys, even. By default, rounded down, that of a square output projection: d is
         ``hidden_size / (2 · heads)`` for ``v1``, ``plus``, ``d_plus`` and ``shared_a2``, whose values are 2d wide, and
         ``hidden_size / heads`` otherwise.
     lambda_init : float, optional
@@ -92,10 +92,7 @@ class DiffConfig(LlamaConfig):
         if heads % groups:
             raise ValueError(f"num_key_value_heads={groups} must divide num_attention_heads={heads}")
         if self.head_dim is None:
-            maps = (2 if self.attention in LIKE_V1 else 1) * heads
-            if self.hidden_size % maps:
-                raise ValueError(f"hidden_size={self.hidden_size} is no multiple of {maps}; choose one that is, or give head_dim")
-            self.head_dim = self.hidden_size // maps
+            self.head_dim = self.hidden_size // ((2 if self.attention in LIKE_V1 else 1) * heads)
         if self.head_dim % 2:
             raise ValueError(f"head_dim={self.head_dim} must be even, since RoPE turns pairs of numbers")
 

@@ -113,7 +113,7 @@ def test_what_cannot_be_asked_is_one_line(mini_diff):
         "distractors are a list": lambda: mini_diff.answer(PROMPTS[0], " 1", "2"),
         "the right answer's own number": lambda: mini_diff.answer(PROMPTS[0], " 7421", ["7421"]),
         "^the right answer begins with a distractor": lambda: mini_diff.answer(PROMPTS[0], " 7421", ["74"]),
-        "prompt 1 of the batch: it ends in": lambda: mini_diff.answer(PROMPTS, [" 7421", "2050"]),
+        "prompt 1 of the batch: the prompt ends in": lambda: mini_diff.answer(PROMPTS, [" 7421", "2050"]),
     }.items():
         with pytest.raises(PromptError, match=words):
             ask()
