@@ -80,7 +80,8 @@ def branch_attribution(
     -------
     xarray.Dataset
         ``contribution`` (prompt, layer, head, branch, candidate), branch A1 or A2 (with its −λ), candidate 0 the answer and the
-        others the distractors. NaN where there is none: A2 in standard attention, candidates of other prompts.
+        others the distractors. NaN where there is none: A2 in standard attention, candidates of other prompts, what is said of
+        distractors where a prompt has none.
 
         Taken from it, (prompt, layer, head, branch): ``answer``, ``distractors`` (their mean), ``largest_distractor`` (that of
         the largest logit) and ``margin``, answer − distractors.
@@ -278,7 +279,7 @@ def _table(scope: Scope, parts: Sequence[xr.Dataset], candidates: Sequence[Seque
     table["unexplained"] = table["logit"] - sums - table["embedding"] - table["constant"]
     to_others = table["contribution"].isel(candidate=slice(1, None))
     others = table["logit"].isel(candidate=slice(1, None))
-    largest = others == others.max("candidate")
+    largest = others == others.fillna(-np.inf).reduce(np.max, "candidate", initial=-np.inf)  # of none, -inf
     table["answer"] = table["contribution"].isel(candidate=0)
     table["distractors"] = to_others.mean("candidate")
     table["largest_distractor"] = to_others.where(largest).mean("candidate")  # of two alike their mean

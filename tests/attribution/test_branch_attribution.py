@@ -105,6 +105,13 @@ def test_what_is_said_of_answer_and_distractors_is_taken_from_the_candidates():
     np.testing.assert_allclose(alone["contribution"][0], contribution[1, ..., :3], atol=1e-6)
 
 
+def test_without_distractors_nothing_is_said_of_them():
+    table = branch_attribution(diffscope.load(tiny.own("v1")), IDS[0], 5, [])
+    assert table["answer"].notnull().all() and table.sizes["candidate"] == 1
+    for name in ("distractors", "largest_distractor", "margin"):
+        assert table[name].dims == table["answer"].dims and table[name].isnull().all()
+
+
 def test_standard_attention_has_one_branch():
     table = branch_attribution(diffscope.load(tiny.standard("llama")), IDS, ANSWERS, DISTRACTORS)
     assert np.isnan(table["contribution"].sel(branch="A2")).all()
