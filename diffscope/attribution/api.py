@@ -16,6 +16,7 @@ from diffscope.attribution.runs import record_modules
 from diffscope.attribution.stream import attention_modules, check_decoder, read_stream
 from diffscope.errors import PromptError, SpanError
 from diffscope.prompts.encoded import Encoded
+from diffscope.prompts.selection import whole_number
 from diffscope.scope import Scope
 from diffscope.scope.answers import encode_question
 from diffscope.scope.runners import Inputs
@@ -103,6 +104,8 @@ def branch_attribution(
         other candidates are token ids; with `control`, a prompt is the only one of its length.
     SpanError
         The span ``answer`` of a prompt is of tokens that cover no text.
+    DiffscopeError
+        A place is not a whole number from 0.
 
     Examples
     --------
@@ -230,7 +233,10 @@ def next_tokens(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, gi
 
 def _first_token(scope: Scope, candidate: Any) -> int:
     """Return the first token of a candidate in tokens."""
-    flat = np.atleast_1d(np.asarray(candidate))
+    try:
+        flat = np.atleast_1d(np.asarray(candidate))
+    except ValueError:  # rows of several lengths
+        flat = np.empty((0, 0))
     if flat.ndim != 1 or not len(flat) or flat.dtype.kind not in "iu":
         raise PromptError(f"an answer or distractor is a token id, several, or a text of at least one token, not {candidate!r}")
     token = int(flat[0])
@@ -247,8 +253,9 @@ def _places(places: Any, prompts: Sequence[list[int]], candidates: Sequence[list
     if not listed or not all(_is_list(keys) for of_prompt in places for keys in of_prompt):
         raise PromptError("give the places of each prompt's candidates, the answer's first, then one list for each distractor")
     for number, (of_prompt, ids) in enumerate(zip(places, prompts)):
-        for position in itertools.chain.from_iterable(of_prompt):
-            if not 0 <= position < len(ids):
+        for place in itertools.chain.from_iterable(of_prompt):
+            position = whole_number(place, 0, math.inf, f"places in prompt {number} are whole numbers from 0")
+            if position >= len(ids):
                 raise PromptError(f"place {position} is outside of prompt {number}, which has {len(ids)} tokens")
     return [[[int(position) for position in keys] for keys in of_prompt] for of_prompt in places]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import index
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from diffscope.attribution.scores import ELSEWHERE, proved_reading, read_alone
 from diffscope.attribution.stream import UNSUPPORTED, Frozen, attention_modules, check_decoder, frozen_norm, read_blocks, read_by
 from diffscope.edits import Edit, apply, patch
 from diffscope.edits.patching import OUTPUTS
-from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, check_several
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
 from diffscope.scope import Scope
@@ -57,9 +58,10 @@ def path_patches(
     UnsupportedModel
         The model is no such decoder, or takes the keys of the layer from elsewhere.
     PromptError
-        The prompts are of several lengths; there is no such layer, head or branch; a sender is not before the receiver.
+        The prompts are of several lengths; the receiver or a sender is not of that form; there is no such layer, head or branch;
+        a sender is not before the receiver.
     DiffscopeError
-        The model is under edits.
+        The model is under edits; the senders are no list.
 
     Examples
     --------
@@ -74,6 +76,9 @@ def path_patches(
     check_decoder(scope)
     if scope.edits:
         raise DiffscopeError("paths are patched in the model as it is; leave the edits that are on")
+    check_several("senders", senders, [(0, 0, "output")])
+    receiver = _part_of_head("the receiver", receiver, (1, 0, "k1"))
+    senders = [_part_of_head("a sender", each, (0, 0, "output")) for each in senders]
     ids, of_source = (list(scope.encode(each).ids) for each in (prompt, source))
     if len(ids) != len(of_source):
         raise PromptError(f"the prompt has {len(ids)} tokens and the source {len(of_source)}; give prompts of one length")
@@ -98,6 +103,17 @@ def path_patches(
         _edit(receiver, sender, own[number], projection - unchanged, bool(change.any()))
         for sender, projection, change in zip(senders, patched, wrote)
     ]
+
+
+def _part_of_head(what: str, named: Any, example: tuple[int, int, str]) -> tuple[int, int, str]:
+    """Return a layer, a head and the name of a part of it; PromptError if they are given otherwise than in the example."""
+    try:
+        layer, head, part = named
+        if isinstance(part, str):
+            return index(layer), index(head), part
+    except (TypeError, ValueError):  # not three, or no whole numbers
+        pass
+    raise PromptError(f"{what} is given as (layer, head, part), such as {example!r}, and not as {named!r}")
 
 
 def _check(layers: dict[int, LayerAttention], receiver: tuple[int, int, str], senders: Sequence[tuple[int, int, str]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from diffscope.attribution.stream import UNSUPPORTED, attention_modules, check_d
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel, first_line
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.hooks import Replay, attention_passes
+from diffscope.prompts.selection import whole_number
 from diffscope.proof.float32_copy import run_in_float32
 from diffscope.proof.readings import readings
 from diffscope.proof.tolerance import TOLERANCE
@@ -93,7 +95,7 @@ def score_attribution(
     PromptError
         The layer, head or token is not there; the query does not see a key; the map is A2 in standard attention.
     DiffscopeError
-        The model is under edits.
+        The model is under edits; the layer or head is not a whole number from 0.
 
     Examples
     --------
@@ -106,6 +108,10 @@ def score_attribution(
     check_decoder(scope)
     if scope.edits:
         raise DiffscopeError("scores are attributed in the model as it is; leave the edits that are on")
+    layer, head = (
+        whole_number(number, 0, math.inf, f"a {what} is a whole number from 0")
+        for what, number in (("layer", layer), ("head", head))
+    )
     ids = list(scope.encode(prompt).ids)
     with scope.exclusively():
         layers = {each.layer: each for each in scope.capture(ids).layers}

@@ -11,7 +11,7 @@ from transformers import GraniteConfig, GraniteForCausalLM
 import diffscope
 from diffscope import edits, lens
 from diffscope.attribution import branch_attribution
-from diffscope.errors import PromptError, UnsupportedModel
+from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from tests import tiny
 from tests.layouts import dex, gated, grouped, phi4flash, ports, vision
 from tests.tokenizers_of_kinds import KINDS, tokenizer
@@ -329,6 +329,7 @@ def test_candidates_that_mean_nothing_are_refused():
         (ANSWERS, [[5], [8], [9]], "same token as a distractor"),
         ([5, 6, tiny.VOCABULARY], DISTRACTORS, "outside the vocabulary"),
         ([5, 6, []], DISTRACTORS, "not \\[\\]"),
+        ([5, 6, [[1], [2, 3]]], DISTRACTORS, "a token id, several, or a text"),
         ([5, 6, " 7421"], DISTRACTORS, "no tokenizer"),
         (ANSWERS, [[8], [9], "ten"], "give a list"),
         (5, [[8]] * 3, "each of the 3 prompts"),
@@ -342,6 +343,9 @@ def test_candidates_that_mean_nothing_are_refused():
     ]:
         with pytest.raises(PromptError, match=words):
             branch_attribution(scope, IDS, ANSWERS, [[]] * 3, places=places)
+    for place in (1.5, "a", -1):
+        with pytest.raises(DiffscopeError, match=f"places in prompt 1 are whole numbers from 0, and not {place!r}"):
+            branch_attribution(scope, IDS, ANSWERS, [[]] * 3, places=[[[1]], [[place]], [[2]]])
     with pytest.raises(PromptError, match="only one of 13"):
         branch_attribution(scope, IDS, ANSWERS, DISTRACTORS, control=True)
 

@@ -131,6 +131,10 @@ def test_answers_as_texts_continue_both_prompts():
     [
         ((IDS, OTHER[:12], (1, 0, "k1"), []), "20 tokens and the source 12; give prompts of one length"),
         ((IDS, OTHER, (1, 9, "k1"), []), "there is no head L1H9; choose layers from 0, 1"),
+        ((IDS, OTHER, (1, 0), []), "the receiver is given as \\(layer, head, part\\), such as .*, and not as \\(1, 0\\)"),
+        ((IDS, OTHER, (1, 0.0, "k1"), []), "the receiver is given as"),
+        ((IDS, OTHER, (1, 0, "k1"), [(0, 0)]), "a sender is given as .* and not as \\(0, 0\\)"),
+        ((IDS, OTHER, (1, 0, "k1"), (0, 0, "output")), "a sender is given as .* and not as 0"),
         ((IDS, OTHER, (1, 0, "v"), []), "there is no 'v' of L1H0; choose from q1, k1, q2, k2"),
         ((IDS, OTHER, (1, 0, "k1"), [(0, 0, "A2")]), "L0H0 has no 'A2'; choose from A1 output"),
         ((IDS, OTHER, (1, 0, "k1"), [(1, 1, "output")]), "L1H1 is not before layer 1"),

@@ -261,6 +261,12 @@ def test_scores_that_are_no_sum_of_parts_are_refused():
         score_attribution(diffscope.load(tiny.standard("llama")), IDS, 1, 0, -1, 5, map="A2")
 
 
+@pytest.mark.parametrize("change", [dict(layer=[1]), dict(layer=1.0), dict(head="0"), dict(head=-1)])
+def test_layers_and_heads_are_whole_numbers_from_0(change):
+    with pytest.raises(DiffscopeError, match="a (layer|head) is a whole number from 0, and not"):
+        score_attribution(diffscope.load(tiny.diffllama()), IDS, **{**dict(layer=1, head=0, query=-1, key=5), **change})
+
+
 def test_edits_are_refused():
     scope = diffscope.load(tiny.diffllama())
     with scope.edit(edits.set_lambda(1.0)), pytest.raises(DiffscopeError, match="leave the edits that are on"):
