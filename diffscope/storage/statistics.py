@@ -3,8 +3,9 @@
 The suffix of the file's name chooses zarr, netCDF, Parquet or CSV. Zarr and netCDF hold the arrays as they are. Parquet and CSV
 hold one row a value and one column a dimension, for other programs. The rest is JSON, in Parquet's metadata and in the first line
 of the CSV (order, attributes, data types), and in an attribute of zarr and netCDF (order, data types, since netCDF has no int64),
-so that all four formats open as the Dataset that was saved. Every file names the versions it was made with, carries a digest that
-is compared when it is opened, and appears under its name only when it is complete.
+so that all four formats open as the Dataset that was saved. What would come back otherwise is refused: text and whole numbers
+beyond 2⁵³ as values in Parquet and CSV, whole numbers of more than 32 bits in netCDF. Every file names the versions it was made
+with, carries a digest that is compared when it is opened, and appears under its name only when it is complete.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ UNPACKED_TIMES = 1000  # times that a Dataset may be larger than its file
 UNPACKED_ALWAYS = 2**28  # bytes that any Dataset may have
 TYPES = "diffscope_types"  # attribute that holds the data types of all variables, in order
 FLOAT = np.dtype(np.float64).itemsize
+EXACT = 2**53  # whole numbers up to this one are exact in float64
 
 
 def save_statistics(dataset: xr.Dataset, path: str | os.PathLike, dated: bool = True) -> None:
@@ -49,7 +51,7 @@ def save_statistics(dataset: xr.Dataset, path: str | os.PathLike, dated: bool = 
     Raises
     ------
     DiffscopeError
-        The suffix names no known format.
+        The suffix names no known format, or one that does not hold the values of a variable.
     """
     write_statistics(dataset.assign_attrs(provenance(dated)), path)
 
@@ -57,6 +59,7 @@ def save_statistics(dataset: xr.Dataset, path: str | os.PathLike, dated: bool = 
 def write_statistics(dataset: xr.Dataset, path: str | os.PathLike) -> None:
     """Write a Dataset with a digest and its own attributes only; otherwise like :func:`save_statistics`."""
     suffix = statistics_format(path)
+    _check_held(dataset, suffix)
     with replacing(path) as unfinished:
         if suffix == ".zarr":
             proven = _with_text_as(object, _with_types(dataset))
@@ -195,6 +198,31 @@ def statistics_format(path: str | os.PathLike) -> str:
     if suffix not in FORMATS:
         raise DiffscopeError(f"statistics cannot be kept as {Path(path).name!r}; end the name in {', '.join(FORMATS)}")
     return suffix
+
+
+def _check_held(dataset: xr.Dataset, suffix: str) -> None:
+    """Refuse a Dataset of which a format would not give a variable back."""
+    for name, array in dataset.variables.items():
+        label = name in dataset.coords
+        if _holds(suffix, array, label):
+            continue
+        whole = f"whole numbers from {array.values.min()} to {array.values.max()}" if array.dtype.kind in "iu" else ""
+        words = whole or ("text" if array.dtype.kind in "UOT" else str(array.dtype))
+        others = ", ".join(each for each in FORMATS if _holds(each, array, label))
+        raise DiffscopeError(f"{name!r} is {words}, which a {suffix} file does not hold; end the name in {others}")
+
+
+def _holds(suffix: str, array: xr.Variable, label: bool) -> bool:
+    """Return whether a format gives back the values of a variable; the JSON of Parquet and CSV holds labels of any kind."""
+    if suffix == ".zarr" or (suffix != ".nc" and label):
+        return True
+    if array.dtype.kind not in ("biufUOT" if suffix == ".nc" else "biuf"):
+        return False
+    if array.dtype.kind not in "iu" or not array.size:
+        return True
+    bounds = np.iinfo(f"i{min(array.dtype.itemsize, 4)}")  # of netCDF, whose whole numbers have a sign and at most 32 bits
+    least, most = (bounds.min, bounds.max) if suffix == ".nc" else (-EXACT, EXACT)
+    return least <= int(array.values.min()) and int(array.values.max()) <= most
 
 
 def _with_types(dataset: xr.Dataset) -> xr.Dataset:

@@ -137,6 +137,30 @@ def test_where_statistics_cannot_go(statistics, tmp_path, path):
         save_statistics(statistics, tmp_path / path)
 
 
+LARGE = xr.Dataset({"large": ("x", np.array([1, 2**53 + 1]))})
+
+
+@pytest.mark.parametrize(
+    "dataset, suffix, words",
+    [
+        (xr.Dataset({"reason": ("x", ["", "no"])}), ".csv", "'reason' is text, .* a .csv file .* end the name in .zarr, .nc$"),
+        (xr.Dataset({"reason": ("x", ["", "no"])}), ".parquet", "'reason' is text"),
+        (LARGE, ".csv", "'large' is whole numbers from 1 to 9007199254740993, .* end the name in .zarr$"),
+        (LARGE, ".parquet", "'large' is whole numbers from 1"),
+        (xr.Dataset({"large": ("x", np.array([2**31]))}), ".nc", "end the name in .zarr, .parquet, .csv$"),
+        (xr.Dataset(coords={"x": np.array([40000], np.uint16)}), ".nc", "'x' is whole numbers"),
+        (xr.Dataset({"root": ("x", [1j])}), ".csv", "'root' is complex128"),
+    ],
+)
+def test_what_a_format_does_not_hold_is_refused_and_others_hold_it(dataset, suffix, words, tmp_path):
+    with pytest.raises(DiffscopeError, match=words) as error:
+        save_statistics(dataset, tmp_path / f"a{suffix}")
+    assert not list(tmp_path.iterdir())
+    for other in str(error.value).partition("end the name in ")[2].split(", "):
+        save_statistics(dataset, tmp_path / f"a{other}")
+        assert open_statistics(tmp_path / f"a{other}").drop_attrs().identical(dataset)
+
+
 def test_a_missing_file_is_not_called_damaged(tmp_path):
     with pytest.raises(DiffscopeError, match="there is no"):
         open_statistics(tmp_path / "statistics.nc")
