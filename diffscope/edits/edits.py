@@ -257,6 +257,9 @@ def ablate_heads(to: ArrayLike | Tensor | None = None, *, layers: Indices = None
         raise DiffscopeError(
             f"{label}: `to` is no array of numbers; give one (head, width) as an array or nested lists"
         ) from None
+    if given is not None and (given.is_complex() or not given.isfinite().all()):
+        words = "complex" if given.is_complex() else "infinite or undefined"
+        raise DiffscopeError(f"{label}: `to` has {words} values; give finite real numbers")
 
     def change(layer: LayerAttention, heads: tuple[int, ...]) -> Change:
         shape = (layer.n_heads, layer.v.shape[-1])

@@ -963,6 +963,8 @@ def test_means_are_of_the_model_as_it_is_edited_when_they_are_made():
         (lambda: edits.ablate_heads(to=[[0.0] * 16] * 3), r"shape \(3, 16\)"),
         (lambda: edits.ablate_heads(to=[[0.0], [0.0, 1.0]]), "no array of numbers"),
         (lambda: edits.set_lambda(math.nan), "finite"),
+        (lambda: edits.ablate_heads(to=np.full((4, 16), 1j)), "complex values; give finite real numbers"),
+        (lambda: edits.ablate_heads(to=[[math.nan] * 16] * 4), "infinite or undefined values; give finite real numbers"),
         (lambda: "set_lambda(1.0)", "is not an edit"),
     ],
 )
