@@ -22,7 +22,7 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
     Raises
     ------
     ModelNotFound
-        There is no such checkpoint, or the name is not bundled, not a model's folder, and not OWNER/NAME.
+        There is no such checkpoint, or the name is that of a file, or not bundled, not a model's folder, and not OWNER/NAME.
     """
     base, at, step = name.rpartition("@")
     if at and not Path(name).expanduser().is_dir() and (_folder(base) / "config.json").is_file():
@@ -35,6 +35,8 @@ def locate(name: str) -> tuple[Path | None, Path | None]:
         if not (folder / "config.json").is_file():
             raise ModelNotFound(f"{folder} has no config.json; give the folder of a model that save_pretrained wrote")
         return folder, folder
+    if folder.is_file():
+        raise ModelNotFound(f"{folder} is a file; give the folder that it is in")
     if folder.is_absolute() or name.startswith(".") or name.count("/") != 1:
         known = ", ".join(model["name"] for model in bundled()) or "none"
         raise ModelNotFound(f"no model {name!r}: not bundled ({known}), not a folder, and not a hub id, which is OWNER/NAME")

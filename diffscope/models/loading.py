@@ -22,6 +22,7 @@ from diffscope.errors import (
 )
 from diffscope.models.denoising import is_of_diffusers, load_denoiser
 from diffscope.models.folders import TOKENIZER, locate, tokenizer_folder
+from diffscope.models.hub import asked_of_hub
 from diffscope.models.quiet import quietly
 from diffscope.models.settings import (
     CODE,
@@ -92,14 +93,14 @@ def read_settings(name: str, home: Path | None) -> dict[str, Any]:
     """Return the fields of a model's config.json; ModelNotFound if there is none, CorruptFile if it is damaged."""
     if home is not None:
         return read_fields(home / "config.json")
-    with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
+    with asked_of_hub(name):
         return PretrainedConfig.get_config_dict(name)[0]
 
 
 def read_config(name: str, home: Path | None, **options) -> PretrainedConfig:
     """Return the configuration of a model of transformers; ModelNotFound or CorruptFile if it cannot be read."""
     if home is None:
-        with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
+        with asked_of_hub(name):
             return AutoConfig.from_pretrained(name, **options)
     # For a field of a wrong type, the first line has the field's name and the second says what is wrong.
     with translated(CorruptFile, f"{home / 'config.json'} cannot be read as a model's configuration", lines=2):

@@ -17,6 +17,7 @@ from diffscope.attention.memory import free_memory
 from diffscope.errors import InsufficientMemory, ModelNotFound, UnsupportedModel, translated
 from diffscope.models.denoising import CLASS, is_of_diffusers
 from diffscope.models.folders import locate
+from diffscope.models.hub import asked_of_hub
 from diffscope.models.loading import check_weights, read_settings
 from diffscope.models.settings import CODE, PACKED, check_asked, check_counts, check_regular
 from diffscope.models.stored import Stored, check_fit, check_size, in_all, on_paper, stored_tensors
@@ -137,7 +138,7 @@ def _cached(name: str) -> Path | None:
 
 def _on_hub(name: str) -> tuple[dict[str, Stored], int]:
     """Return the same as :func:`stored_tensors`, from the headers of files on the hub."""
-    with translated(ModelNotFound, f"no model {name!r}: not a folder, and not to be had from the hub"):
+    with asked_of_hub(name):
         files = get_safetensors_metadata(name).files_metadata.values()
     headers = [file.tensors for file in files]
     tensors = {each: Stored(str(info.dtype), tuple(info.shape)) for header in headers for each, info in header.items()}

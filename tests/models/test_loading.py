@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 from huggingface_hub.utils import are_progress_bars_disabled
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -18,9 +19,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import logging
 
 import diffscope
-from diffscope import CorruptFile, ModelNotFound, UnsupportedModel
+from diffscope import CorruptFile, DiffscopeError, ModelNotFound, UnsupportedModel
 from diffscope.cards import BUNDLED
-from diffscope.models import bundled, settings
+from diffscope.models import bundled, loading, settings
 from diffscope.models.outline import outline
 from diffscope.models.quiet import quietly
 from tools.publish import MOST, card_text
@@ -72,10 +73,35 @@ def test_an_unknown_model_is_refused(name):
     assert one_line(error)
 
 
-def test_a_hub_id_that_cannot_be_had_is_refused():
-    with pytest.raises(ModelNotFound, match="not to be had from the hub") as error:
+def unconnected():
+    """As transformers raises it."""
+    error = OSError("We couldn't connect to the hub\nCheck your internet connection")
+    error.__cause__ = LocalEntryNotFoundError("An error happened while trying to locate the file")
+    return error
+
+
+@pytest.mark.parametrize(
+    "raised, words",
+    [
+        (OSError("nobody/nothing is not a valid model identifier"), "no model 'nobody/nothing': .* not to be had from the hub"),
+        (OfflineModeIsEnabled("offline"), "the hub cannot be reached .*; give a folder"),
+        (unconnected(), r"the hub cannot be reached \(We couldn't connect to the hub\); give a folder"),
+    ],
+)
+def test_a_hub_id_that_cannot_be_had_is_refused(raised, words, monkeypatch):
+    def fail(*_, **options):
+        raise raised
+
+    monkeypatch.setattr(loading.PretrainedConfig, "get_config_dict", fail)
+    with pytest.raises(ModelNotFound, match=words) as error:
         diffscope.load("nobody/nothing")
     assert one_line(error)
+
+
+def test_a_file_of_a_model_is_not_taken_for_a_hub_id(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ModelNotFound, match="model.safetensors is a file; give the folder that it is in"):
+        diffscope.load(f"{folder.name}/model.safetensors")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

@@ -99,8 +99,15 @@ def test_a_model_of_the_hub_is_outlined_by_its_headers_alone(folder, monkeypatch
     assert outline("nobody/small").nbytes == outline(str(folder)).nbytes
 
 
-def test_what_the_hub_does_not_have_is_one_line():
-    with pytest.raises(ModelNotFound, match="not to be had from the hub"):
+@pytest.mark.parametrize(
+    "raised, words", [(ValueError("no such model"), "not to be had from the hub"), (ConnectionError("off"), "cannot be reached")]
+)
+def test_what_the_hub_does_not_have_is_one_line(raised, words, monkeypatch):
+    def fail(name):
+        raise raised
+
+    monkeypatch.setattr(outlines, "get_safetensors_metadata", fail)
+    with pytest.raises(ModelNotFound, match=words):
         outline("nobody/nothing")
 
 
