@@ -50,6 +50,7 @@ from diffscope.storage.checksum import check_sums
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 TENSORS = (OSError, SafetensorError, RuntimeError)  # raised by damaged weights
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OTHERWISE = "open a model of another kind with its own class, and give the model: diffscope.load(model)"
 
 
@@ -200,7 +201,7 @@ def move(model: nn.Module, device) -> nn.Module:
     """
     try:
         place = torch.device(device)
-    except RuntimeError:
+    except (RuntimeError, TypeError):
         raise UnsupportedModel(f"device {device!r} is unknown; use cpu, cuda or cuda:1") from None
     if place.type == "cuda" and not torch.cuda.is_available():
         raise UnsupportedModel(f"device {device!r} was asked for, but torch sees no GPU here; use --device cpu")
@@ -235,11 +236,17 @@ def load_tokenizer(source, trust_remote_code: bool):
 
 
 def named_dtype(dtype) -> torch.dtype | None:
-    """Return a dtype, which may be given by a name such as ``"bfloat16"`` or ``"bf16"``, or None."""
-    if dtype is None or isinstance(dtype, torch.dtype):
-        return dtype
+    """Return a dtype that a model can have, which may be given by a name such as ``"bfloat16"`` or ``"bf16"``, or None.
+
+    Raises
+    ------
+    DiffscopeError
+        It is none of ``DTYPES``.
+    """
+    if dtype is None:
+        return None
     long_names = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp64": "float64"}
-    named = getattr(torch, long_names.get(dtype, dtype), None)
-    if not isinstance(named, torch.dtype):
-        raise DiffscopeError(f"dtype {dtype!r} is unknown; use float32, bfloat16, float16 or float64")
+    named = getattr(torch, long_names.get(dtype, dtype), None) if isinstance(dtype, str) else dtype
+    if named not in DTYPES:
+        raise DiffscopeError(f"a model has no dtype {dtype!r}; use float32, bfloat16, float16 or float64")
     return named

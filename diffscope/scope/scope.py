@@ -81,7 +81,7 @@ def load(
     UnsupportedModel
         No family recognises its attention, or not the one that is asked for.
     DiffscopeError
-        There is no family of this name.
+        There is no family of this name, or a model cannot have this dtype.
     MissingExtra
         It needs a package that is not installed.
     """

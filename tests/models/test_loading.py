@@ -196,7 +196,7 @@ def test_a_model_that_is_no_language_model_is_refused(folder):
         diffscope.load(folder)
 
 
-@pytest.mark.parametrize("device", ["nowhere", "cuda"])
+@pytest.mark.parametrize("device", ["nowhere", "cuda", [], 1.5])
 def test_a_device_that_is_not_there_is_refused(folder, device):
     if device == "cuda" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -207,6 +207,13 @@ def test_a_device_that_is_not_there_is_refused(folder, device):
 @pytest.mark.parametrize("dtype", ["bfloat16", "bf16", torch.bfloat16])
 def test_dtype_by_name(folder, dtype):
     assert diffscope.load(folder, dtype=dtype).model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [5, "int8", "complex64", torch.int8, torch.complex64, "no_grad"])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_dtype_that_no_model_has_is_refused(folder, dtype, held):
+    with pytest.raises(DiffscopeError, match="a model has no dtype .*; use float32, bfloat16, float16 or float64"):
+        diffscope.load(torch.nn.Linear(2, 2) if held else folder, dtype=dtype)
 
 
 def test_a_folder_without_generation_settings_opens_and_generates(folder):
