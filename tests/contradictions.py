@@ -309,8 +309,9 @@ SENTENCES: dict[str, tuple[str, Callable[..., bool]]] = {
         lambda share, uniform: share >= 50 - HALF and share >= 2 * (uniform - HALF),
     ),
     "a head takes weight from a sink": (
-        rf"takes weight from the [a-z ]+, which has {SHARE} of [^,;. ]+{SIGNED} \(uniform attention: {SHARE}\)",
-        lambda share, uniform: share >= 50 - HALF and share >= 2 * (uniform - HALF),
+        rf"takes weight from the [a-z ]+, which has {SHARE} of [^,;. ]+, (?:all|{SHARE}) of it negative "
+        rf"\(uniform attention: {SHARE}\)",
+        lambda share, part, uniform: share >= max(50 - HALF, 2 * (uniform - HALF)) and (part is None or part >= 50 - HALF),
     ),
     "a head spreads nearly evenly": (
         rf"nearly evenly: its entropy is {SHARE} of a uniform row's",

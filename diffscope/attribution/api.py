@@ -179,7 +179,7 @@ def _candidates(scope: Scope, inputs: Inputs, answers: Any, distractors: Any) ->
         if not _is_list(others):
             raise PromptError(f"the distractors of prompt {number} are no list; give a list of them, of one too")
         try:
-            ids, tokens = next_tokens(scope, encoded, [answer, *others], given_as_ids=not isinstance(original, str))
+            ids, tokens = tokens_after(scope, encoded, [answer, *others], given_as_ids=not isinstance(original, str))
         except (PromptError, SpanError) as error:
             raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None
         if tokens[0] in tokens[1:]:
@@ -198,7 +198,7 @@ def _is_list(value: Any, length: int | None = None) -> bool:
     return listed and length in (None, len(value))
 
 
-def next_tokens(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, given_as_ids: bool) -> tuple[list[int], list[int]]:
+def tokens_after(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, given_as_ids: bool) -> tuple[list[int], list[int]]:
     """Return the tokens of a prompt, and the first token of each candidate that may come after them.
 
     Parameters
@@ -206,9 +206,10 @@ def next_tokens(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, gi
     scope : Scope
     encoded : Encoded
     candidates : sequence of int, sequence of int, or str
-        Texts continue the prompt as :func:`diffscope.scope.answers.encode_question` says, and may add white space to its tokens.
+        Texts continue the prompt as :func:`diffscope.scope.answers.encode_question` says, and may add white space to its tokens,
+        or take it from the end of a text.
     given_as_ids : bool
-        Whether the prompt's tokens stay as they are but for that.
+        Whether the prompt was given as token ids, to which white space may only be added.
 
     Raises
     ------
@@ -220,11 +221,11 @@ def next_tokens(scope: Scope, encoded: Encoded, candidates: Sequence[Any], *, gi
         return list(encoded.ids), [_first_token(scope, each) for each in candidates]
     if scope.tokenizer is None:
         raise PromptError(f"{scope.name} has no tokenizer; give answers and distractors as token ids")
-    question = encode_question(scope, encoded, texts[0], texts[1:], given_as_ids=given_as_ids)
+    question = encode_question(scope, encoded, texts[0], texts[1:], given_as_ids=given_as_ids, whole=False)
     if question.ids != list(encoded.ids) and len(texts) < len(candidates):
         raise PromptError(
-            f"with {texts[0]!r} as a text the prompt has other tokens, such as one more of white space, and other candidates are "
-            "token ids; give all as texts, or all as token ids"
+            f"the text {texts[0]!r} changes the end of the prompt (its white space), so that token ids beside it would follow "
+            "another prompt; give all as texts, or all as token ids"
         )
     of_texts = iter([question.answer, *question.distractors])
     tokens = [next(of_texts) if isinstance(each, str) else each for each in candidates]

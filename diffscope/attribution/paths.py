@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import index
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from diffscope.attention.layer import LayerAttention
 from diffscope.attribution.heads import project
 from diffscope.attribution.runs import record_modules
-from diffscope.attribution.scores import ELSEWHERE, proved_reading, read_alone
+from diffscope.attribution.scores import ELSEWHERE, nth, proved_reading, read_alone
 from diffscope.attribution.stream import UNSUPPORTED, Frozen, attention_modules, check_decoder, frozen_norm, read_blocks, read_by
 from diffscope.edits import Edit, apply, patch
 from diffscope.edits.patching import OUTPUTS
@@ -193,7 +192,7 @@ def _projected(
         unchanged = read_alone(scope, attention_pass, replay, read[:1])
         proved = proved_reading(unchanged, layer, lambda alone: [_of_receiver(alone, receiver)])
         for part in read:  # one by one, as their length asks for
-            alone = next(islice(read_alone(scope, attention_pass, replay, part[None]), proved, None))
+            alone = nth(read_alone(scope, attention_pass, replay, part[None]), proved)
             found.append(_of_receiver(alone, receiver))
 
     with attention_passes(scope.model, scope.family, (len(ids),), before_forward=before_forward):

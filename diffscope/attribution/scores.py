@@ -268,7 +268,7 @@ def _project(scope: Scope, module: nn.Module, ids: list[int], read: Tensor, cell
         whole = read.sum(0, keepdim=True)
         proved = proved_reading(read_alone(scope, attention_pass, replay, whole, norms.record), cell.layer, cell.needed)
         for some in torch.cat([read, whole, 0 * read[:1]]).split(together):
-            layer = next(islice(read_alone(scope, attention_pass, replay, some, norms.freeze), proved, None))
+            layer = nth(read_alone(scope, attention_pass, replay, some, norms.freeze), proved)
             if not len(layer.q) == len(layer.k) == len(some):
                 raise UnsupportedModel(f"layer {cell.layer.layer} {ELSEWHERE}; {UNSUPPORTED}")
             for part in range(len(some)):
@@ -327,12 +327,20 @@ def read_alone(
         ) from None
 
 
+def nth(layers: Iterator[LayerAttention], number: int) -> LayerAttention:
+    """Return one of the readings of a module; UnsupportedModel if there are fewer."""
+    if (layer := next(islice(layers, number, None), None)) is None:
+        raise UnsupportedModel(f"a module cannot be read on parts of what it reads as it was on all of it; {UNSUPPORTED}")
+    return layer
+
+
 def proved_reading(
     layers: Iterable[LayerAttention], captured: LayerAttention, vectors: Callable[[LayerAttention], Iterable[Tensor]]
 ) -> int:
-    """Return the number of the first reading of a module's whole input that has the vectors of the captured layer.
+    """Return the number of the reading of a module's whole input whose vectors are nearest to those of the captured layer.
 
     A family may allow several readings of a module, such as RoPE by θ and by −θ, and the capture has the one that was proved.
+    In half precision several may be near.
 
     Parameters
     ----------
@@ -347,13 +355,21 @@ def proved_reading(
     UnsupportedModel
         None has them, up to the rounding of the model's dtype.
     """
-    precision = max(SUM_TOLERANCE, TOLERANCE[captured.q.dtype])
     wanted = list(vectors(captured))
-    for number, layer in enumerate(layers):
-        pairs = zip(vectors(layer), wanted)
-        if all(own.shape == proved.shape and (own - proved).norm() <= precision * proved.norm() for own, proved in pairs):
-            return number
-    raise UnsupportedModel(f"layer {captured.layer}: its queries or keys are not made of what earlier parts wrote; {UNSUPPORTED}")
+    off = [max(map(_off, vectors(layer), wanted)) for layer in layers]
+    if not off or not min(off) <= max(SUM_TOLERANCE, TOLERANCE[captured.q.dtype]):
+        raise UnsupportedModel(
+            f"layer {captured.layer}: its queries or keys are not made of what earlier parts wrote; {UNSUPPORTED}"
+        )
+    return off.index(min(off))
+
+
+def _off(own: Tensor, proved: Tensor) -> float:
+    """Return the size of the difference of two vectors, relative to that of the second; infinite where it is undefined."""
+    if own.shape != proved.shape:
+        return math.inf
+    difference, size = float((own - proved).norm()), float(proved.norm())
+    return 0.0 if difference == 0 else difference / size if size and math.isfinite(difference) else math.inf
 
 
 def _table(scope: Scope, cell: _Cell, names: list[str], q: Tensor, k: Tensor) -> xr.Dataset:

@@ -12,7 +12,7 @@ from diffscope.conformance.run import CheckRun
 from diffscope.families import Convention
 from diffscope.models import lambda_init_schedule
 
-LAMBDA_TOLERANCE = 1e-3  # of λ in float32 in a model in float32, whose products may be in TF32
+LAMBDA_TOLERANCE = 1e-3  # largest difference in float32, whose products may be in TF32
 LAMBDA_IN_HALF = 0.1  # in half precision, which rounds the exponentials that λ is the difference of
 OFFICIAL_NAIVE = "MultiheadDiffAttn"  # repeats K before it pairs the maps; its family warns of it
 
@@ -51,7 +51,7 @@ def _deviations(observed: ObservedLayer, convention: Convention, depth: int) -> 
 
 
 def _lambda_in_float32(layer: LayerAttention) -> Iterator[tuple[str, str, str]]:
-    """Yield that λ in float32 is not the λ that was proved if it is off by more than rounding: in half precision a warning."""
+    """Yield a failure, in half precision a warning, if ``lam_fp32`` differs from λ by more than rounding."""
     half = layer.q.dtype in HALF
     off = float((layer.lam.float() - layer.lam_fp32.float()).abs().max())
     if layer.differential and not off <= (LAMBDA_IN_HALF if half else LAMBDA_TOLERANCE):

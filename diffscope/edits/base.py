@@ -130,15 +130,15 @@ class Edit:
             )
         if layer.mask.kind == "given" and not lengths_known:
             raise DiffscopeError(
-                f"{self.label}: needs to know what is padding; use scope.capture, scope.loss, or prompts of one length"
+                f"{self.label}: needs to know what is padding, and the call's mask does not say; use scope.capture or scope.loss"
             )
         check_tokens(self.label, layer.n_keys)
 
     def _check_positions(self, layer: LayerAttention, lengths_known: bool) -> None:
         if layer.mask.kind == "given" and not lengths_known:
             raise DiffscopeError(
-                f"{self.label}: goes by positions and cannot tell padding from text here; use scope.capture, scope.loss, "
-                "or prompts of one length"
+                f"{self.label}: goes by positions, and the call's mask does not say what is padding; use scope.capture or "
+                "scope.loss"
             )
         if layer.mask.kind == "window" and layer.n_queries != layer.n_keys:
             raise DiffscopeError(f"{self.label}: a window's cache forgets where its keys stood; generate with use_cache=False")

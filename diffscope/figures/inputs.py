@@ -167,7 +167,7 @@ def window(choice, n: int, name: str) -> slice:
 
 
 def window_said(queries: slice, n_queries: int, keys: slice, n_keys: int) -> str:
-    """Say which queries and keys a picture shows, of how many: "query 14", "keys 0 to 7"; nothing of a whole map."""
+    """Say which queries and keys of a map a picture shows: "query 14", "keys 0 to 7"; nothing where it shows all."""
     said = []
     for chosen, n, one, several in ((queries, n_queries, "query", "queries"), (keys, n_keys, "key", "keys")):
         if chosen.stop - chosen.start < n:

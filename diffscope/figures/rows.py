@@ -12,7 +12,7 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import any_capture, described, layer_at, position_of, window, with_readable_tokens
+from diffscope.figures.inputs import any_capture, described, layer_at, position_of, window, window_said, with_readable_tokens
 from diffscope.figures.line_print import MARKERS
 from diffscope.figures.panels import heading, labels, marked_spans, positions, span_colours
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
@@ -43,7 +43,8 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, ke
     if attention.d_is_a1:
         maps = {"A": maps["A1"].rename("A")}
     dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap, attention)
-    about = {"query": query, "query_token": tokens[query], "lam": lam}
+    shown = window_said(slice(0, 1), 1, columns, len(of_keys.ids))
+    about = {"query": query, "query_token": tokens[query], "window": shown, "lam": lam}
     return dataset.drop_attrs(deep=False).assign_attrs(**described(cap, attention, head), **about)
 
 

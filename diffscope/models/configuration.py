@@ -88,13 +88,14 @@ class DiffConfig(LlamaConfig):
 
     def _choose_width(self) -> None:
         """Choose d, and check that heads and widths fit each other."""
-        heads, groups = self.num_attention_heads, self.num_key_value_heads or self.num_attention_heads
-        if heads % groups:
+        heads, groups = self.num_attention_heads, self.num_key_value_heads
+        groups = heads if groups is None else groups
+        if groups < 1 or heads % groups:
             raise ValueError(f"num_key_value_heads={groups} must divide num_attention_heads={heads}")
         if self.head_dim is None:
             self.head_dim = self.hidden_size // ((2 if self.attention in LIKE_V1 else 1) * heads)
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} must be even, since RoPE turns pairs of numbers")
+        if self.head_dim < 2 or self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} must be even and at least 2, since RoPE turns pairs of numbers")
 
     def _check_own_fields(self) -> None:
         self._check_lambda()
@@ -120,6 +121,8 @@ class DiffConfig(LlamaConfig):
             raise ValueError(f"lambda_init is a number, not {self.lambda_init!r}")
         if self.lambda_init is not None and self.attention not in LIKE_V1:
             raise ValueError(f"lambda_init is of {', '.join(LIKE_V1)} attention; this is {self.attention}")
+        if not _is_finite(self.lambda_std_dev) or self.lambda_std_dev < 0:
+            raise ValueError(f"lambda_std_dev is a number from 0, not {self.lambda_std_dev!r}")
         learned = self.attention in LIKE_V1 and self.fixed_lambda is None
         if not learned and self.lambda_std_dev != LAMBDA_STD_DEV:
             raise ValueError("lambda_std_dev is of the four vectors of a learned λ, and here there are none; leave it out")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from diffscope.attribution.api import next_tokens
+from diffscope.attribution.api import tokens_after
 from diffscope.attribution.paths import RECEIVERS, path_patches
 from diffscope.attribution.stream import check_decoder
 from diffscope.edits import Edit, patch
@@ -178,6 +178,13 @@ def patched_paths(
     return Reading(_sentence(table, f"one path to L{layer}H{head} at a time"), table)
 
 
+def _asked(scope: Scope, prompt: Any, answers: list[Any]) -> tuple[list[int], list[int]]:
+    """Return the tokens of one prompt, and of each answer the one that comes after them."""
+    encoded = scope.encode(prompt)  # which refuses a batch
+    (original,) = scope.prepare(prompt).originals
+    return tokens_after(scope, encoded, answers, given_as_ids=not isinstance(original, str))
+
+
 class _Pair:
     """Two prompts of one length, their answers, and how far a model prefers the first under an edit.
 
@@ -198,9 +205,7 @@ class _Pair:
         check_unedited(scope)
         self._scope = scope
         given = [each for each in (answer, other) if each is not None]
-        (self.ids, tokens), (self.source_ids, after_source) = (
-            next_tokens(scope, scope.encode(each), given, given_as_ids=not isinstance(each, str)) for each in (prompt, source)
-        )
+        (self.ids, tokens), (self.source_ids, after_source) = (_asked(scope, each, given) for each in (prompt, source))
         if tokens != after_source:
             raise PromptError("the answers have other tokens after the prompt than after the source; give them as token ids")
         if len(self.ids) != len(self.source_ids):

@@ -65,7 +65,7 @@ def along_training(opened: Captures, query: int | str = -1, *, level: float = 0.
     tables: dict[int, xr.Dataset] = {}
     about: Any = None
     for pair in opened.items() if isinstance(opened, Mapping) else opened:
-        if not isinstance(pair, tuple) or len(pair) != 2:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DiffscopeError("captures are given by their step of training, such as {100: capture}")
         step, capture = pair
         cap = any_capture(capture).only()

@@ -39,7 +39,13 @@ DEFINITIONS = {
 
 
 def encode_question(
-    scope: HookedModel, encoded: Encoded, answer: str, distractors: Sequence[str] = (), *, given_as_ids: bool = False
+    scope: HookedModel,
+    encoded: Encoded,
+    answer: str,
+    distractors: Sequence[str] = (),
+    *,
+    given_as_ids: bool = False,
+    whole: bool = True,
 ) -> Prompt:
     """Encode a prompt with its answer and distractors in the tokens of the model, as :func:`diffscope.tasks.encode_prompts` does.
 
@@ -47,7 +53,7 @@ def encode_question(
     space or a special token, as a chat ends with, the answer begins without any.
 
     White space at the end of a text may become part of the answer's first token; with `given_as_ids` the prompt's tokens stay as
-    they are.
+    they are. With `whole`, all of each answer but its last token has to fit the model; without, nothing of it.
 
     Raises
     ------
@@ -72,7 +78,7 @@ def encode_question(
         question = _encode_after_ids(scope.tokenizer, encoded, prompt)
     else:
         question = encode_prompt(scope.tokenizer, prompt)
-    length = len(question.ids) + max(map(len, (question.answer, *question.distractors))) - 1
+    length = len(question.ids) + (max(map(len, (question.answer, *question.distractors))) - 1 if whole else 0)
     if scope.max_length is not None and length > scope.max_length:
         raise PromptError(f"with its answer the prompt has {length} tokens, and {scope.name} takes {scope.max_length}")
     return question

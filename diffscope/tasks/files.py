@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -77,7 +77,7 @@ def read_texts(source: str | os.PathLike, field: str | None = None) -> tuple[str
     return texts
 
 
-def read_prompts(source: str | os.PathLike | Sequence[Mapping]) -> tuple[TextPrompt, ...]:
+def read_prompts(source: str | os.PathLike | Sequence[dict]) -> tuple[TextPrompt, ...]:
     """Read prompts with spans in the order of a file or list; one without a name is named after its place there.
 
     Parameters
@@ -108,11 +108,13 @@ def read_prompts(source: str | os.PathLike | Sequence[Mapping]) -> tuple[TextPro
     return prompts
 
 
-def _prompt_rows(source: str | os.PathLike | Sequence[Mapping]) -> Rows:
+def _prompt_rows(source: str | os.PathLike | Sequence[dict]) -> Rows:
     """Return the objects of a list or of a file of prompts."""
     if isinstance(source, (list, tuple)):
         return ((f"prompt {number}", row) for number, row in enumerate(source))
-    path = Path(os.path.expanduser(source))  # type: ignore[arg-type]
+    if not isinstance(source, (str, os.PathLike)):
+        raise PromptError(f"prompts are read of a file or of a list of dictionaries, not of {_kind(source)}")
+    path = Path(os.path.expanduser(source))
     if path.suffix.lower() not in RECORDS or not os.path.isfile(path):
         raise PromptError(f"there is no file of prompts {str(source)!r}; give a file that ends in {', '.join(RECORDS)}")
     return _records(path)
@@ -334,7 +336,7 @@ def _text_prompt(where: str, row) -> TextPrompt:
 
 def _others(where: str, texts) -> tuple[str, ...]:
     """Check the distractors of a prompt."""
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text.strip() for text in texts):
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) and text.strip() for text in texts):
         raise PromptError(f"{where}: field 'distractors' holds {_kind(texts)}, expected a list of texts")
     return tuple(texts)
 
@@ -351,8 +353,8 @@ def _ranges(which: str, prompt: str, name: str, span) -> list[Chars]:
             places = f"{len(starts)} times in the prompt, first at characters {starts[0]} and {starts[1]}"
             raise SpanError(f"{which}: {span!r} stands {places}; say which by its range [start, stop]")
         return [Chars(starts[0], starts[0] + len(span))]
-    pairs = span if isinstance(span, list) else []
-    if not pairs or not all(isinstance(pair, list) and [type(bound) for bound in pair] == [int, int] for pair in pairs):
+    pairs = span if isinstance(span, (list, tuple)) else []
+    if not pairs or not all(isinstance(pair, (list, tuple)) and [type(bound) for bound in pair] == [int, int] for pair in pairs):
         raise SpanError(f"{which} is {_kind(span)}, expected a text, or a list of character ranges [[start, stop], …]")
     for start, stop in pairs:
         if not 0 <= start < stop <= len(prompt):

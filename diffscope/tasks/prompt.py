@@ -75,10 +75,13 @@ class TextPrompt:
     distractors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.spans, Mapping):
+            raise SpanError(f"spans of a TextPrompt are given by name, and not as {shown(self.spans)}")
         for name, ranges in self.spans.items():
-            if not isinstance(ranges, list) or not all(isinstance(each, tuple) and len(each) == 2 for each in ranges):
+            several = isinstance(ranges, (list, tuple)) and not isinstance(ranges, Chars)
+            if not several or not all(isinstance(each, Chars) for each in ranges):
                 raise SpanError(
-                    f"span {name!r} of a TextPrompt is a list of character ranges, not {shown(ranges)}; "
+                    f"span {name!r} of a TextPrompt is a list of Chars(start, stop), not {shown(ranges)}; "
                     "diffscope.tasks.read_prompts([{…}]) takes texts too"
                 )
 

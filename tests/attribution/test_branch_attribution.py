@@ -378,6 +378,13 @@ def test_a_text_continues_the_prompt_in_every_tokenizer(kind):
         np.testing.assert_allclose(table["logit"].isel(prompt=1), logits, atol=1e-5)
 
 
+def test_a_text_may_follow_a_prompt_that_fills_the_model(mini_diff):
+    """Only its first token is asked for, and that is not run."""
+    ids = [*mini_diff.encode("The number of Paris is").ids] * 200
+    table = branch_attribution(mini_diff, ids[: mini_diff.max_length], " 7421", [" 2174"])
+    assert np.isfinite(table["margin"]).all()
+
+
 def test_a_text_that_adds_white_space_to_the_prompt_is_refused_beside_token_ids():
     scope = diffscope.load(tiny.own("v1"), tokenizer("llama3"))
     with pytest.raises(PromptError, match="give all as texts, or all as token ids"):

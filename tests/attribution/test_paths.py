@@ -8,6 +8,7 @@ import diffscope
 from diffscope import readings
 from diffscope.attribution import path_patches
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
+from diffscope.tasks import TextPrompt
 from tests import tiny
 from tests.attribution.test_branch_attribution import with_random_vectors
 from tests.layouts import gated
@@ -124,6 +125,15 @@ def test_answers_as_texts_continue_both_prompts():
             last = model(torch.tensor([ids])).logits[0, -1]
         lead = last[first] - last[own(f"{text} 2")["input_ids"][-1]]
         assert float(found[name]) == pytest.approx(float(lead), abs=1e-5)
+
+
+def test_a_prompt_with_its_text_is_asked_as_the_text_is(mini_diff):
+    texts = ["Rome 9053. Paris 7421. Paris ", "Rome 9053. Paris 7421. Rome "]
+    leads = []
+    for pair in (texts, [TextPrompt("", text, {}, None) for text in texts]):
+        found = readings.patched_heads(mini_diff, *pair, "7421", "9053", what=["A1"]).estimates
+        leads.append([float(found["lead"]), float(found["lead_of_source"])])
+    assert leads[0] == leads[1]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Parts of an attention score: they add up to it, they are what a computation by hand gives, and a planted circuit is found."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 import diffscope
 from diffscope import edits
 from diffscope.attribution import score_attribution
+from diffscope.attribution.scores import proved_reading
 from diffscope.errors import DiffscopeError, PromptError, UnsupportedModel
 from tests import tiny
 from tests.attribution.test_branch_attribution import MODELS, with_random_vectors
@@ -265,6 +267,14 @@ def test_scores_that_are_no_sum_of_parts_are_refused():
 def test_layers_and_heads_are_whole_numbers_from_0(change):
     with pytest.raises(DiffscopeError, match="a (layer|head) is a whole number from 0, and not"):
         score_attribution(diffscope.load(tiny.diffllama()), IDS, **{**dict(layer=1, head=0, query=-1, key=5), **change})
+
+
+def test_of_several_readings_of_a_module_the_nearest_is_the_one_that_was_proved():
+    """In half precision RoPE by θ and by −θ may both be within what rounding does."""
+    captured, *others = (SimpleNamespace(layer=0, q=torch.full((4,), size).bfloat16()) for size in (1.0, 1.05, 1.01, 3.0))
+    assert proved_reading(others, captured, lambda layer: [layer.q.double()]) == 1
+    with pytest.raises(UnsupportedModel, match="not made of what earlier parts wrote"):
+        proved_reading(others[2:], captured, lambda layer: [layer.q.double()])
 
 
 def test_edits_are_refused():

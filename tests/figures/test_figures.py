@@ -812,6 +812,7 @@ def test_captions_say_which_window_of_a_map_is_drawn(cap):
     last = cap.n_tokens - 1
     for chosen in ({}, {"layers": "all"}):
         assert f"query {last}, keys 0 to 3" in figures.maps(cap, queries="last", keys=(0, 4), **chosen).caption
+        assert f"query {last}; keys 2 to 3;" in figures.row(cap, query=last, keys=(2, 4)).caption
         assert "quer" not in figures.maps(cap, **chosen).caption and "keys" not in figures.maps(cap, **chosen).caption
 
 

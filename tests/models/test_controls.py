@@ -340,7 +340,10 @@ def test_without_a_norm_the_output_is_the_difference_itself():
         (dict(attention="v1", fixed_lambda="init", lambda_std_dev=1.0), "lambda_std_dev"),
         (dict(attention="v1", mask_dim=3), "mask_dim"),
         (dict(num_attention_heads=4, num_key_value_heads=3), "num_key_value_heads=3 must divide"),
+        (dict(num_attention_heads=4, num_key_value_heads=0), "num_key_value_heads=0 must divide"),
         (dict(head_dim=5), "head_dim=5 must be even"),
+        (dict(hidden_size=16, num_attention_heads=16), "head_dim=0 must be"),
+        (dict(attention="v1", lambda_std_dev=float("nan")), "lambda_std_dev"),
     ],
 )
 def test_fields_that_do_not_go_together_are_refused(fields, why):

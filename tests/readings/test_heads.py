@@ -170,6 +170,14 @@ WHERE = {
 }
 
 
+def test_weight_that_is_taken_from_a_sink_is_not_called_resting_on_it():
+    """A2 is on the first token, and A1 alike on all: D is 1/16 − 2 there."""
+    even = torch.zeros(1, N, N).double()
+    words = said(torch.cat([even, even, high(0), high(0)]), lam=2.0).sentence
+    assert "takes weight from the first token, which has 67 % of |D|, all of it negative (uniform attention: 6 %)" in words
+    assert "rests on" not in words
+
+
 @pytest.mark.parametrize("planted", WHERE)
 def test_where_a_row_looks_is_told(planted):
     scores, words = WHERE[planted]

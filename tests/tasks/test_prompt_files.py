@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pyarrow as pa
 import pytest
@@ -206,6 +206,8 @@ def test_prompts_with_spans(tmp_path, name):
     listed = read_prompts(rows)
     assert [replace(prompt, name="") for prompt in listed] == [replace(prompt, name="") for prompt in (first, plain, third)]
     assert [prompt.name for prompt in listed] == ["first", "prompt 1", "prompt 2"]
+    again = [{**asdict(prompt), "prompt": prompt.text} for prompt in listed]
+    assert read_prompts(again) == listed
     assert (first.name, first.text, first.answer) == ("first", PROMPT, "7421")
     assert first.spans == {"answer": [Chars(6, 10)], "query": [Chars(23, 33)]}
     assert (plain.text, plain.spans, plain.answer) == ("🙂 plain", {}, None)
@@ -274,5 +276,6 @@ def test_prompts_come_from_files_that_can_hold_them(tmp_path):
         refused(PromptError, (str(source), ".jsonl, .ndjson, .json, .parquet"), read_prompts, source)
     refused(PromptError, "holds no prompts", read_prompts, write(tmp_path / "p.json", []))
     refused(PromptError, "the list holds no prompts", read_prompts, [])
+    refused(PromptError, "of a file or of a list of dictionaries, not of an object", read_prompts, {"prompt": "a"})
     refused(PromptError, "prompt 1: found text", read_prompts, [{"prompt": "a"}, "b"])
     refused(CorruptFile, "damaged, or no Parquet file", read_prompts, write(tmp_path / "p.parquet", b"PAR1"))
