@@ -44,8 +44,9 @@ def require_answers(prompts: Sequence[Prompt]) -> Sequence[Prompt]:
         ("a span of it", '"spans": {"answer": "…"}', [prompt.city for prompt in prompts if not prompt.spans["answer"]]),
     ):
         if lacking:
-            more = f" and {len(lacking) - 1} others" if len(lacking) > 1 else ""
-            raise PromptError(f"each with {what} ({how} in the file); {lacking[0]!r}{more} have none")
+            others = len(lacking) - 1
+            have = f" and {others} more have" if others else " has"
+            raise PromptError(f"each with {what} ({how} in the file); {lacking[0]!r}{have} none")
     return prompts
 
 

@@ -272,7 +272,7 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app):
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})
     test.file_uploader(key="tests-own").set_value(("my.jsonl", without.encode(), "text/plain")).run()
     run_it(test)
-    assert "'cat' have none" in shown(test.markdown)
+    assert "'cat' has none" in shown(test.markdown)
     many = "".join(json.dumps({"prompt": f"{n} is", "answer": " it"}) + "\n" for n in range(201))
     test.file_uploader(key="tests-own").set_value(("many.jsonl", many.encode(), "text/plain")).run()
     assert "prompts of many.jsonl" in test.button(key="tests-run").label.replace("\\", "")
