@@ -62,5 +62,7 @@ def _unknown(name: str) -> UnknownStatistic:
         return UnknownStatistic(f"no statistic is called {name!r} any more; ask for {TURNED[name]}")
     known = [*STATISTICS, *KINDS, "all"]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"choose from {', '.join(known)}"
+    hint = f"choose from {', '.join(known)}"
+    if near:
+        hint = f"did you mean {' or '.join(near)}? `diffscope measure --list` names all"
     return UnknownStatistic(f"no statistic is called {name!r}; {hint}")
