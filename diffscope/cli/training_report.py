@@ -1,7 +1,5 @@
 """What ``diffscope train`` says of the runs in a folder."""
 
-from dataclasses import replace
-
 from diffscope.cli.output import note, say, show_json, show_table, working
 from diffscope.errors import DiffscopeError
 
@@ -223,23 +221,15 @@ def _show_runs(dataset, rows, cohort):
 
 def _show_copies(dataset, rows, cohort):
     """Show how well the copies of Bigram-Backcopy are predicted by the end of each run, mean over seeds."""
-    import xarray as xr
+    from diffscope.lab.training.cohort import COPIES, copies_at_the_end
 
-    from diffscope.lab.training.runs import diverged_runs
-
-    names = ["copied", "copy_loss", "bigram_excess"]
-    evaluated = dataset["step"].where(dataset["copied"].notnull())
-    ends = dataset[names].where(evaluated == evaluated.max("step")).max("step")  # of each run: some end when they have formed
-    arms, seeds = (ends[dim].values.tolist() for dim in ("arm", "seed"))
-    diverged = diverged_runs(cohort.out, replace(cohort, seeds=tuple(seeds)).runs())
-    whole = xr.DataArray([[(arm, seed) not in diverged for seed in seeds] for arm in arms], dims=("arm", "seed"))
-    last = ends.where(whole).mean("seed")
+    last = copies_at_the_end(cohort, dataset).mean("seed")
     say("tokens after a trigger: share that is right, and loss (nats); the loss on bigrams above the least;")
     say("mean over seeds that did not diverge")
     table = []
     for row in rows:
         of_arm = last.sel(arm=row["arm"])
-        values = [float(of_arm[name]) for name in names]
+        values = [float(of_arm[name]) for name in COPIES]
         table.append([row["arm"], f"{row['rate']:g}", _formed(row, cohort.recipe), *values])
     show_table(["arm", "rate", "formed at step", "copied", "loss", "bigrams"], table)
 

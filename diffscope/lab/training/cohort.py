@@ -19,7 +19,16 @@ from diffscope.lab.training.formation import SHARES, formation_limit
 from diffscope.lab.training.onsets import Criterion, onsets_of
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import METRICS, read_metrics, revision
-from diffscope.lab.training.runs import chosen_rates, results, run_folder, run_label, scored_run, source_arm, tuning_run
+from diffscope.lab.training.runs import (
+    chosen_rates,
+    diverged_runs,
+    results,
+    run_folder,
+    run_label,
+    scored_run,
+    source_arm,
+    tuning_run,
+)
 from diffscope.numbers import counted
 from diffscope.storage.provenance import other_versions
 from diffscope.storage.statistics import open_statistics, without_attrs
@@ -27,6 +36,7 @@ from diffscope.storage.statistics import open_statistics, without_attrs
 DATASET = "cohort.nc"
 CURVES = "metrics.parquet"
 ONSETS = (0.5, 0.8, 0.9)  # shares of right answers, each reached once
+COPIES = ("copied", "copy_loss", "bigram_excess")  # of Bigram-Backcopy, at each evaluation
 
 
 @dataclass(frozen=True)
@@ -242,6 +252,19 @@ def summary(cohort: xr.Dataset) -> list[dict]:
             missing = [int(seed) for seed in cohort["seed"].values[~finished.values]]
             rows.append({"arm": str(arm), **_formation_of(runs), "missing": missing, **_means(runs)})
     return rows
+
+
+def copies_at_the_end(cohort: Cohort, dataset: xr.Dataset) -> xr.Dataset:
+    """Return :data:`COPIES` at the last evaluation of each run of Bigram-Backcopy, (arm, seed); NaN of one that diverged.
+
+    A run may end when it has formed, so that the last evaluations of two runs are of other steps.
+    """
+    evaluated = dataset["step"].where(dataset["copied"].notnull())  # (arm, seed, step)
+    ends = dataset[list(COPIES)].where(evaluated == evaluated.max("step")).max("step")
+    arms, seeds = (ends[dim].values.tolist() for dim in ("arm", "seed"))
+    diverged = diverged_runs(cohort.out, replace(cohort, seeds=tuple(seeds)).runs())
+    whole = xr.DataArray([[(arm, seed) not in diverged for seed in seeds] for arm in arms], dims=("arm", "seed"))
+    return ends.where(whole)
 
 
 def _formation_of(runs: xr.Dataset) -> dict:
