@@ -848,16 +848,22 @@ def test_a_mask_that_follows_no_rule_is_no_padding_where_lengths_are_known():
     scope = diffscope.load(model)
     plain = scope.capture(IDS).layers[0]
     assert plain.mask.kind == "given"
-    for edit in (edits.knock_out([1], [8]), edits.low_rank_a2(20), edits.patch("D", scope.capture(IDS), queries=[3])):
+    source = scope.capture(tiny.ids(20, seed=9))
+    rows = {}
+    for edit in (edits.knock_out([1], [8]), edits.low_rank_a2(3), edits.patch("D", source, queries=[3])):
         with scope.edit(edit):
-            layer = scope.capture(IDS).layers[0]
+            rows[edit.label] = scope.capture(IDS).layers[0].rows()
             with pytest.raises(DiffscopeError, match="padding"), torch.no_grad():
                 model(torch.tensor([IDS]))
-        wanted = plain.rows().a1.clone()
-        if edit.keys:
-            wanted[:, 8, 1] = 0
-            wanted[:, 8] /= wanted[:, 8].sum(-1, keepdim=True)
-        torch.testing.assert_close(layer.rows().a1, wanted, rtol=0, atol=1e-9)
+    knocked_out, low_rank, patched = rows.values()
+    first = plain.rows().a1.clone()
+    first[:, 8, 1] = 0
+    first[:, 8] /= first[:, 8].sum(-1, keepdim=True)
+    torch.testing.assert_close(knocked_out.a1, first, rtol=0, atol=1e-9)
+    assert not same(low_rank.a2, plain.rows().a2, 1e-3) and bool((low_rank.a2[:, ~visible] == 0).all())
+    d = plain.rows().d.clone()
+    d[:, 3] = source.layers[0].rows().d[:, 3]
+    torch.testing.assert_close(patched.d, d, rtol=0, atol=1e-9)
 
 
 def test_second_maps_with_a_window_or_all_keys():
