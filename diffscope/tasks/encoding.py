@@ -101,8 +101,8 @@ def split_gap(prompt: TextPrompt, text: str) -> tuple[str, str]:
             return before[len(before.rstrip()) :], answer
     if all(end.isdigit() or end.upper() != end.lower() for end in (text[-1], answer[0])):
         raise PromptError(
-            f"the prompt ends in {text[-12:]!r} and the answer begins with {answer[:12]!r}, with no space between; write the "
-            f"answer as {' ' + answer[:12]!r} if there is one"
+            f"the prompt ends in {text[-12:]!r} and the answer begins with {answer[:12]!r}, with no space between; "
+            "if a space comes next, begin the answer with it"
         )
     return "", answer
 

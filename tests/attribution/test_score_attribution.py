@@ -273,6 +273,14 @@ def test_of_several_readings_of_a_module_the_nearest_is_the_one_that_was_proved(
     """In half precision RoPE by θ and by −θ may both be within what rounding does."""
     captured, *others = (SimpleNamespace(layer=0, q=torch.full((4,), size).bfloat16()) for size in (1.0, 1.05, 1.01, 3.0))
     assert proved_reading(others, captured, lambda layer: [layer.q.double()]) == 1
+
+    def one_alone(size):
+        yield SimpleNamespace(q=torch.full((4,), size))
+        raise UnsupportedModel("read otherwise, it is nothing")
+
+    assert proved_reading(one_alone(1.0), captured, lambda layer: [layer.q.double()]) == 0
+    with pytest.raises(UnsupportedModel, match="not made of what earlier parts wrote"):
+        proved_reading(one_alone(3.0), captured, lambda layer: [layer.q.double()])
     with pytest.raises(UnsupportedModel, match="not made of what earlier parts wrote"):
         proved_reading(others[2:], captured, lambda layer: [layer.q.double()])
 

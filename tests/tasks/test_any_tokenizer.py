@@ -142,7 +142,7 @@ def test_own_prompts_without_spans_have_what_was_given(task, tmp_path):
 @pytest.mark.parametrize(
     "fields, words",
     [
-        (dict(prompt="My cat is", answer="Tom"), "write the answer as ' Tom'"),
+        (dict(prompt="My cat is", answer="Tom"), "begin the answer with it"),
         (dict(prompt="My cat is", answer=" Tom", distractors="Rex"), "expected a list of texts"),
         (dict(prompt="My cat is Tom", answer=" x", spans={"answer": "to"}), "'to' is not in the prompt"),
     ],
