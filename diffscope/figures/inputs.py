@@ -168,12 +168,12 @@ def window(choice, n: int, name: str) -> slice:
 
 def window_said(queries: slice, n_queries: int, keys: slice, n_keys: int) -> str:
     """Say which queries and keys of a map a picture shows: "query 14", "keys 0 to 7"; nothing where it shows all."""
-    said = []
+    sides = []
     for chosen, n, one, several in ((queries, n_queries, "query", "queries"), (keys, n_keys, "key", "keys")):
         if chosen.stop - chosen.start < n:
             last = chosen.stop - 1
-            said.append(f"{one} {last}" if last == chosen.start else f"{several} {chosen.start} to {last}")
-    return ", ".join(said)
+            sides.append(f"{one} {last}" if last == chosen.start else f"{several} {chosen.start} to {last}")
+    return ", ".join(sides)
 
 
 def position_of(query: int | str, n: int) -> int:

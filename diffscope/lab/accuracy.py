@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.numbers import counted
 from diffscope.scope import Scope, load
-from diffscope.stats.intervals import LEVEL, t_half_width
+from diffscope.stats.intervals import LEVEL, of_share, t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
 from diffscope.tasks.log_odds import rivals
 from diffscope.tasks.prompt import Prompt
@@ -144,12 +144,6 @@ def _mean_interval(values: np.ndarray) -> tuple[float, float, float]:
     return mean, mean - spread, mean + spread
 
 
-def _share_interval(right: np.ndarray) -> list[float]:
-    """Return the 95 % interval of the share of exact answers (Wilson), of `right` (prompt,)."""
-    interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
-    return [float(interval.low), float(interval.high)]
-
-
 def exact_by_depth(right: np.ndarray) -> dict:
     """Summarise exact answers: their share with its 95 % interval (Wilson), and the share at each depth.
 
@@ -160,7 +154,7 @@ def exact_by_depth(right: np.ndarray) -> dict:
     """
     return {
         "retrieval": float(right.mean()),
-        "interval": _share_interval(right),
+        "interval": list(of_share(int(right.sum()), len(right))),
         "by_depth": {str(depth): float(right[index :: len(DEPTHS)].mean()) for index, depth in enumerate(DEPTHS)},
         "prompts": len(right),
     }
@@ -259,7 +253,7 @@ def accuracy_over_training(
 
 def _by_step(steps: Sequence[int], accuracies: Sequence[Accuracy]) -> xr.Dataset:
     """Return accuracies as labelled columns over steps."""
-    low, high = np.transpose([_share_interval(each.right) for each in accuracies])
+    low, high = np.transpose([of_share(int(each.right.sum()), len(each.right)) for each in accuracies])
     exact, odds, odds_low, odds_high = np.transpose(
         [(each.exact, each.log_odds, each.log_odds_low, each.log_odds_high) for each in accuracies]
     )

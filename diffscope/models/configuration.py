@@ -6,6 +6,8 @@ import math
 
 from transformers import LlamaConfig
 
+from diffscope.fields import check, finite, maybe
+
 ATTENTIONS = ("v1", "v2", "standard", "top_k", "signed", "gated", "plus", "d_plus", "shared_a2")
 LIKE_V1 = ("v1", "plus", "d_plus", "shared_a2")  # V1 and the arms that differ from it in one respect
 HEAD_NORMS = ("rms", "scalar", "none")
@@ -16,10 +18,6 @@ MASK_DIM = 16
 def lambda_init_schedule(layer: int) -> float:
     """Return λ_init of a layer, counted from 0: 0.8 − 0.6·exp(−0.3·layer) (arXiv 2410.05258, §2.1)."""
     return 0.8 - 0.6 * math.exp(-0.3 * layer)
-
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class DiffConfig(LlamaConfig):
@@ -115,14 +113,12 @@ class DiffConfig(LlamaConfig):
 
     def _check_lambda(self) -> None:
         """Refuse a λ that is no number, and what the attention would not read."""
-        if self.fixed_lambda not in (None, "init") and not _is_finite(self.fixed_lambda):
+        if self.fixed_lambda not in (None, "init") and not finite().holds(self.fixed_lambda):
             raise ValueError(f'fixed_lambda is a number or "init", not {self.fixed_lambda!r}')
-        if self.lambda_init is not None and not _is_finite(self.lambda_init):
-            raise ValueError(f"lambda_init is a number, not {self.lambda_init!r}")
+        check("lambda_init", self.lambda_init, maybe(finite()))
+        check("lambda_std_dev", self.lambda_std_dev, finite(0))
         if self.lambda_init is not None and self.attention not in LIKE_V1:
             raise ValueError(f"lambda_init is of {', '.join(LIKE_V1)} attention; this is {self.attention}")
-        if not _is_finite(self.lambda_std_dev) or self.lambda_std_dev < 0:
-            raise ValueError(f"lambda_std_dev is a number from 0, not {self.lambda_std_dev!r}")
         learned = self.attention in LIKE_V1 and self.fixed_lambda is None
         if not learned and self.lambda_std_dev != LAMBDA_STD_DEV:
             raise ValueError("lambda_std_dev is of the four vectors of a learned λ, and here there are none; leave it out")

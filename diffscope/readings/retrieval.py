@@ -11,7 +11,6 @@ from itertools import islice
 
 import numpy as np
 import xarray as xr
-from scipy.stats import binomtest
 
 from diffscope.edits import Edit
 from diffscope.errors import DiffscopeError, InsufficientMemory, PromptError, UnsupportedModel, check_several
@@ -22,6 +21,7 @@ from diffscope.readings.reading import Reading, described, with_error
 from diffscope.scope import Scope
 from diffscope.scope.answers import score_answers
 from diffscope.stats.averaging import averaged, mean_over_prompts, standard_error
+from diffscope.stats.intervals import of_share
 from diffscope.stats.negative_mass import FORMULA, NEEDED, negative_mass
 from diffscope.stats.uniform import uniform_share
 from diffscope.tasks.prompt import Prompt
@@ -259,8 +259,8 @@ def _interval(right: xr.DataArray) -> tuple[xr.DataArray, xr.DataArray]:
     """Return the ends of the 95 % interval of the share of exact answers."""
     prompts = right.sizes["prompt"]
     count = right.sum("prompt")
-    ends = [binomtest(int(exact), prompts).proportion_ci(method="wilson") for exact in count.values.flat]
-    low, high = (np.reshape([getattr(end, name) for end in ends], count.shape) for name in ("low", "high"))
+    ends = [of_share(int(exact), prompts) for exact in count.values.flat]
+    low, high = (np.reshape(values, count.shape) for values in zip(*ends))
     return count.copy(data=low), count.copy(data=high)
 
 

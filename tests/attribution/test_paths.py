@@ -118,21 +118,21 @@ def test_a_standard_model_has_paths_of_one_map():
 def test_answers_as_texts_continue_both_prompts():
     model, own = tiny.own("v1"), tokenizer("llama3")  # whose numbers begin with a token of white space
     texts = [f"The number of {city} is" for city in ("Rome", "Kyiv")]
-    found = readings.patched_heads(diffscope.load(model, own), *texts, " 7421", " 2174", what=["A1"]).estimates
+    patched = readings.patched_heads(diffscope.load(model, own), *texts, " 7421", " 2174", what=["A1"]).estimates
     for name, text in zip(("lead", "lead_of_source"), texts):
         *ids, first = own(f"{text} 7")["input_ids"]
         with torch.no_grad():
             last = model(torch.tensor([ids])).logits[0, -1]
         lead = last[first] - last[own(f"{text} 2")["input_ids"][-1]]
-        assert float(found[name]) == pytest.approx(float(lead), abs=1e-5)
+        assert float(patched[name]) == pytest.approx(float(lead), abs=1e-5)
 
 
 def test_a_prompt_with_its_text_is_asked_as_the_text_is(mini_diff):
     texts = ["Rome 9053. Paris 7421. Paris ", "Rome 9053. Paris 7421. Rome "]
     leads = []
     for pair in (texts, [TextPrompt("", text, {}, None) for text in texts]):
-        found = readings.patched_heads(mini_diff, *pair, "7421", "9053", what=["A1"]).estimates
-        leads.append([float(found["lead"]), float(found["lead_of_source"])])
+        patched = readings.patched_heads(mini_diff, *pair, "7421", "9053", what=["A1"]).estimates
+        leads.append([float(patched["lead"]), float(patched["lead_of_source"])])
     assert leads[0] == leads[1]
 
 
