@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from scipy import special
-from scipy.stats import binomtest
 
 LEVEL = 0.05  # of tests; intervals are of 1 − LEVEL
 
@@ -17,5 +16,7 @@ def t_half_width(standard_error: float, freedom: float) -> float:
 
 def of_share(count: int, total: int) -> tuple[float, float]:
     """Return the ends of the 95 % interval (Wilson) of a share, `count` of `total`."""
+    from scipy.stats import binomtest  # it loads slowly, and showing a study needs no share
+
     interval = binomtest(count, total).proportion_ci(1 - LEVEL, method="wilson")
     return float(interval.low), float(interval.high)
