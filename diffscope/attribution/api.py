@@ -14,8 +14,9 @@ import xarray as xr
 from diffscope.attribution.heads import BRANCHES, Query, of_layer
 from diffscope.attribution.runs import record_modules
 from diffscope.attribution.stream import attention_modules, check_decoder, read_stream
-from diffscope.errors import PromptError, SpanError
+from diffscope.errors import PromptError
 from diffscope.prompts.encoded import Encoded
+from diffscope.prompts.inputs import naming_prompt
 from diffscope.prompts.selection import whole_number
 from diffscope.scope import Scope
 from diffscope.scope.answers import encode_question
@@ -178,10 +179,8 @@ def _candidates(scope: Scope, inputs: Inputs, answers: Any, distractors: Any) ->
     for number, (encoded, original, answer, others) in enumerate(zip(inputs.prompts, inputs.originals, answers, distractors)):
         if not _is_list(others):
             raise PromptError(f"the distractors of prompt {number} are no list; give a list of them, of one too")
-        try:
+        with naming_prompt(number, inputs.batch):
             ids, tokens = tokens_after(scope, encoded, [answer, *others], given_as_ids=not isinstance(original, str))
-        except (PromptError, SpanError) as error:
-            raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None
         if tokens[0] in tokens[1:]:
             raise PromptError(
                 f"the answer of prompt {number} begins with the same token as a distractor ({tokens[0]}), so their logits are "

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from numbers import Integral, Real
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from diffscope.monitoring.shards import Shards, agreed, is_sharded
 from diffscope.monitoring.undisturbed import fingerprint, finite, undisturbed
 from diffscope.numbers import numbered, short_duration
 from diffscope.prompts.inputs import Spans
+from diffscope.prompts.selection import whole_number
 from diffscope.scope.answers import encode_questions
 from diffscope.scope.scope import Scope, load
 from diffscope.scope.unwrap import unwrapped
@@ -135,11 +136,11 @@ class Monitor:
         strict: bool = False,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        _check_whole("every", every, 1)
-        _check_whole("maps_every", maps_every, 1)
+        whole_number(every, 1, math.inf, "every= takes whole numbers from 1")
+        whole_number(maps_every, 1, math.inf, "maps_every= takes whole numbers from 1")
         check_several("steps", steps, [100, 1000])
         for step in steps:
-            _check_whole("steps", step, 0)
+            whole_number(step, 0, math.inf, "steps= takes whole numbers from 0")
         if budget is not None and not (isinstance(budget, Real) and budget > 0):
             raise DiffscopeError(f"a budget is a share of the training's time above 0, such as 0.02, and not {budget!r}")
         if not isinstance(model, nn.Module):
@@ -148,8 +149,7 @@ class Monitor:
         self._shards = Shards(model, _first_process()) if is_sharded(model) else None
         self.scope = load(self._shards.whole if self._shards else model, tokenizer)
         if queries is not None and not isinstance(queries, QuerySample):
-            _check_whole("queries", queries, 2)
-            queries = QuerySample(int(queries))
+            queries = QuerySample(whole_number(queries, 2, math.inf, "queries= takes whole numbers from 2"))
         self.queries = queries
         self.schedule = Schedule(every, frozenset(map(int, steps)), budget)
         self.heads = _heads(maps, self.scope)
@@ -577,11 +577,6 @@ def _heads(maps: Sequence[Head], scope: Scope) -> list[Head]:
     for layer, _ in heads:
         check_index("layer", layer, scope.layer_numbers)
     return heads
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
-        raise DiffscopeError(f"{name}= takes whole numbers from {least}, and not {value!r}")
 
 
 def _first_process() -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from diffscope.errors import PromptError
+from diffscope.errors import PromptError, SpanError
 from diffscope.fields import shown
 from diffscope.prompts.chats import write_chat
 from diffscope.prompts.embeddings import EMBEDDINGS, Embedded
@@ -119,9 +120,18 @@ def _one(prompt: str | Sequence | Embedded, tokenizer: PreTrainedTokenizerBase |
         raise PromptError(f"token ids are whole numbers: {error}; give {FORMS}") from None
 
 
-def _of_batch(index: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> Plain:
-    """Read one prompt of a batch; errors name it."""
+@contextmanager
+def naming_prompt(number: int, batch: bool = True) -> Iterator[None]:
+    """Have errors of a prompt and of its spans name the prompt, by its number in the batch; of one that is none, nothing."""
     try:
+        yield
+    except (PromptError, SpanError) as error:
+        raise type(error)(f"prompt {number} of the batch: {error}" if batch else str(error)) from None
+
+
+def _of_batch(index: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None) -> Plain:
+    """Read one prompt of a batch."""
+    with naming_prompt(index):
         if isinstance(prompt, Mapping):
             prompts, batch = read_fields(prompt, tokenizer)
             if batch:
@@ -131,8 +141,6 @@ def _of_batch(index: int, prompt: Any, tokenizer: PreTrainedTokenizerBase | None
         if _is_batch(prompt):
             raise PromptError(NESTED)
         return _one(prompt, tokenizer)
-    except PromptError as error:
-        raise PromptError(f"prompt {index} of the batch: {error}") from None
 
 
 def _kind(prompt: Plain) -> str:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from diffscope.errors import PromptError, SpanError, UnsupportedModel
+from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.prompts.encoded import Chars, Encoded, encode
-from diffscope.prompts.inputs import broadcast
+from diffscope.prompts.inputs import broadcast, naming_prompt
 from diffscope.scope.hooked import HookedModel
 from diffscope.scope.runners import Inputs
 from diffscope.tasks import Prompt, TextPrompt
@@ -117,11 +117,9 @@ def encode_questions(scope: HookedModel, inputs: Inputs, answer: Any, distractor
     each = zip(inputs.prompts, given_as_ids, broadcast(answer, count, "answers"), distractors_of_each(distractors, count))
     questions = []
     for number, (encoded, as_ids, text, rivals) in enumerate(each):
-        try:
+        with naming_prompt(number, inputs.batch):
             questions.append(encode_question(scope, encoded, text, rivals, given_as_ids=as_ids))
             check_told_apart(questions[-1])
-        except (PromptError, SpanError) as error:
-            raise type(error)(f"prompt {number} of the batch: {error}" if inputs.batch else str(error)) from None
     return questions
 
 
