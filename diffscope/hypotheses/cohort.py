@@ -60,11 +60,15 @@ def formed(cohort: xr.Dataset) -> xr.DataArray:
     formed = np.isfinite(measured(cohort, "formation").transpose("arm", "seed").values)
     if "log_odds" in cohort:
         scored = np.isfinite(cohort["log_odds"].transpose("arm", "seed", ...).values)
-        evaluated = "retrieval" in cohort and bool(cohort["retrieval"].notnull().any())
-        unknown = cohort["arm"].isin(continued_arms(cohort)).values | (not evaluated)  # (arm,)
+        unknown = cohort["arm"].isin(continued_arms(cohort)).values | (not _evaluated(cohort))  # (arm,)
         formed = formed | (unknown[:, None] & scored.any(tuple(range(2, scored.ndim))))
     ended = finished(cohort).transpose("arm", "seed")
     return ended.copy(data=formed & ended.values)
+
+
+def _evaluated(cohort: xr.Dataset) -> bool:
+    """Whether runs were asked during their training, so that it is known which of them formed."""
+    return "retrieval" in cohort and bool(cohort["retrieval"].notnull().any())
 
 
 def steps_to_form(cohort: xr.Dataset) -> xr.DataArray:
@@ -108,7 +112,12 @@ def continued_arms(cohort: xr.Dataset) -> list[str]:
 
 def log_odds(cohort: xr.Dataset) -> xr.DataArray:
     """Return log-odds of the answer of formed models, mean over prompts, (arm, seed, length, distractors), in nats."""
-    return measured(cohort, "log_odds").astype(float).mean("prompt")
+    return of_formed(cohort, measured(cohort, "log_odds").astype(float).mean("prompt"))
+
+
+def of_formed(cohort: xr.Dataset, values: xr.DataArray) -> xr.DataArray:
+    """Return values of formed models, (arm, seed, ...), NaN of others; of a cohort that was not evaluated, of all."""
+    return values.where(formed(cohort)) if _evaluated(cohort) else values
 
 
 def with_distractors(cohort: xr.Dataset, counts: Sequence[int] = MANY) -> xr.DataArray:
@@ -120,8 +129,8 @@ def with_distractors(cohort: xr.Dataset, counts: Sequence[int] = MANY) -> xr.Dat
 
 
 def text_loss(cohort: xr.Dataset, token: str) -> xr.DataArray:
-    """Return the loss on text, (arm, seed), of tokens that are given away (hit) or not (other)."""
-    return measured(cohort, "text").astype(float).sel(token=token, drop=True)
+    """Return the loss of formed models on text, (arm, seed), of tokens that are given away (hit) or not (other)."""
+    return of_formed(cohort, measured(cohort, "text").astype(float).sel(token=token, drop=True))
 
 
 def seeds_with_values(*values: xr.DataArray) -> np.ndarray:
@@ -222,8 +231,8 @@ def octaves_to_form(cohort: xr.Dataset) -> xr.DataArray:
 
 
 def among_near_duplicates(cohort: xr.Dataset) -> xr.DataArray:
-    """Return the log-odds of the answer among near-duplicates of its city, mean over their counts and prompts, (arm, seed)."""
-    return measured(cohort, "log_odds_near").astype(float).mean("prompt").mean("near")
+    """Return log-odds of formed models among near-duplicates of the city, mean over their counts and prompts, (arm, seed)."""
+    return of_formed(cohort, measured(cohort, "log_odds_near").astype(float).mean("prompt").mean("near"))
 
 
 def mass(cohort: xr.Dataset, name: str) -> xr.DataArray:
@@ -326,7 +335,7 @@ def at_sigma(values: xr.DataArray) -> xr.DataArray:
 
 def faithfulness(cohort: xr.Dataset) -> dict[str, Sample]:
     """Measure d′ and criterion of saying "unknown", of DIFF minus the baseline with the higher d′, log-linear (Hautus 1995)."""
-    unknown = measured(cohort, "says_unknown")
+    unknown = of_formed(cohort, measured(cohort, "says_unknown"))
     questions = unknown.notnull().sum(("distractors", "prompt"))
     rate = ((unknown.sum(("distractors", "prompt")) + 0.5) / (questions + 1)).where(questions > 0)
     z = xr.apply_ufunc(norm.ppf, rate)

@@ -15,7 +15,7 @@ import xarray as xr
 
 from diffscope import figures, numbers
 from diffscope.hypotheses.accounts import ACCOUNTS
-from diffscope.hypotheses.cohort import log_odds, onsets
+from diffscope.hypotheses.cohort import onsets
 from diffscope.hypotheses.rules import NONE, Test
 from diffscope.hypotheses.verdict import Verdict
 from diffscope.lab.training.onsets import CRITERIA
@@ -25,7 +25,7 @@ from diffscope.tasks.text_folder import HELD_OUT
 from studies.markdown import mean
 from studies.subtraction import gates
 from studies.subtraction.judging import Judged, judge
-from studies.subtraction.primaries import PARTS, held_out_loss, log_odds_of_runs
+from studies.subtraction.primaries import PARTS, held_out_loss, log_odds_in_cells, log_odds_of_runs
 from studies.subtraction.primaries import onsets as onsets_of_runs
 from studies.subtraction.read import cost_of
 
@@ -298,7 +298,7 @@ def against_others(part: xr.Dataset) -> str:
 
 def by_cell(part: xr.Dataset) -> str:
     """List log-odds of the answer by arm, length and number of distractors, in nats; a cell that was not scored is left out."""
-    odds = log_odds(part)  # (arm, seed, length, distractors)
+    odds = log_odds_in_cells(part)  # (arm, seed, length, distractors)
     rows = [
         (str(length), str(distractors), *(mean(odds.sel(arm=arm, length=length, distractors=distractors)) for arm in odds["arm"]))
         for length in odds["length"].values
@@ -442,14 +442,14 @@ def _losses(part: xr.Dataset) -> figures.Figure:
 
 def _odds(part: xr.Dataset) -> figures.Figure:
     """Draw log-odds of the answer by the number of distractors and arm, every seed a point; of arms that find the lookup."""
-    odds = log_odds(part).dropna("arm", how="all")  # (arm, seed, length, distractors)
+    odds = log_odds_in_cells(part).dropna("arm", how="all")  # (arm, seed, length, distractors)
     means = odds.sel(length=whole_lengths(part)).mean("length").transpose("arm", "seed", "distractors")
     return _with_seeds(means.assign_attrs(long_name="log-odds", units="nats"), "distractors", "arm")
 
 
 def whole_lengths(part: xr.Dataset) -> list[int]:
     """Return the lengths that hold every number of distractors: others would mix length with distractors in a mean."""
-    scored = log_odds(part).notnull().any(("arm", "seed"))  # (length, distractors)
+    scored = log_odds_in_cells(part).notnull().any(("arm", "seed"))  # (length, distractors)
     return scored["length"].values[scored.all("distractors").values].tolist()
 
 

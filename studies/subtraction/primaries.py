@@ -143,7 +143,12 @@ def _lookup(other: str, words: str, statistic: str, predictions: Mapping[str, Ma
 
 def log_odds_of_runs(part: xr.Dataset) -> xr.DataArray:
     """Log-odds of the answer, mean over prompts and the cells of the grid, (arm, seed), nats."""
-    return cohort.log_odds(part).mean(("length", "distractors"))
+    return log_odds_in_cells(part).mean(("length", "distractors"))
+
+
+def log_odds_in_cells(part: xr.Dataset) -> xr.DataArray:
+    """Log-odds of the answer, mean over prompts, (arm, seed, length, distractors), nats: of every run that was scored."""
+    return measured(part, "log_odds").astype(float).mean("prompt")
 
 
 ALL_ABOVE = {account: {"difference": ABOVE} for account in ("NC", "SP", "SH")}

@@ -206,6 +206,21 @@ def test_faithfulness_is_signal_detection():
     assert observed["c"].values.ravel() == pytest.approx([(often + rare) / 2 - rare] * 2)
 
 
+def test_a_run_that_never_formed_has_no_log_odds_though_it_was_scored():
+    """In a recipe of one stage every run comes to the end and is scored."""
+    cohort = planted_cohort("neither", 8, STRONG, TIGHT)
+    retrieval = xr.zeros_like(cohort["formation"]).expand_dims(step=cohort["step"])
+    failed = (cohort["arm"] == "standard") & cohort["seed"].isin([1, 3, 5])
+    scored = cohort.assign(
+        retrieval=retrieval, formation=cohort["formation"].where(~failed), log_odds=cohort["log_odds"] - 8 * failed
+    )
+    left = cohort.assign(retrieval=retrieval, **{name: cohort[name].where(~failed) for name in ("formation", "log_odds")})
+    (of_scored,), (of_left,) = (run("distractors", cohort=each) for each in (scored, left))
+    ours, theirs = (verdict.estimates["standard"] for verdict in (of_scored, of_left))
+    assert (ours.seeds, ours.value, ours.low, ours.high) == pytest.approx((5, theirs.value, theirs.low, theirs.high))
+    assert of_scored.verdicts == of_left.verdicts
+
+
 def test_holm_is_over_all_primaries_whichever_are_asked_for():
     cohort = planted_cohort("NC", 8, STRONG, TIGHT)
     (alone,) = run("formation", cohort=cohort)
