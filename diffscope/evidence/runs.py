@@ -26,8 +26,8 @@ from diffscope.instruments.map_parts import anatomy
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.run import METRICS, revision
-from diffscope.models.folders import checkpoints
+from diffscope.lab.training.run import last_step, revision
+from diffscope.models.folders import checkpoints_as_trained
 from diffscope.scope import Scope, load
 from diffscope.storage.statistics import save_statistics
 from diffscope.tasks.log_odds import logits_of
@@ -157,14 +157,9 @@ class _Taken:
 
 def _checkpoint_names(folder: Path) -> dict[int, str]:
     """Return the checkpoints of a run and at the end its final model, as they are loaded, by step."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    # While top-k is annealed, a model has another k than the configuration says that its checkpoints are opened with.
-    steps = [] if config.get("attention") == "top_k" else sorted(checkpoints(folder))
-    names = {step: f"{folder}@{step}" for step in steps}
-    metrics = folder / METRICS
-    if metrics.is_file():
-        last = int(json.loads(metrics.read_text(encoding="utf-8").splitlines()[-1])["step"])
-    else:
+    names = {step: f"{folder}@{step}" for step in sorted(checkpoints_as_trained(folder))}
+    last = last_step(folder)
+    if last is None:
         last = max(names, default=-1) + 1
     return {**{step: name for step, name in names.items() if step < last}, last: str(folder)}
 

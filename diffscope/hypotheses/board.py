@@ -6,7 +6,7 @@ from collections.abc import Mapping, MutableMapping, Sequence
 
 import xarray as xr
 
-from diffscope.errors import DiffscopeError, Missing, PromptError
+from diffscope.errors import CorruptFile, DiffscopeError, Missing, PromptError
 from diffscope.hypotheses.measure import A2_COST, cost_of, over_trainings
 from diffscope.hypotheses.rules import MEASURED, Cost, Test, state
 from diffscope.hypotheses.statistics import Estimate, as_estimate
@@ -93,6 +93,8 @@ def result_of(test: Test, subject: Subject | None) -> Result:
         return str(error)
     except PromptError as error:
         return f"other prompts: {error}"
+    except CorruptFile:
+        raise
     except DiffscopeError as error:
         return f"a model and prompts that allow it: {error}"
     except Exception as error:

@@ -60,7 +60,13 @@ class Settings:
     def __post_init__(self):
         whole_number(self.prompts, 1, math.inf, "prompts are a whole number from 1")
         whole_number(self.untrained, 0, math.inf, "untrained models are a whole number from 0")
-        if self.weights not in BY:
+        whole_number(self.length, 1, math.inf, "the length of prompts is a whole number from 1")
+        whole_number(self.needles, 1, math.inf, "needles are a whole number from 1")
+        whole_number(self.seed, 0, math.inf, "the seed is a whole number from 0")
+        whole_number(self.first, 0, math.inf, "the first untrained model has a whole number from 0")
+        if not isinstance(self.template, str | None):
+            raise DiffscopeError(f"the template is a sentence with {{city}} and {{number}}, and not {self.template!r}")
+        if self.weights not in tuple(BY):
             raise DiffscopeError(f"heads are not weighted by {self.weights!r}; choose {', '.join(BY)}")
 
     def prompts_for(self, scope: Scope) -> list[Prompt]:

@@ -12,6 +12,7 @@ from scipy.stats import binomtest
 
 from diffscope.errors import DiffscopeError, PromptError
 from diffscope.numbers import counted
+from diffscope.prompts.selection import whole_number
 from diffscope.scope import Scope, load
 from diffscope.stats.intervals import LEVEL, of_share, t_half_width
 from diffscope.stats.negative_mass import NEEDED, negative_mass
@@ -239,6 +240,8 @@ def accuracy_over_training(
     """
     if not names:
         raise DiffscopeError("there is no checkpoint to score; give names by step, such as {0: 'mini-diff@0', 400: …}")
+    for words, value, least in (("prompts are", prompts, 1), ("needles are", needles, 1), ("the seed is", seed, 0)):
+        whole_number(value, least, math.inf, f"{words} a whole number from {least}")
     drawn = None
     accuracies = []
     for number, name in enumerate(names.values()):

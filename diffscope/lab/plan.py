@@ -18,7 +18,8 @@ from transformers.utils import cached_file
 from diffscope.errors import DiffscopeError, ModelNotFound, first_line
 from diffscope.lab.items import Item
 from diffscope.lab.prompt_sets import PromptSet, prompt_sets
-from diffscope.models.folders import TOKENIZER_FILES, checkpoints, locate, tokenizer_folder
+from diffscope.lab.training.run import last_step
+from diffscope.models.folders import TOKENIZER_FILES, checkpoints_as_trained, locate, tokenizer_folder
 from diffscope.models.loading import named_dtype
 from diffscope.stats import STATISTICS
 from diffscope.stats.registry import select
@@ -230,11 +231,11 @@ def _saved_steps(home: Path | None) -> tuple[list[int], int]:
     """Return the steps of the checkpoints in a model's folder, and the step of the model itself."""
     if home is None:
         return [], UNKNOWN_STEP
-    steps = list(checkpoints(home))
-    card = home / "card.json"
-    if card.is_file():  # a bundled model, which is itself its last checkpoint
-        return steps, json.loads(card.read_text(encoding="utf-8"))["curves"][-1]["step"]
-    return steps[:-1], steps[-1] if steps else UNKNOWN_STEP
+    steps = sorted(checkpoints_as_trained(home))
+    last = last_step(home)
+    if last is None:  # nothing says it: the model itself is its last checkpoint
+        last = steps[-1] if steps else UNKNOWN_STEP
+    return [step for step in steps if step != last], last
 
 
 def fingerprint(opened: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from diffscope.cards import BUNDLED, bundled
@@ -53,6 +54,15 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     """Return the checkpoints in a model's folder by training step."""
     steps = {path.name.removeprefix("step-"): path for path in sorted((folder / CHECKPOINTS).glob("step-*"))}
     return {int(step): path for step, path in steps.items() if step.isdecimal()}
+
+
+def checkpoints_as_trained(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints in a model's folder that open as the models that were trained, by training step.
+
+    None of top-k attention: k may have fallen along the training, and they are opened with the one it ended with.
+    """
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return {} if config.get("attention") == "top_k" else checkpoints(folder)
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:

@@ -48,7 +48,18 @@ def test_models_that_are_no_seeds_of_each_other_are_refused():
             Models.open([scopes[index] for index in chosen], FEW)
 
 
-@pytest.mark.parametrize("asked, words", [({"prompts": 0}, "prompts are"), ({"untrained": -1}, "untrained models are")])
+@pytest.mark.parametrize(
+    "asked, words",
+    [
+        ({"prompts": 0}, "prompts are"),
+        ({"untrained": -1}, "untrained models are"),
+        ({"length": 100.5}, "the length of prompts is"),
+        ({"needles": 2.5}, "needles are"),
+        ({"seed": -1}, "the seed is"),
+        ({"template": 5}, "the template is a sentence"),
+        ({"weights": ["a"]}, "not weighted by"),
+    ],
+)
 def test_settings_that_mean_nothing_are_refused(asked, words):
     with pytest.raises(DiffscopeError, match=words):
         Settings(**asked)

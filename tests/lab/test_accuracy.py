@@ -78,6 +78,9 @@ def test_of_prompts_without_distractors_chance_is_said_to_be_unknown():
 def test_what_cannot_be_scored_is_refused():
     with pytest.raises(DiffscopeError, match="no checkpoint"):
         accuracy_over_training({})
+    for asked in ({"prompts": 0}, {"prompts": 1.5}, {"needles": 0}, {"seed": -1}):
+        with pytest.raises(DiffscopeError, match="a whole number from [01], and not"):
+            accuracy_over_training({0: "mini-diff@0"}, **asked)
     with pytest.raises(PromptError, match=r"positions for (512|1024)"):
         accuracy_over_training({0: "mini-diff@0"}, 10, 2000)
     with pytest.raises(PromptError, match="tokenizer"):

@@ -474,6 +474,11 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
         small(models=str(folder), checkpoints=[90]).shards("cpu")
     with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
         locate(f"{folder}@90")
+    (folder / "metrics.jsonl").write_text('{"step": 70}\n')  # the training went on after its last checkpoint
+    assert [subject.step for subject in small(models=str(folder), checkpoints="all").subjects] == [0, 30, 60, 70]
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"attention": "top_k", "top_keys": 2}))  # k may have been another
+    assert [subject.step for subject in small(models=str(folder), checkpoints="all").subjects] == [70]
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -19,7 +19,7 @@ from diffscope.errors import CorruptFile, DiffscopeError, first_line
 from diffscope.lab.training.initialisation import text_digest
 from diffscope.lab.training.optimizer import Optimizer
 from diffscope.lab.training.recipe import Recipe
-from diffscope.models.folders import RUN, locate, steps_of
+from diffscope.models.folders import RUN, checkpoints_as_trained, locate
 from diffscope.storage.atomic import remove, replacing, write_text
 from diffscope.storage.checksum import BLANK, KEY, read_proven, read_proven_json, seal, write_proven_json, write_sums
 from diffscope.storage.provenance import VERSION
@@ -269,18 +269,21 @@ def checkpoints_of(model: str) -> Checkpoints:
     Raises ModelNotFound if there is no such model, and CorruptFile if the record of its training cannot be read.
     """
     folder, weights = locate(model)
-    kept = steps_of(model) if folder == weights else ()
+    kept = sorted(checkpoints_as_trained(folder)) if folder is not None and folder == weights else ()
     if folder is None or not kept:
         return Checkpoints({})
     names = {step: f"{model}@{step}" for step in kept}
-    last = _last_step(folder)
+    last = last_step(folder)
     if last is not None:
         names[last] = model
     return Checkpoints(dict(sorted(names.items())), template_of(model))
 
 
-def _last_step(folder: Path) -> int | None:
-    """Return the last step of a training, from the card of a bundled model or the metrics of a run."""
+def last_step(folder: Path) -> int | None:
+    """Return the last step of a training, from the card of a bundled model or the metrics of a run; None if nothing says it.
+
+    Raises CorruptFile if the record of the training cannot be read.
+    """
     card = folder / CARD_FILE
     try:
         if card.is_file():
