@@ -15,6 +15,7 @@ from torch import nn
 
 from diffscope.errors import DiffscopeError, PromptError, check_choice, check_several
 from diffscope.hypotheses.board import Result, run
+from diffscope.hypotheses.cohort import formed
 from diffscope.hypotheses.settings import Settings
 from diffscope.hypotheses.stored import models_of, open_cohort, stored_models, with_evidence, with_seeds
 from diffscope.hypotheses.subjects import Models, Pair, Progress
@@ -153,8 +154,8 @@ class Subjects:
     settings : Settings
     model, cohort, pair, checkpoints
         As :func:`diffscope.hypotheses.board.run` takes them.
-    template_notes : list of str
-        Which models were trained on another sentence than the one that they are asked in.
+    notes : list of str
+        Which models were trained on another sentence than the one that they are asked in; which settings do not count.
     """
 
     names: list[str]
@@ -164,7 +165,7 @@ class Subjects:
     pair: Pair | None = None
     checkpoints: Sequence[Models] = field(default_factory=list)
     progress: TestProgress = field(default_factory=lambda: TestProgress(None), repr=False)
-    template_notes: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def run(self, tests: str | Sequence[str] | None = None, finished: MutableMapping[str, Result] | None = None) -> Board:
         """Return the verdicts; see :func:`diffscope.hypotheses.board.run`."""
@@ -196,10 +197,10 @@ class Subjects:
     def statements(self) -> list[str]:
         """The same in words; of many models those that may answer at chance, and how many others there are."""
         if len(self.accuracies) <= FEW_MODELS:
-            return [*self.template_notes, *[each.sentence for each in self.accuracies]]
+            return [*self.notes, *[each.sentence for each in self.accuracies]]
         weak = [each.sentence for each in self.accuracies if not each.p <= LEVEL]  # NaN where chance is not known
         return [
-            *self.template_notes,
+            *self.notes,
             *weak,
             f"{len(self.accuracies) - len(weak)} of {len(self.accuracies)} models answer better than chance",
         ]
@@ -225,7 +226,8 @@ def gather(
     baselines : sequence of str or Scope
         The standard models that they are matched with, one each.
     cohort : path, optional
-        Folder of a trained cohort. If evidence of its runs is stored, its DIFF models are tested by that.
+        Folder of a trained cohort. If evidence of its runs is stored, its DIFF models are tested by that, on the prompts that it
+        was taken on.
     seeds : collection of int, optional
         Only these seeds of the cohort.
     needs : collection of {"model", "pair", "checkpoints", "cohort"}
@@ -260,7 +262,9 @@ def gather(
         stored = None if models else stored_models(Path(cohort), dataset, settings.weights)
         if stored is not None:
             model, pair, series = stored
-            return Subjects([str(cohort)], settings, model, dataset, pair, series, shown)
+            usual = replace(settings, weights=Settings.weights) == Settings()
+            notes = [] if usual else [f"models are read from the evidence in {cohort}, whose prompts and untrained models stand"]
+            return Subjects([str(cohort)], settings, model, dataset, pair, series, shown, notes)
         if not models:
             models, baselines = _diff_models(Path(cohort), dataset)
     settings = replace(settings, template=settings.template or template)
@@ -283,10 +287,10 @@ def gather(
     ]
     names = [_name(name) for name in (*models, *baselines)]
     beside = {} if settings.own else {_name(of): _model(of) for of in (*models, *baselines)}
-    template_notes = template_mismatches(settings.template or TEMPLATE, beside)
+    notes = template_mismatches(settings.template or TEMPLATE, beside)
     names += [] if cohort is None else [str(cohort)]
     pair = Pair(model, standard) if model and standard else None
-    return Subjects(names, settings, model, dataset, pair, series, shown, template_notes)
+    return Subjects(names, settings, model, dataset, pair, series, shown, notes)
 
 
 def _name(model: Model) -> str:
@@ -304,10 +308,10 @@ def _of_series(settings: Settings, steps: int, trainings: int, number: int) -> S
 
 
 def _diff_models(folder: Path, cohort: xr.Dataset) -> tuple[list[str], list[str]]:
-    """DIFF models and the standard ones of the same seeds; where there are none of these, the DIFF models alone."""
-    models, baselines = models_of(folder, cohort, "diff", "standard")
+    """Formed DIFF models and the standard ones of the same seeds; where there are none of these, the DIFF models alone."""
+    models, baselines = models_of(folder, cohort, "diff", "standard", which=formed)
     if not models:
-        (models,) = models_of(folder, cohort, "diff")
+        (models,) = models_of(folder, cohort, "diff", which=formed)
     return models, baselines
 
 

@@ -21,6 +21,8 @@ from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.rules import SECOND
 from diffscope.hypotheses.stored import head_costs, head_mean_masses
 from diffscope.hypotheses.subjects import WHOLE, cost_by_layer
+from diffscope.lab.training.onsets import FORMED_BY
+from diffscope.lab.training.recipe import Recipe
 from diffscope.storage.atomic import plain
 
 FEWEST = 3  # seeds of which there is an interval
@@ -222,8 +224,10 @@ def descriptives(folder: Path, cohort: xr.Dataset) -> list[dict[str, Any]]:
         ``low``, ``high`` (None of fewer than three seeds), and ``seeds``.
     """
     recipe = json.loads(cohort.attrs["recipe"])
-    # A run goes on to longer prompts, with a checkpoint, at the second of the two evaluations by which it has formed.
-    turned = cohort["formation"] + recipe.get("evaluate_every", 0)
+    # A run goes on to longer prompts, with a checkpoint, at the last evaluation that shows that it has formed: of two that reach
+    # the share its formation is the first, of three whose mean reaches it the last.
+    averaged = FORMED_BY[recipe.get("formed_by", Recipe.formed_by)].averaged
+    turned = cohort["formation"] + (0 if averaged else recipe.get("evaluate_every", 0))
     rows = []
     for arm in map(str, cohort["arm"].values):
         runs = []

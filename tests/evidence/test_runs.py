@@ -15,7 +15,7 @@ from diffscope.evidence import run_file, runs
 from diffscope.evidence.last_query import last_query_of
 from diffscope.evidence.quantities import OF_ATTRIBUTION, OF_FLOWS, OF_INJECTION, OF_LAST_QUERY, amplifier, shared_noise
 from diffscope.evidence.take import PARTS
-from diffscope.hypotheses import Settings, run
+from diffscope.hypotheses import Settings, gathering, run
 from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.stored import (
     cohort_variables,
@@ -142,6 +142,10 @@ def test_what_else_the_evidence_holds_is_described_of_formed_seeds(cohort):
     lam = [float(evidence["lam"][1].mean("distractors")[0]) for evidence in both]
     assert rows["diff", "λ", 10, 0]["value"] == rows["diff", "λ", "formed", 0]["value"] == pytest.approx(np.mean(lam))
     assert {step for _, quantity, step, _ in rows if quantity == "λ"} == {0, 10, "formed", "end"}
+    averaged = dataset.assign_attrs(recipe=json.dumps({"checkpoints": [10], "evaluate_every": 4, "formed_by": "mean of three"}))
+    averaged["formation"] = averaged["formation"].copy(data=np.full(averaged["formation"].shape, 10.0))  # the last of the three
+    of_mean = {(row["arm"], row["quantity"], row["step"], row["layer"]): row for row in descriptives(cohort, averaged)}
+    assert of_mean["diff", "λ", "formed", 0] == rows["diff", "λ", "formed", 0]
     right = [float(evidence["outcome"].sel(measure="two_questions_right")[-1].mean()) for evidence in both]
     two = rows["diff", "exact answers, two questions", "end", None]
     assert two["value"] == pytest.approx(np.mean(right)) and two["seeds"] == 2 and two["low"] is None
@@ -226,6 +230,13 @@ def test_only_formed_runs_are_tested_by_their_evidence(cohort):
     (one, none, _) = stored_models(cohort, scores([[0, 1, 1], [1, 0, 1]]))
     assert one.seeds == (1,) and none is None
     assert stored_models(cohort, scores([[0, 0, 1], [1, 1, 1]])) is None
+
+
+def test_settings_that_stored_evidence_does_not_follow_are_named(cohort, monkeypatch):
+    recipe = json.dumps({"grid": {"template": TEMPLATE}})
+    monkeypatch.setattr(gathering, "open_cohort", lambda folder: scores(np.ones((2, 3))).assign_attrs(recipe=recipe))
+    notes = [gathering.gather(cohort=cohort, settings=of).notes for of in (Settings(weights="answer"), Settings(length=512))]
+    assert notes == [[], [f"models are read from the evidence in {cohort}, whose prompts and untrained models stand"]]
 
 
 def test_evidence_says_its_format_and_who_took_it(cohort):
