@@ -1,6 +1,6 @@
-"""Make untrained models of a trained one's architecture, and give their layers its spread of scores and its λ.
+"""Make untrained models of a trained one's architecture, and give their layers its spread of scores, its λ and its gain on A1.
 
-So neither explains a difference between them.
+So none of them explains a difference between them.
 """
 
 from __future__ import annotations
@@ -33,50 +33,63 @@ def untrained_like(model: torch.nn.Module, seed: int) -> torch.nn.Module:
 
 @dataclass(frozen=True)
 class Match:
-    """How far apart a layer's scores are, and its λ.
+    """How far apart a layer's scores are, and with what it subtracts.
 
     Attributes
     ----------
     spread : Tensor (map,)
-        Standard deviation over keys of the last query's scores, mean over prompts.
-    lam : Tensor (head,), or None of standard attention
-        λ of the last query, mean over prompts: of a λ that follows the token, the mean is all that is kept.
+        Standard deviation of the last query's scores over the keys that it sees, mean over prompts.
+    lam, gain : Tensor (head,), or None of standard attention
+        λ of the last query and what A1 is multiplied by there, mean over prompts: where they follow the token, the mean is all
+        that is kept.
     """
 
     spread: torch.Tensor
     lam: torch.Tensor | None
+    gain: torch.Tensor | None
 
 
 def match_of(layer: LayerAttention) -> Match:
-    """Return the spread and the λ of a layer."""
+    """Return the spread, the λ and the gain of a layer."""
     keys = layer.k[:, layer.pairing.key_of_map]  # (batch, map, key, d)
     last = torch.tensor(layer.lengths, device=keys.device) - 1
     queries = layer.q[torch.arange(len(last), device=keys.device), :, last]  # (batch, map, d)
     scores = (keys @ queries[..., None])[..., 0].float() * layer.scale  # (batch, map, key)
-    spread = torch.stack([row[:, :n].std(-1) for row, n in zip(scores, layer.lengths)]).mean(0)
+    seen = [layer.prompt(index).visible([n - 1])[0] for index, n in enumerate(layer.lengths)]  # by prompt, (key,)
+    spread = torch.stack([row[:, : len(keys)][:, keys].std(-1) for row, keys in zip(scores, seen)]).mean(0)
     if not layer.differential:
-        return Match(spread, None)
-    lam = layer.lam.expand(len(last), layer.n_heads, layer.n_queries)
-    return Match(spread, torch.stack([row[:, n - 1] for row, n in zip(lam, layer.lengths)]).float().mean(0))
+        return Match(spread, None, None)
+    return Match(spread, _at_last(layer, layer.lam), _at_last(layer, layer.gain))
+
+
+def _at_last(layer: LayerAttention, values: torch.Tensor) -> torch.Tensor:
+    """Return values, broadcastable to (batch, head, query), at the last query of each prompt, the mean over prompts, (head,)."""
+    every = values.expand(len(layer.lengths), layer.n_heads, layer.n_queries)
+    return torch.stack([row[:, n - 1] for row, n in zip(every, layer.lengths)]).float().mean(0)
 
 
 def mean_match(batches: Sequence[LayerAttention]) -> Match:
-    """Return the spread and the λ of a layer on several batches of prompts, mean over all prompts."""
+    """Return the spread, the λ and the gain of a layer on several batches of prompts, mean over all prompts."""
     matches = [match_of(layer) for layer in batches]
     counts = torch.tensor([len(layer.lengths) for layer in batches], device=matches[0].spread.device)
     shares = (counts / counts.sum())[:, None]  # (batch, 1)
-    lams = [match.lam for match in matches if match.lam is not None]
-    spread = (torch.stack([match.spread for match in matches]) * shares).sum(0)
-    return Match(spread, (torch.stack(lams) * shares).sum(0) if lams else None)
+
+    def mean(name: str) -> torch.Tensor | None:
+        each = [values for match in matches if (values := getattr(match, name)) is not None]
+        return (torch.stack(each) * shares).sum(0) if each else None
+
+    spread = mean("spread")
+    assert spread is not None  # every layer has one
+    return Match(spread, mean("lam"), mean("gain"))
 
 
 def matched(layer: LayerAttention, match: Match | None) -> LayerAttention:
-    """Return the layer with its last query's scores as far apart as those of another, map by map, and with the λ of its heads."""
+    """Return the layer with scores of its last query as far apart as another's, by map, and with the λ and gain of its heads."""
     if match is None:
         return layer
     factor = match.spread / match_of(layer).spread
     layer = replace(layer, q=layer.q * factor[:, None, None].to(layer.q.dtype))
-    if match.lam is None or not layer.differential:
+    if match.lam is None or match.gain is None or not layer.differential:
         return layer
-    lam = match.lam[None, :, None].to(layer.lam.dtype)
-    return replace(layer, lam=lam, lam_fp32=lam.float())
+    lam, gain = (each[None, :, None].to(layer.lam.dtype) for each in (match.lam, match.gain))
+    return replace(layer, lam=lam, lam_fp32=lam.float(), gain=gain)
