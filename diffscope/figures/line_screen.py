@@ -131,8 +131,9 @@ def _up(dataset: xr.Dataset, column: int, log: str, scale: str) -> dict:
         axis |= {"exponentformat": "power"} if small else {"tickformat": "~g"}
         axis["nticks"] = 3  # by itself every digit has a tick, without its power
     if within := dataset.attrs["within"]:
-        margin = 0.04 * (within[1] - within[0])
-        axis["range"] = [within[0] - margin, within[1] + margin]
+        low, high = np.log10(within) if "y" in log else within  # of a logarithmic axis plotly takes powers of ten
+        margin = 0.04 * (high - low)
+        axis["range"] = [low - margin, high + margin]
     if column:
         return axis | ({"matches": "y", "showticklabels": False} if scale == "shared" else {})
     axis["title"] = axis["title"] | {"text": for_html(dataset.attrs["y"])}

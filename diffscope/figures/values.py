@@ -31,11 +31,11 @@ def curves(
     references: Mapping[str, float] | None = None,
     at: xr.DataArray | None = None,
     diagonal: str = "",
-    controls: Sequence[str] = (),
+    controls: str | Sequence[str] = (),
     within: tuple[float, float] | None = None,
     points: xr.DataArray | None = None,
     looks: Mapping[str, tuple[str, str]] | None = None,
-    extremes: Sequence[str] = (),
+    extremes: str | Sequence[str] = (),
     style: Literal["lines", "points", "bars", "stacked"] = "lines",
     log: Literal["", "x", "y", "xy"] = "",
     scale: Literal["shared", "own"] = "shared",
@@ -55,20 +55,20 @@ def curves(
         Values that a line is drawn at, by what they are.
     at : xarray.DataArray, optional
         Where points stand along the horizontal axis, with dimensions of `values`; its ``long_name`` and ``units`` name that axis,
-        and the labels of `x` are told of each point. Of points.
+        and the labels of `x` are told of each point. Of style "points" alone.
     diagonal : str
         A line is drawn where both axes are the same, and this says what it is.
-    controls : sequence of str
+    controls : str or sequence of str
         Labels of `series` that are drawn in grey.
     within : (float, float), optional
-        The ends of the vertical axis. A point beyond stands at the end as a triangle, so that one ratio with next to nothing
-        below the line does not make all others look alike.
+        The ends of the vertical axis, above 0 if it is logarithmic. A point beyond stands at the end as a triangle, so that one
+        ratio with next to nothing below the line does not make all others look alike.
     points : xarray.DataArray, optional
         Single values that each value stands for, such as heads behind their mean: its dimensions and more. They are drawn small
         and behind it. Of lines and points.
     looks : mapping of str to (str, str), optional
         Colour of a series, and "solid", "dash" or "dot", by its label; by default every series has a colour of its own.
-    extremes : sequence of str
+    extremes : str or sequence of str
         Labels of `series` whose ranges go from the least to the largest of single values: their ends are drawn as small points,
         not as whiskers, which are read as intervals.
     style : {"lines", "points", "bars", "stacked"}
@@ -84,15 +84,21 @@ def curves(
     Raises
     ------
     DiffscopeError
-        There is no such dimension, or one without a role.
+        There is no such dimension, or one without a role; `at` is given for another style than points; an end of a logarithmic
+        axis is not above 0; or there is no such style or axis.
     """
     check_choice("style", style, _line_data.STYLES)
+    check_choice("logarithmic axis", log or "x", ("x", "y", "xy"))
+    if at is not None and style != "points":
+        raise DiffscopeError(f'only points stand along another axis, not {style}; choose style="points", or leave at out')
+    if within and "y" in log and min(within) <= 0:
+        raise DiffscopeError(f"a logarithmic axis cannot end at {min(within):g}; give ends within which are above 0")
     if points is not None and (style not in ("lines", "points") or at is not None):
         raise DiffscopeError("single values are drawn behind lines and points along x; leave points out")
     ranges = {"low": low, "high": high, "at": at, "within": within, "points": points}
-    marks = {"references": references, "diagonal": diagonal, "controls": controls, "looks": looks}
+    marks = {"references": references, "diagonal": diagonal, "controls": _labels(controls), "looks": looks}
     data = _line_data.data(values, x, series, panels, **ranges, **marks)
-    return Drawing(LINES, data, {"style": style, "log": log, "scale": scale, "extremes": list(extremes)})
+    return Drawing(LINES, data, {"style": style, "log": log, "scale": scale, "extremes": _labels(extremes)})
 
 
 @figure(wide=False)
@@ -159,6 +165,11 @@ def cells(
         There is no such dimension, or one without a role.
     """
     return Drawing(_cell_chart.CHART, _cell_chart.data(values, x, y, panels, error))
+
+
+def _labels(labels: str | Sequence[str]) -> list[str]:
+    """Return labels as a list, one as well as several."""
+    return [labels] if isinstance(labels, str) else list(labels)
 
 
 def panels_beside(parts: Mapping[str, Figure]) -> Drawing:

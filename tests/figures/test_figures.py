@@ -289,10 +289,31 @@ def test_points_beyond_the_ends_stand_there_and_tell_their_value(log):
     assert beyond.marker.symbol == "triangle-up-open" and beyond.y[1] == 2.0 and beyond.customdata[1][1] == 90.0
     assert not beyond.showlegend and other.marker.color == theme.MUTED
     assert list(own.x) == [0.2, 0.4, 0.6] and drawing.layout.xaxis.title.text == "λ"
+    ends = [np.log10(0.5) - 0.024, np.log10(2) + 0.024] if log else [0.44, 2.06]
+    assert list(drawing.layout.yaxis.range) == pytest.approx(ends, abs=1e-3)
     assert (drawing.layout.shapes[0].y0, drawing.layout.shapes[0].y1) == (0, 0.6)
     (axes,) = figures.curves(values, **options, at=at, diagonal="same").matplotlib().axes
     assert axes.get_ylim()[1] < 3  # not the 90
     assert figures.curves(values, **options).matplotlib()
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"at": by_layer()}, 'only points stand along another axis, not lines; choose style="points", or leave at out'),
+        ({"log": "y", "within": (0, 2)}, "a logarithmic axis cannot end at 0"),
+        ({"log": "z"}, "no logarithmic axis 'z'; choose from x, y, xy"),
+    ],
+)
+def test_curves_refuse_axes_that_would_be_wrong(options, words):
+    with pytest.raises(DiffscopeError, match=words):
+        figures.curves(by_layer(), **options)
+
+
+def test_one_label_is_as_good_as_a_list_of_one():
+    values = xr.DataArray(np.ones((2, 2)), {"series": ["perm", "p"], "layer": [0, 1]}, ("series", "layer"))
+    drawn = figures.curves(values, series="series", controls="perm", extremes="perm")
+    assert drawn.data.attrs["controls"] == drawn.style["extremes"] == ["perm"]
 
 
 def test_strips_draw_every_point_beside_its_own_and_join_only_what_is_the_same():
