@@ -18,6 +18,7 @@ from diffscope.figures.print_layout import canvas, finish_print, finish_screen, 
 ROLES = ("series", "x", "point")
 STRIP = 0.42  # from one strip to the next, where 1 is from one place to the next
 POINTS = 0.22  # from the first to the last point of a strip
+ROOM = 0.84  # that the strips of one place take: more than two are closer to each other, and narrower
 
 
 def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = False) -> xr.Dataset:
@@ -27,8 +28,9 @@ def data(values: xr.DataArray, x: str, series: str, points: str, joined: bool = 
     if not drawn.size:
         raise DiffscopeError("there is nothing to draw: every value is undefined")
     strips, places, each = (np.arange(size) for size in drawn.shape)
-    middle = (strips - strips.mean()) * STRIP
-    within = (each - each.mean()) * POINTS / max(1, len(each) - 1)
+    step = min(STRIP, ROOM / len(strips))
+    middle = (strips - strips.mean()) * step
+    within = (each - each.mean()) * POINTS * step / STRIP / max(1, len(each) - 1)
     at = places[None, :, None] + middle[:, None, None] + within  # (series, x, point)
     about = {
         "model": str(values.attrs.get("model", "")),
