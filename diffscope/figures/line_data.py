@@ -17,6 +17,7 @@ from diffscope.stats.labels import UNIFORM
 ROLES = ("panel", "series", "x")
 ALIKE = 0.2  # of the way from white to black: colours that are closer look alike in grey print
 STYLES = ("lines", "points", "bars", "stacked")
+DASHES = ("solid", "dash", "dot")
 Looks = Mapping[str, tuple[str, str]]
 #: a series of each first part of labels, and the colour and dash of each second part
 Factors = tuple[dict[str, str], dict[str, tuple[str, str]]]
@@ -71,11 +72,6 @@ def _behind(points: xr.DataArray, chosen: Mapping[str, str]) -> xr.DataArray:
     return in_roles(flat, {**chosen, "point": "point"}, (*ROLES, "point"))
 
 
-def dash_of(dataset: xr.Dataset, name: str) -> str:
-    """Return how the line of a series is drawn: solid, dash or dot."""
-    return dataset.attrs["looks"].get(name, ("", "solid"))[1]
-
-
 def colours_of(dataset: xr.Dataset) -> dict[str, str]:
     """Return the colour of each series: that of a map or a span where it is one, grey where it is a control."""
     names = [str(name) for name in dataset["series"].values]
@@ -87,10 +83,34 @@ def colours_of(dataset: xr.Dataset) -> dict[str, str]:
     return {name: known.get(name) or next(others) for name in names}
 
 
-def marker_numbers(colours: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of the marker of each series: one a colour, and for the control of a model the marker of the model."""
+def rounds_of(dataset: xr.Dataset) -> dict[str, int]:
+    """Return of each series how many others before it have its colour and dash, so that its marker can tell it apart.
+
+    Where colours are given, series whose labels have the same first part are of one model, and count once.
+    """
+    looks = dataset.attrs.get("looks", {})
+    before: dict[tuple[str, str], dict[str, int]] = {}
+    rounds = {}
+    for name, colour in colours_of(dataset).items():
+        owner, dash = (parts_of(name)[0], looks[name][1]) if name in looks else (name, DASHES[0])
+        owners = before.setdefault((colour, dash), {})
+        rounds[name] = owners.setdefault(owner, len(owners))
+    return rounds
+
+
+def dashes_of(dataset: xr.Dataset) -> dict[str, str]:
+    """Return how the line of each series is drawn: solid, dash or dot; another one where a colour comes again."""
+    looks = dataset.attrs.get("looks", {})
+    return {
+        name: looks[name][1] if name in looks else DASHES[number % len(DASHES)] for name, number in rounds_of(dataset).items()
+    }
+
+
+def marker_numbers(colours: Mapping[str, str], rounds: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of the marker of each series: one a colour and round; the control of a model has that of the model."""
     owners = {name: parts_of(name)[0] for name, colour in colours.items() if colour in theme.CONTROLS}
-    inks = {name: colours.get(owners.get(name, name), colour) for name, colour in colours.items()}
+    owner_of = {name: owners[name] if owners.get(name) in colours else name for name in colours}
+    inks = {name: (colours[owner], rounds.get(owner, 0)) for name, owner in owner_of.items()}
     numbers = {ink: number for number, ink in enumerate(dict.fromkeys(inks.values()))}
     return {name: numbers[ink] for name, ink in inks.items()}
 
@@ -163,13 +183,13 @@ def factors_of(dataset: xr.Dataset) -> Factors | None:
     the colour is grey if all its series are controls.
     """
     parts: dict[str, dict[str, str]] = {}
-    colours = colours_of(dataset)
+    colours, dash_by_name = colours_of(dataset), dashes_of(dataset)
     for name in colours:
         first, second = parts_of(name)
         parts.setdefault(first, {})[second] = name
     dashes: dict[str, set[str]] = {}
     for named in parts.values():
-        own = {second: dash_of(dataset, name) for second, name in named.items()}
+        own = {second: dash_by_name[name] for second, name in named.items()}
         inks = {colours[name] for name in named.values()}
         if len(inks - set(theme.CONTROLS) or inks) > 1:
             return None

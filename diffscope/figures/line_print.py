@@ -15,13 +15,14 @@ from diffscope.figures.line_data import (
     Factors,
     beyond,
     colours_of,
-    dash_of,
+    dashes_of,
     ends_of,
     factors_of,
     has_single,
     hatch_numbers,
     marker_numbers,
     places_of,
+    rounds_of,
     shown,
     spread,
     within_a_decade,
@@ -196,7 +197,8 @@ def _bars_or_lines(
 ) -> None:
     """Draw all series of one panel, (series, x)."""
     count = len(colours)
-    markers, hatches = marker_numbers(colours), hatch_numbers(colours)
+    markers = marker_numbers(colours, {} if highlight else rounds_of(part))
+    dashes, hatches = dashes_of(part), hatch_numbers(colours)
     above = np.zeros(len(places))
     below = np.zeros(len(places))
     for number, (name, colour) in enumerate(colours.items()):
@@ -236,7 +238,7 @@ def _bars_or_lines(
                 **ends,
             )
         elif style == "lines":
-            line = IN_PRINT[dash_of(series, name)]
+            line = IN_PRINT[dashes[name]]
             look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
             if highlight and name not in highlight:
                 look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5, "label": None}
@@ -244,7 +246,8 @@ def _bars_or_lines(
                 look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
             ax.errorbar(places, values, color=colour, **look, **ends)
         else:
-            _points(ax, series, places + offset, colour, marker, label, ends)
+            hollow = {} if dashes[name] == "solid" else {"mfc": "none", "mew": 0.7}
+            _points(ax, series, places + offset, {"color": colour, "marker": marker, "label": label} | hollow | ends)
 
 
 def _filled(colour: str, hatch: str) -> dict:
@@ -265,13 +268,11 @@ def _parted(places: np.ndarray, aside: float) -> np.ndarray:
     return places + 0.12 * aside * np.diff(np.unique(places)).min(initial=np.inf) if len(places) > 1 else places
 
 
-def _points(ax, part: xr.Dataset, places: np.ndarray, colour: str, marker: str, label: str | None, ends: dict) -> None:
+def _points(ax, part: xr.Dataset, places: np.ndarray, look: dict) -> None:
     """Draw one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     values = shown(part, "value")
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))
-    within = np.where(side == 0, values, np.nan)
-    look = {} if dash_of(part, str(part["series"].item())) == "solid" else {"mfc": "none", "mew": 0.7}
-    ax.errorbar(places, within, color=colour, ls="", marker=marker, ms=2.6, elinewidth=0.6, label=label, **look, **ends)
+    ax.errorbar(places, np.where(side == 0, values, np.nan), ls="", ms=2.6, elinewidth=0.6, **look)
     for arrow, outside in (("v", side < 0), ("^", side > 0)):
-        ax.plot(places[outside], values[outside], color=colour, ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)
+        ax.plot(places[outside], values[outside], color=look["color"], ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)

@@ -13,12 +13,13 @@ from diffscope.figures.escaping import for_html
 from diffscope.figures.line_data import (
     beyond,
     colours_of,
-    dash_of,
+    dashes_of,
     ends_of,
     has_single,
     hatch_numbers,
     marker_numbers,
     places_of,
+    rounds_of,
     shown,
     spread,
 )
@@ -56,7 +57,8 @@ def on_screen(
     places = places if numbers else [for_html(place) for place in places]
     numbers = numbers or "at" in dataset
     colours = colours_of(dataset)
-    markers, hatches = marker_numbers(colours), hatch_numbers(colours)
+    markers = marker_numbers(colours, {} if highlight else rounds_of(dataset))
+    dashes, hatches = dashes_of(dataset), hatch_numbers(colours)
     titled = any(panels)
     top = (24 if any(colours) else 8) + (22 if title else 0) + (20 if titled else 0)
     layout = theme.screen_layout(height=height, margin={"l": 8, "r": 8, "t": top, "b": 8}, hovermode="closest", bargap=0.15)
@@ -92,7 +94,7 @@ def on_screen(
             mark = hatches[name] if style in ("bars", "stacked") else markers[name]
             traces = [
                 *_single(part, places, name, colours[name]),
-                *_traces(part, places, name, colours[name], style, mark),
+                *_traces(part, places, name, colours[name], style, mark, dashes[name]),
             ]
             if extremes and "low" in part:
                 traces = (
@@ -181,7 +183,7 @@ def _single(part: xr.Dataset, places: list, name: str, colour: str) -> list[dict
     return [{"type": "scatter", "x": at, "y": values.ravel(), "name": ""} | look | labelled]
 
 
-def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, mark: int) -> list[dict]:
+def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, mark: int, dash: str) -> list[dict]:
     """Return one series of one panel, (x,): its values, and its range; `mark` is the number of its hatch or marker."""
     values = shown(part, "value")
     label = for_html(name)
@@ -207,9 +209,9 @@ def _traces(part: xr.Dataset, places: list, name: str, colour: str, style: str, 
     common["type"] = "scatter"
     symbol = SYMBOLS[mark % len(SYMBOLS)]
     if style == "lines":
-        line = {"color": colour, "width": 2, "dash": dash_of(part, name)}
+        line = {"color": colour, "width": 2, "dash": dash}
         return [common | {"line": line, "marker": {"size": 6, "color": colour, "symbol": symbol}, "mode": "lines+markers"}]
-    return _marks(part, common, colour, symbol)
+    return _marks(part, common, colour, symbol if dash == "solid" else f"{symbol}-open")
 
 
 def _extremes(part: xr.Dataset, places: list, name: str, colour: str, seen: bool) -> dict:
@@ -233,10 +235,8 @@ def _emphasis(name: str, colour: str, highlight: Sequence[str]) -> dict:
 def _marks(part: xr.Dataset, common: dict, colour: str, symbol: str) -> list[dict]:
     """Return one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
     side = np.nan_to_num(beyond(part))
-    solid = dash_of(part, str(part["series"].item())) == "solid"
     traces = []
-    within = symbol if solid else f"{symbol}-open"
-    for number, shape in {0: within, **BEYOND}.items():
+    for number, shape in {0: symbol, **BEYOND}.items():
         if number and not (side == number).any():
             continue
         seen = {"y": np.where(side == number, common["y"], np.nan), "name": "" if number else common["name"]}

@@ -789,6 +789,14 @@ def test_strips_have_the_colours_of_lines_however_many_there_are():
     assert len(strips([f"model {number}" for number in range(9)])) == 9
 
 
+@pytest.mark.parametrize("count", range(1, 6))
+def test_strips_of_one_place_stay_there_and_apart(count):
+    values = xr.DataArray(np.ones((count, 2, 3)), {"side": list("abcde"[:count]), "layer": [0, 1]}, ("side", "layer", "head"))
+    at = figures.strips(values.assign_coords(head=range(3))).data["at"].transpose("x", "series", "point").values
+    assert (np.abs(at - [[[0]], [[1]]]) < 0.5).all()
+    assert (np.diff(at.reshape(2, -1)) > 0).all()
+
+
 def test_a_changed_difference_is_called_so_in_every_figure():
     standard, difference = capture("standard"), capture("v1")
     edited = {

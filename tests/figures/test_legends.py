@@ -129,3 +129,15 @@ def test_spans_of_one_prompt_have_colours_of_their_own(mini_diff):
     assert [span["colour"] for span in tokens.data(cap, 0, 0, -1)["spans"] if span["name"] != "sink"] == [*in_print.values()]
     added = theme.span_colours([*names, "one more"])
     assert [added[name] for name in names] == [in_print[name] for name in names]
+
+
+def test_no_two_of_many_series_look_alike():
+    names = [f"layer {number}" for number in range(14)]
+    plain = xr.DataArray(np.ones((14, 2)), {"series": names, "x": [0, 1]}, ("series", "x"))
+    models = {name: (colour, "solid") for name, colour in theme.model_colours(names).items()}
+    for figure in (figures.curves(plain, x="x", series="series", looks=looks) for looks in (None, models)):
+        on_screen = {(line.marker.symbol, line.line.color, line.line.dash) for line in figure.plotly().data}
+        drawn = [line for line in figure.matplotlib().axes[0].lines if len(line.get_xdata())]
+        in_print = {(line.get_marker(), line.get_color(), line.get_linestyle()) for line in drawn}
+        assert len(on_screen) == len(in_print) == 14
+    assert len({line.line.dash for line in figures.curves(plain, x="x", series="series").plotly().data}) == 2
