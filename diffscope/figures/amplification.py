@@ -68,7 +68,7 @@ def amplifier(
     variable, _, _, control = charts.QUANTITIES[quantity]
     estimates = _read(subject, partial(read, ranks=False), variable, "diffscope.readings.amplifier(cap)")
     drawn_of, lacking = _where_defined(estimates, variable)
-    drawing = panels_beside({name: charts.by_quantity(table, quantity) for name, table in drawn_of.items()})
+    drawing = panels_beside({name: charts.by_quantity(table, quantity, drawn_of.values()) for name, table in drawn_of.items()})
     first = next(iter(drawn_of.values()))
     ends = " and range" if "low" in drawing.data else ""
     averaged = f" ({rule(first[variable])}{ends})" if "control" in first[variable].dims else ""

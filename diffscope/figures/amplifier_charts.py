@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,10 +60,11 @@ QUANTITIES = {
 }
 
 
-def by_quantity(estimates: xr.Dataset, quantity: str) -> Figure:
+def by_quantity(estimates: xr.Dataset, quantity: str, models: Collection[xr.Dataset] = ()) -> Figure:
     """Draw one of ``QUANTITIES`` of every head, beside its control: a range where that is of the A2 of other heads.
 
-    Keys are irrelevant ones, or panels of these and the answer. λ* stands against λ per unit of A1.
+    Keys are irrelevant ones, or panels of these and the answer. λ* stands against λ per unit of A1, named for all `models` if the
+    figure is of several.
     """
     variable, title, options, _ = QUANTITIES[quantity]
     values = _titled(estimates[variable], title)
@@ -74,7 +75,7 @@ def by_quantity(estimates: xr.Dataset, quantity: str) -> Figure:
     if "control" not in values.dims or quantity == "lambda":
         return curves(by_head(values), x="head", series="control" if "control" in values.dims else None, **options)
     if quantity == "best_lambda":
-        name = per_unit(estimates)
+        name = per_unit(*(models or [estimates]))
         at = by_head(_titled(estimates["lambda"] / estimates["gain"], name))
         middle, _, _ = _beside_controls(values)
         return curves(middle, x="head", series="control", at=at, diagonal=f"λ* = {name}", controls=[CONTROLS[MIDDLE]], **options)

@@ -171,8 +171,13 @@ def _where(values: xr.DataArray, where: Mapping[str, str | float], roles: list[s
             values = values.isel(prompt=at)
         else:
             values = values.isel({name: at[0]})
-        words += [_told(wanted) if name in NAMELESS else f"{name} {_told(wanted)}"]
+        words += [_named_label(name, wanted)]
     return values, words
+
+
+def _named_label(name: str, label: str | float) -> str:
+    """Return a label along a dimension, with the name of the dimension unless the label tells it."""
+    return _told(label) if name in NAMELESS else f"{name} {_told(label)}"
 
 
 def _told(label: str | float) -> str:
@@ -191,7 +196,7 @@ def _usual(values: xr.DataArray, roles: list[str]) -> tuple[xr.DataArray, list[s
             raise DiffscopeError(f"there are several of {dim}; draw it along x, series or panels, or choose one with where=")
         label = usual_label(labels, dim)
         values = values.isel({dim: labels.index(label)}, drop=dim != "model")
-        words += [label] if dim not in ("model", "step") else []
+        words += [_named_label(dim, label)] if dim not in ("model", "step") else []
     return values, words
 
 

@@ -211,10 +211,10 @@ SAYS: dict[str, Callable[[xr.Dataset], str]] = {
 }
 
 
-def per_unit(estimates: xr.Dataset) -> str:
-    """Name the coefficient of A2 if that of A1 is 1: λ, or λ over the gain g of A1."""
-    gains = estimates["gain"]
-    return "λ" if bool(((gains == 1) | gains.isnull()).all()) else "λ / g"
+def per_unit(*estimates: xr.Dataset) -> str:
+    """Name the coefficient of A2 if that of A1 is 1: λ, or λ over the gain g of A1 if any model has another gain."""
+    gains = [each["gain"] for each in estimates]
+    return "λ" if all(bool(((gain == 1) | gain.isnull()).all()) for gain in gains) else "λ / g"
 
 
 def _on(estimates: xr.Dataset, name: str, control: str = OWN, span: str = "irrelevant") -> xr.DataArray:

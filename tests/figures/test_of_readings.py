@@ -189,6 +189,9 @@ def test_the_amplifier_is_drawn_of_captures_and_of_readings_alike(mini_capture, 
     assert "low" not in best.data and "other heads (median)" in best.caption
     assert best.data["panel"].values.tolist() == ["one: irrelevant", "one: answer", "two: irrelevant", "two: answer"]
     np.testing.assert_array_equal(best.data["value"][0], best.data["value"][2])
+    gated = reading.estimates.assign(gain=reading.estimates["gain"] * 2)
+    both = figures.amplifier({"one": reading, "two": gated}).data
+    assert (both.attrs["x"], both.attrs["diagonal"]) == ("λ / g", "λ* = λ / g")  # of one model as well
     with pytest.raises(DiffscopeError, match="undefined everywhere, as it is of standard attention"):
         figures.amplifier(mini_standard.capture("The code is 7421."), quantity="cmrr")
 
@@ -385,6 +388,7 @@ def test_what_is_chosen_of_a_sweep_is_selected_and_nothing_unknown_is(swept):
     of_prompts = figures.sweep(swept, statistic="gini", x="layer", where={"model": "a", "length": 64})
     np.testing.assert_allclose(of_prompts.data["value"].values.ravel(), values[::2].mean((0, 2)))
     assert "length 64" in of_prompts.caption and "3 prompts a place" in of_prompts.caption
+    assert "query 5" in figures.sweep(swept.expand_dims(query=[5, 9]), statistic="gini", where={"model": "a"}).caption
     for where, words in (
         ({"length": 65}, "no length '65'; choose from 64, 128"),
         ({"lenght": 64}, "no dimension or field 'lenght'; choose from layer, head, map, length"),
