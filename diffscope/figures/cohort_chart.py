@@ -44,6 +44,12 @@ def _formed(data: xr.Dataset, arm: str) -> str:
     return ", ".join(never[int(finished)] if np.isnan(step) else f"{step:.0f}" for step, finished in steps)
 
 
+def _mean(curves: xr.DataArray) -> xr.DataArray:
+    """Return the mean (step,) of the curves (seed, step) that there are, as far as all of them go."""
+    known = curves.notnull()
+    return curves.mean("seed").where((known | ~known.any("step")).all("seed"))
+
+
 def _cells(data: xr.Dataset) -> tuple[np.ndarray, list[tuple[int, int]]]:
     """Return the grid with one row an arm and one column a cell, and the (length, distractors) of the columns."""
     flat = data["grid"].transpose("arm", "length", "distractors")
@@ -119,7 +125,7 @@ def _name_cells(ax, data: xr.Dataset) -> None:
 
 
 def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = None):
-    """Draw for the screen: curves as means over seeds with each seed behind, answers as one table."""
+    """Draw for the screen: curves as means over seeds, as far as all of them go, with each seed behind; answers as one table."""
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
@@ -128,7 +134,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
     shown = [for_html(arm) for arm in arms]
     figure = make_subplots(rows=1, cols=2, column_widths=[0.45, 0.55], horizontal_spacing=0.12)
     for index, (arm, name) in enumerate(zip(arms, shown)):
-        mean = data["retrieval"].sel(arm=arm).mean("seed").values
+        mean = _mean(data["retrieval"].sel(arm=arm)).values
         hue = theme.SERIES[index % len(theme.SERIES)]
         dash = ("solid", *DASHES)[index // len(theme.SERIES) % (1 + len(DASHES))]
         for seed in data["seed"].values:
