@@ -12,7 +12,7 @@ from diffscope.figures.escaping import for_html, for_print
 from diffscope.figures.figure import Chart
 from diffscope.figures.labelled import along_title, by_role, in_roles, values_title
 from diffscope.figures.print_layout import canvas, finish_print, screen_bar, screen_title
-from diffscope.numbers import minus, significant
+from diffscope.numbers import SMALLEST, minus, significant
 
 ROLES = ("panel", "y", "x")
 DARK = 0.5  # from white to black: on cells so dark numbers are light
@@ -59,20 +59,25 @@ def _number(value: float, decimals: int) -> str:
     return minus(f"{value:z.{decimals}f}") if abs(value) < 10 else significant(value)
 
 
-def _decimals(values: np.ndarray) -> int:
-    """Return how many decimals all cells have: two, or as many as leave the largest value two digits."""
-    finite = values[np.isfinite(values)]
-    largest = float(np.abs(finite).max(initial=0.0))
-    return 2 if largest == 0 else max(2, 1 - math.floor(math.log10(largest)))
+def _decimals(values: np.ndarray, errors: np.ndarray) -> int:
+    """Return how many decimals all cells have: two, or as many as leave the largest value two digits and each error one."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    least = float(errors[np.isfinite(errors) & (errors >= 10.0**SMALLEST)].min(initial=1.0))  # smaller ones have a power of ten
+    return max(2, -math.floor(math.log10(least)), 1 - math.floor(math.log10(largest)) if largest else 2)
+
+
+def _error(error: float, decimals: int) -> str:
+    """Write an error with so many decimals, or with a power of ten if these would leave nothing of it."""
+    return significant(error, 1) if 0 < error < 10.0**-decimals else _number(error, decimals)
 
 
 def _numbers(panel: xr.Dataset, between: str) -> list[list[str]]:
     """Return what stands in the cells of a panel (y, x): its number, and below it the error."""
-    decimals = _decimals(panel["value"].values)
     errors = panel["error"].values if "error" in panel else np.full(panel["value"].shape, np.nan)
+    decimals = _decimals(panel["value"].values, errors)
     return [
         [
-            _number(value, decimals) + (f"{between}± {_number(error, decimals)}" if np.isfinite([value, error]).all() else "")
+            _number(value, decimals) + (f"{between}± {_error(error, decimals)}" if np.isfinite([value, error]).all() else "")
             for value, error in zip(*row)
         ]
         for row in zip(panel["value"].values, errors)
