@@ -12,7 +12,16 @@ from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, readable, shorten, visible
 from diffscope.figures.figure import Chart
-from diffscope.figures.inputs import any_capture, described, layer_at, position_of, window, window_said, with_readable_tokens
+from diffscope.figures.inputs import (
+    any_capture,
+    described,
+    layer_at,
+    position_of,
+    visible_cells,
+    window,
+    window_said,
+    with_readable_tokens,
+)
 from diffscope.figures.line_print import MARKERS
 from diffscope.figures.panels import heading, labels, marked_spans, positions, span_colours
 from diffscope.figures.print_layout import canvas, finish_print, finish_screen, legend_below
@@ -25,7 +34,7 @@ MARKS = [marker for marker in MARKERS if marker != "D"]  # of spans: diamonds ar
 
 
 def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, keys=None) -> xr.Dataset:
-    """Return A1, λ·A2 and D of one query over the keys, exactly as the capture gives them; as of ``diffscope.figures.row``."""
+    """Return A1, λ·A2 and D of one query over the keys, NaN where it does not see them; as of ``diffscope.figures.row``."""
     cap = any_capture(cap).only()
     attention = layer_at(cap, layer, head)
     (of_queries,), (of_keys,) = cap.sides(attention)
@@ -42,7 +51,8 @@ def data(cap, layer: int | None = None, head: int = 0, query: int | str = -1, ke
     lam = maps["A1"].attrs["lam"] if attention.differential else None
     if attention.d_is_a1:
         maps = {"A": maps["A1"].rename("A")}
-    dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0), cap, attention)
+    seen = xr.DataArray(visible_cells(attention, [query], columns)[0], dims="key")
+    dataset = with_readable_tokens(xr.Dataset(maps).isel(query=0).where(seen), cap, attention)
     shown = window_said(slice(0, 1), 1, columns, len(of_keys.ids))
     about = {"query": query, "query_token": tokens[query], "window": shown, "lam": lam}
     return dataset.drop_attrs(deep=False).assign_attrs(**described(cap, attention, head), **about)
@@ -91,7 +101,7 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int = 260):
         bargap=0.15 if few else 0,
         xaxis=_key_axis(data, few),
         yaxis=theme.screen_axis(
-            zeroline=True, zerolinecolor=theme.MUTED, zerolinewidth=1, showgrid=True, gridcolor="#eef0f3", tickformat=".2~f"
+            zeroline=True, zerolinecolor=theme.MUTED, zerolinewidth=1, showgrid=True, gridcolor="#eef0f3", tickformat="~g"
         ),
     )
     return figure

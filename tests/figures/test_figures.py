@@ -227,6 +227,10 @@ def test_a_cohort_shows_means_over_what_is_finished(cap):
     )
     shown = result.plotly().to_json()
     assert "diff (50, 75)" in shown and "\\u003cstandard" not in shown and "&lt;standard&gt; (\\u2013, ?)" in shown
+    running = trained()
+    running["retrieval"][0] = [[0, 1, np.nan], [0, 0, 0.2]]
+    curve = next(trace.y for trace in figure("cohort", running).plotly().data if trace.name == "diff")
+    np.testing.assert_array_equal(curve, [0, 0.5, np.nan])  # no mean of those alone that go on
     with pytest.raises(DiffscopeError, match="of a trained cohort"):
         figure("cohort", cap)
 
@@ -344,6 +348,9 @@ def test_cells_show_every_value_on_one_scale():
     assert figures.cells(values.where(values != values[0, 0, 0], -0.001), panels="side").plotly().data[0].text[0][0] == "0.00"
     assert drawn.data[0].text[0][0] == "−3.00" and drawn.data[1].text[1][0] == ""
     assert drawn.layout.annotations[0].text == "&lt;one&gt;"
+    error = values * 0 + [0.004, 0.3, 2e-6]
+    texts = figures.cells(values, panels="side", error=error).plotly().data[0].text[0]
+    assert list(texts) == ["−3.000<br>± 0.004", "−2.000<br>± 0.300", "−1.000<br>± 2·10⁻⁶"]
     printed = figures.cells(values, panels="side").matplotlib()
     assert [len(ax.texts) for ax in printed.axes[:2]] == [6, 4] and printed.axes[1].images[0].get_clim() == (-4, 4)
 
@@ -500,7 +507,9 @@ def test_two_models_stand_side_by_side(cap, tmp_path):
 
 def test_a_row_is_a_row_of_the_map(cap):
     data = figure("row", cap, layer=2, head=0, query=12).data
-    np.testing.assert_allclose(data["D"].values, cap.map("D", 2, 0).values[12], atol=1e-6)
+    np.testing.assert_allclose(data["D"].values[:13], cap.map("D", 2, 0).values[12, :13], atol=1e-6)
+    assert all(values[13:].isnull().all() for values in data.data_vars.values())  # which the query does not see
+    assert figure("row", cap).plotly().layout.yaxis.tickformat == "~g"  # by which small weights are no 0
     up, down, left = figure("row", cap, layer=2, head=0, query=12).plotly().data
     np.testing.assert_allclose(np.add(up.y, down.y), left.y, atol=1e-6)
 
