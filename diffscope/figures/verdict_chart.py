@@ -59,11 +59,12 @@ NO_EFFECT = {  # the band of what does not matter
 def data(board: Sequence[Mapping]) -> xr.Dataset:
     """Return what is drawn of verdicts, also as dictionaries: one row a quantity that a rule uses, its numbers over what matters.
 
-    Primary tests come first. Of a measurement, which has no rule, it is the first quantity. ``word`` (row, account) is what the
-    test says of each account; empty of a measurement. DiffscopeError if these are no verdicts, or none of them has numbers.
+    Primary tests come first; ``group`` counts the verdicts, of which several may be of one test. Of a measurement, which has no
+    rule, it is the first quantity. ``word`` (row, account) is what the test says of each account; empty of a measurement.
+    DiffscopeError if these are no verdicts, or none of them has numbers.
     """
     verdicts = sorted(_dicts(board), key=lambda verdict: KINDS.index(verdict.get("kind", KINDS[1])))
-    rows = [row for verdict in verdicts for row in _rows(verdict)]
+    rows = [{"group": number} | row for number, verdict in enumerate(verdicts) for row in _rows(verdict)]
     if not rows:
         raise DiffscopeError("no test of this board has numbers to draw; every one needs something")
     names = [name for name in rows[0] if name != "words"]
@@ -101,9 +102,8 @@ def _rows(verdict: Mapping) -> list[dict]:
 
 
 def _first(data: xr.Dataset) -> np.ndarray:
-    """Return which rows begin a test."""
-    tests = data["test"].values
-    return np.r_[True, tests[1:] != tests[:-1]]
+    """Return which rows begin a verdict."""
+    return np.diff(data["group"].values, prepend=-1) != 0
 
 
 def _names(data: xr.Dataset) -> list[str]:
@@ -241,8 +241,8 @@ def on_screen(data: xr.Dataset, title: str | None = None, height: int | None = N
 
 
 def _alone(data: xr.Dataset) -> bool:
-    """Return whether there is one test, whose words take no columns of a narrow screen."""
-    return len(set(data["test"].values)) == 1
+    """Return whether there is one verdict, whose words take no columns of a narrow screen."""
+    return len(set(data["group"].values)) == 1
 
 
 def _labels(data: xr.Dataset) -> list[dict]:

@@ -29,11 +29,11 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     Returns
     -------
     Table
-        ``data`` has a row a quantity, with the interval, what would be without an effect, the answer to the question where it is
-        asked of this quantity, p and corrected p, which is one of a whole primary test; a test that could not run has one row
-        without a value. ``weighted_by`` says what heads count with, ``layers`` has the mean in each layer, and ``by_answer``,
-        ``by_answer_low`` and ``by_answer_high`` the same with heads weighted by A1's mass on the answer. The table shows the two
-        if any estimate is a mean over heads.
+        ``data`` has a row a quantity, with the ``number`` of its verdict in the table, the interval, what would be without an
+        effect, the answer to the question where it is asked of this quantity, p and corrected p, which is one of a whole primary
+        test; a test that could not run has one row without a value. ``weighted_by`` says what heads count with, ``layers`` has
+        the mean in each layer, and ``by_answer``, ``by_answer_low`` and ``by_answer_high`` the same with heads weighted by A1's
+        mass on the answer. The table shows the two if any estimate is a mean over heads.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     listed = list(verdicts) if isinstance(verdicts, (list, tuple)) else []
     if not listed or not all(isinstance(verdict, Verdict) for verdict in listed):
         raise DiffscopeError("a board is a list of verdicts, as diffscope.hypotheses.test gives it; hand that over")
-    records = [record for verdict in in_order(listed) for record in _records(verdict)]
+    records = [{"number": number} | each for number, verdict in enumerate(in_order(listed)) for each in _records(verdict)]
     columns = _columns(views=any(record["weighted_by"] for record in records))
     caption = (
         f"Verdicts of declared tests. {LEGEND} {_brackets(records)}Answer: yes or no "
@@ -53,7 +53,7 @@ def board(verdicts: Sequence[Verdict]) -> Table:
     )
     reasons = dict.fromkeys(record["why"] for record in records if record["why"])
     notes = (f"Undefined. {'; '.join(reasons)}.",) if reasons else ()
-    return Table.of("board", records, columns, caption, notes, group="test")
+    return Table.of("board", records, columns, caption, notes, group="number")
 
 
 def _brackets(records: Sequence[dict]) -> str:

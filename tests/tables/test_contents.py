@@ -176,6 +176,8 @@ def test_a_board_has_every_quantity_of_every_test():
     assert {"NC", "SP", "SH", "of", "a2_cost"} <= set(table.data) and "Silent: it predicts nothing here" in table.caption
     assert set(table.data["test"]) == {verdict.test.id for verdict in verdicts}
     assert "95 % interval, as planted. Answer: " in table.caption
+    of_two_models = tables.board([first, first])
+    assert [row[0] for row in of_two_models.rows].count(first.test.id) == of_two_models.data["number"].nunique() == 2
     quantity = next(iter(first.estimates))
     crossed = replace(first.estimates[quantity], interval="seeds and prompts, crossed")
     changed = [replace(first, estimates={**first.estimates, quantity: crossed}), *(one for one in verdicts if one is not first)]
