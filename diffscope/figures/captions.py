@@ -55,6 +55,8 @@ def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
         facts.append(f"λ {lam}" if isinstance(lam, str) else minus(f"λ = {float(lam):.3f}"))
     seen = attrs.get("caption") or about or attrs.get("long_name") or attrs.get("value") or attrs.get("y") or ""
     sentences = [str(seen).rstrip("."), "; ".join(facts)]
+    if cut := _cut(data):
+        sentences.append(f"{counted(cut, 'end')} of ranges beyond the axis {'is' if cut == 1 else 'are'} drawn at its end")
     if attrs.get("signs"):  # of weights that are summed by size
         sentences.append(str(attrs["signs"]).rstrip("."))
     if style.get("contrast") == "sqrt":
@@ -62,6 +64,15 @@ def caption_of(data: xr.Dataset, about: str, style: dict[str, Any]) -> str:
     if boxes := lacking("".join(map(visible, _texts(data)))):
         sentences.append(f"□ stands for characters that no font of this machine has: {boxes[:SHOWN]}")
     return " ".join(f"{_begun(sentence)}." for sentence in sentences if sentence)
+
+
+def _cut(data: xr.Dataset) -> int:
+    """Return how many ends of ranges are beyond the ends that were chosen for the vertical axis."""
+    if not data.attrs.get("within") or "low" not in data:
+        return 0
+    least, most = data.attrs["within"]
+    ends = data[["low", "high"]].where(data["low"] < data["high"]).to_array()
+    return int(((ends < least) | (ends > most)).sum())
 
 
 def _begun(sentence: str) -> str:
