@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import cycle
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import xarray as xr
@@ -29,6 +30,10 @@ from diffscope.figures.line_data import (
 )
 from diffscope.figures.print_layout import ROW, canvas, entry_widths, finish_print, legend_below, legend_height, log_axis
 
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.container import Container
+
 LABELS = 18  # of categories that fit below a figure
 TALLEST = 2.2  # inches of a row of panels
 NARROWEST = 1.3  # inches of a panel: of narrower ones there are several rows
@@ -37,6 +42,7 @@ TICK = 0.3  # inches from one numbered tick to the next
 SLANTED = 0.3  # inches that turned labels take below a panel
 MARKERS = ("o", "s", "D", "P", "X", "p")  # a colour each, for grey print; triangles are points beyond what is drawn
 HATCHES = ("", "/////", ".....", "\\\\\\\\\\", "xxxxx", "-----")  # of bars that are as dark as others
+Entries: TypeAlias = "list[tuple[Artist | Container, str]]"  # what a legend shows of lines and bars, and their words
 IN_PRINT = {"solid": "-", "dash": "--", "dot": ":"}
 
 
@@ -72,12 +78,14 @@ def in_print(
     figure = canvas(width, rows * tall + (0.0 if free else legend_height(named, width)))
     grid = figure.subplots(rows, columns, sharey=scale == "shared", squeeze=False)
     ticks = np.asarray(places, float) if numbers else np.arange(len(places), dtype=float)
+    entries: Entries = []
     for number, ax in enumerate(grid.flat):
         if number >= len(panels):
             ax.set_axis_off()
             continue
-        _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, highlight, extremes)
-        _print_references(ax, dataset)
+        drawn = _bars_or_lines(ax, dataset.isel(panel=number), ticks, colours, style, highlight, extremes)
+        references = _print_references(ax, dataset)
+        entries = entries or [*references, *drawn]
         ax.set_title(for_print(panels[number]))
         if number >= len(panels) - columns:
             ax.set_xlabel(for_print(dataset.attrs["x"]))
@@ -95,7 +103,7 @@ def in_print(
             ax.set_xticks([], minor=True)
     for row in grid:
         row[0].set_ylabel(for_print(dataset.attrs["y"]))
-    handles, labels = _entries(grid[0, 0], colours, factors)
+    handles, labels = _entries(entries, colours, factors)
     if others and highlight and len(colours) > len(highlight):
         handles, labels = [*handles, grid[0, 0].lines[0]], [*labels, for_print(others)]
     if free:
@@ -119,15 +127,14 @@ def _fits(labels: Sequence[str], width: float, height: float) -> bool:
     return bool(labels) and max(entry_widths(labels)) <= 0.85 * width and ROW * len(labels) <= 0.7 * height
 
 
-def _entries(ax, series: Sequence[str], factors: Factors | None) -> tuple[list, list[str]]:
+def _entries(drawn: Entries, series: Sequence[str], factors: Factors | None) -> tuple[list, list[str]]:
     """Return the lines of a legend and their words: with factors, a line for each first and each second part of a label."""
     from matplotlib.lines import Line2D
 
-    handles, labels = ax.get_legend_handles_labels()
     if factors is None:
-        return handles, labels
+        return [handle for handle, _ in drawn], [label for _, label in drawn]
     firsts, seconds = factors
-    handles_by_label = dict(zip(labels, handles))
+    handles_by_label = {label: handle for handle, label in drawn}
     others = {words: handle for words, handle in handles_by_label.items() if words not in set(map(for_print, series))}
     entries = {
         for_print(first): handles_by_label[for_print(name)]
@@ -139,12 +146,15 @@ def _entries(ax, series: Sequence[str], factors: Factors | None) -> tuple[list, 
     return list(together.values()), list(together)
 
 
-def _print_references(ax, dataset: xr.Dataset) -> None:
-    """Draw the reference lines of one panel."""
+def _print_references(ax, dataset: xr.Dataset) -> Entries:
+    """Draw the reference lines of one panel, and return them with their words."""
+    look = {"color": theme.MUTED, "lw": 0.6}
+    drawn = []
     if words := dataset.attrs["diagonal"]:
-        ax.plot(ends_of(dataset), ends_of(dataset), color=theme.MUTED, lw=0.6, ls="--", label=for_print(words))
+        drawn.append((*ax.plot(ends_of(dataset), ends_of(dataset), ls="--", **look), for_print(words)))
     for (words, value), line in zip(dataset.attrs["references"].items(), cycle(("--", ":", "-."))):
-        ax.axhline(value, color=theme.MUTED, lw=0.6, ls=line, label=for_print(words))
+        drawn.append((ax.axhline(value, ls=line, **look), for_print(words)))
+    return drawn
 
 
 def _apart(ticks: np.ndarray, width: float) -> bool:
@@ -194,8 +204,9 @@ def _bars_or_lines(
     style: str,
     highlight: Sequence[str],
     extremes: Sequence[str],
-) -> None:
-    """Draw all series of one panel, (series, x)."""
+) -> Entries:
+    """Draw all series of one panel, (series, x), and return what is drawn of those that a legend names."""
+    drawn = []
     count = len(colours)
     markers = marker_numbers(colours, {} if highlight else rounds_of(part))
     dashes, hatches = dashes_of(part), hatch_numbers(colours)
@@ -224,11 +235,11 @@ def _bars_or_lines(
         if style == "stacked":
             bottom = np.where(values < 0, below, above)
             look = {"color": colour, "edgecolor": theme.PAPER, "lw": 0.4, "hatch": hatch}
-            ax.bar(places, values, 0.8, bottom=bottom, label=label, **look)
+            handle = ax.bar(places, values, 0.8, bottom=bottom, label=label, **look)
             above += np.nan_to_num(np.maximum(values, 0))
             below += np.nan_to_num(np.minimum(values, 0))
         elif style == "bars":
-            ax.bar(
+            handle = ax.bar(
                 places + 0.8 * aside,
                 values,
                 0.8 / count,
@@ -239,15 +250,18 @@ def _bars_or_lines(
             )
         elif style == "lines":
             line = IN_PRINT[dashes[name]]
-            look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6, "label": label}
+            look = {"ls": line, "marker": marker, "ms": 2.6 if line == "-" else 1.6, "elinewidth": 0.6}
             if highlight and name not in highlight:
-                look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5, "label": None}
+                look |= {"lw": 0.6, "ms": 1.2, "alpha": 0.5}
             elif highlight:
                 look |= {"lw": 1.6 if highlight[0] == name else 1.2, "zorder": 3}
-            ax.errorbar(places, values, color=colour, **look, **ends)
+            handle = ax.errorbar(places, values, color=colour, **look, **ends)
         else:
             hollow = {} if dashes[name] == "solid" else {"mfc": "none", "mew": 0.7}
-            _points(ax, series, places + offset, {"color": colour, "marker": marker, "label": label} | hollow | ends)
+            handle = _points(ax, series, places + offset, {"color": colour, "marker": marker} | hollow | ends)
+        if label and (not highlight or name in highlight):
+            drawn.append((handle, label))
+    return drawn
 
 
 def _filled(colour: str, hatch: str) -> dict:
@@ -268,11 +282,12 @@ def _parted(places: np.ndarray, aside: float) -> np.ndarray:
     return places + 0.12 * aside * np.diff(np.unique(places)).min(initial=np.inf) if len(places) > 1 else places
 
 
-def _points(ax, part: xr.Dataset, places: np.ndarray, look: dict) -> None:
-    """Draw one series of one panel, (x,), as points; those beyond what is drawn as triangles at its end."""
+def _points(ax, part: xr.Dataset, places: np.ndarray, look: dict) -> Container:
+    """Draw one series of one panel, (x,), as points, which are returned; those beyond what is drawn as triangles at its end."""
     values = shown(part, "value")
     places = part["at"].values if "at" in part else places
     side = np.nan_to_num(beyond(part))
-    ax.errorbar(places, np.where(side == 0, values, np.nan), ls="", ms=2.6, elinewidth=0.6, **look)
+    points = ax.errorbar(places, np.where(side == 0, values, np.nan), ls="", ms=2.6, elinewidth=0.6, **look)
     for arrow, outside in (("v", side < 0), ("^", side > 0)):
         ax.plot(places[outside], values[outside], color=look["color"], ls="", marker=arrow, ms=3.2, mfc="none", mew=0.7)
+    return points

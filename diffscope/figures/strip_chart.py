@@ -95,15 +95,18 @@ def in_print(dataset: xr.Dataset, width: float, title: str | None = None):
         ax.axhline(0, color=theme.MUTED, lw=0.5, zorder=1)
     if dataset.attrs["joined"]:
         ax.plot(*_lines(dataset), color=theme.RULE, lw=0.5, zorder=1)
-    for number, (name, colour) in enumerate(colours_of(dataset).items()):
+    drawn = []  # also of labels that begin with "_", which matplotlib leaves out
+    colours = colours_of(dataset)
+    for number, colour in enumerate(colours.values()):
         strip = dataset.isel(series=number)
         marker = MARKERS[number % len(MARKERS)]
-        ax.scatter(strip["at"].values, strip["value"].values, s=8, c=colour, marker=marker, lw=0, label=for_print(name), zorder=2)
+        look = {"s": 8, "c": colour, "marker": marker, "lw": 0, "zorder": 2}
+        drawn.append(ax.scatter(strip["at"].values, strip["value"].values, **look))
     ax.set_xticks(range(dataset.sizes["x"]), [for_print(str(label)) for label in dataset["x"].values])
     ax.set_xlabel(for_print(dataset.attrs["x"]))
     ax.set_ylabel(for_print(dataset.attrs["y"]))
     ax.yaxis.grid(True)
-    legend_below(figure, *ax.get_legend_handles_labels(), width)
+    legend_below(figure, drawn, [for_print(name) for name in colours], width)
     finish_print(figure, title)
     return figure
 

@@ -141,3 +141,12 @@ def test_no_two_of_many_series_look_alike():
         in_print = {(line.get_marker(), line.get_color(), line.get_linestyle()) for line in drawn}
         assert len(on_screen) == len(in_print) == 14
     assert len({line.line.dash for line in figures.curves(plain, x="x", series="series").plotly().data}) == 2
+
+
+@pytest.mark.parametrize("style", ["lines", "points", "bars", "stacked"])
+def test_a_label_that_begins_with_an_underscore_is_in_the_legend(style):
+    names = ["_run3", "run"]
+    values = xr.DataArray(np.ones((2, 2)), {"side": names, "layer": [0, 1]}, ("side", "layer"))
+    drawn = figures.curves(values, series="side", style=style, references={"_chance": 0.5})
+    assert legend_of(drawn) == ["_chance", *names]
+    assert legend_of(figures.strips(values.expand_dims(head=[0, 1]))) == names
