@@ -24,7 +24,7 @@ from diffscope.figures.values import cells
 from diffscope.numbers import listed
 
 Window = slice | tuple[int, int] | int
-Heads = Sequence[int] | Literal["all"]
+Heads = int | Sequence[int] | Literal["all"]
 Contrast = Literal["sqrt", "linear"]
 
 
@@ -61,7 +61,7 @@ def maps(
         As the model numbers it, by default its first; of a comparison also one for each model.
     head : int, optional
         By default the first; of a comparison also one for each model.
-    layers, heads : sequence of int or "all", optional
+    layers, heads : int, sequence of int or "all", optional
         A grid instead: one map of each of these heads, a row a layer and a column a head, all on one scale; of a comparison the
         grids of both models side by side. Where one of the two is not given it is "all".
     queries, keys : slice, (start, stop) or int, optional

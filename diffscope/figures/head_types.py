@@ -58,9 +58,10 @@ def head_types(
     estimates = estimates_of(subject, "is_type", "diffscope.readings.head_types(scope)")
     first = next(iter(estimates.values()))
     text = str(first["text"].values[0]) if text is None else text
-    check_choice("text", text, first["text"].values)
-    if head_type is not None:
-        check_choice("head type", head_type, first["type"].values)
+    for table in estimates.values():
+        check_choice("text", text, table["text"].values)
+        if head_type is not None:
+            check_choice("head type", head_type, table["type"].values)
     chosen = {name: _chosen(table, text, head_type) for name, table in estimates.items()}
     panels = {
         str(map) if len(chosen) == 1 else f"{name}, {map}": (table["score"] if head_type else by_head(table["score"])).sel(

@@ -13,15 +13,16 @@ from diffscope.attention.layer import LayerAttention
 from diffscope.attention.maps import present, title_of
 from diffscope.capture.captions import edits_of
 from diffscope.capture.capture import Capture
-from diffscope.errors import DiffscopeError, check_index
+from diffscope.errors import DiffscopeError
 from diffscope.figures import theme
 from diffscope.figures.escaping import for_html, for_print, short_name
 from diffscope.figures.figure import Chart
 from diffscope.figures.inputs import layer_at, visible_cells, window, window_said
 from diffscope.figures.print_layout import canvas, lines_of, screen_bar, screen_title
 from diffscope.numbers import head_name
+from diffscope.prompts.selection import indices_among
 
-Choice = Sequence[int] | Literal["all"] | None
+Choice = int | Sequence[int] | Literal["all"] | None
 SIZE = 64  # bins a side
 GAP = 0.08  # between pictures, of their width
 BETWEEN = 0.5  # between models
@@ -116,11 +117,10 @@ def drawn_of(attention: LayerAttention, name: str) -> str:
 def _chosen(what: str, choice: Choice, numbers: Sequence[int]) -> list[int]:
     if choice is None or (isinstance(choice, str) and choice == "all"):
         return list(numbers)
-    if isinstance(choice, str) or not len(list(choice)):
+    chosen = () if isinstance(choice, str) else indices_among(what, choice, numbers)
+    if not chosen:
         raise DiffscopeError(f'{what}s are numbers, such as [0, 2], or "all"; not {choice!r}')
-    for number in choice:
-        check_index(what, number, list(numbers))
-    return list(choice)
+    return list(chosen)
 
 
 def _listed(lengths: set[int]) -> str:

@@ -157,10 +157,11 @@ def window(choice, n: int, name: str) -> slice:
         start = int(choice) % n if -n <= choice < n else n
         choice = slice(start, start + 1)
     elif isinstance(choice, (tuple, list)) and len(choice) == 2:
-        choice = slice(int(choice[0]), int(choice[1]))
-    if not isinstance(choice, slice):
-        raise DiffscopeError(f"{name} must be a slice or (start, stop), not {choice!r}")
-    start, stop, step = choice.indices(n)
+        choice = slice(*choice)
+    try:
+        start, stop, step = choice.indices(n)
+    except (AttributeError, TypeError, ValueError):  # no slice, or one of something else
+        raise DiffscopeError(f"{name} must be a slice or (start, stop) of whole numbers, not {choice!r}") from None
     if step != 1 or stop <= start:
         raise DiffscopeError(f"{name} {choice.start}:{choice.stop} holds no position of the prompt's {n} tokens")
     return slice(start, stop)
@@ -178,10 +179,10 @@ def window_said(queries: slice, n_queries: int, keys: slice, n_keys: int) -> str
 
 def position_of(query: int | str, n: int) -> int:
     """Return a query of a prompt of n tokens, from 0: "last", or a position, from the end if it is negative; refuse others."""
-    query = -1 if is_last(query) else query
-    if isinstance(query, str) or not -n <= query < n:
-        raise DiffscopeError(f"there is no token {query}: the prompt has {n}")
-    return query % n
+    position = -1 if is_last(query) else query
+    if not isinstance(position, (int, np.integer)) or not -n <= position < n:
+        raise DiffscopeError(f"there is no token {query}: the prompt has {n}; give one position, or 'last'")
+    return int(position) % n
 
 
 def with_readable_tokens(data: xr.Dataset, cap: Capture, layer: LayerAttention) -> xr.Dataset:

@@ -162,6 +162,9 @@ def test_a_board_shows_what_is_judged_in_units_of_what_matters(cap):
         and "\\u003cquantity" not in shown
         and "&lt;quantity 4&gt;" in shown
     )
+    again = {**verdicts()[0], "verdicts": dict.fromkeys(FOR_NC, "open")}
+    both = figure("board", [verdicts()[0], again]).plotly().layout.annotations  # of another model
+    assert [note.text for note in both if note.text in ("for", "open")] == ["for", *["open"] * 3]
     with pytest.raises(DiffscopeError, match="of verdicts"):
         figure("board", cap)
     with pytest.raises(DiffscopeError, match="no test of this board has numbers"):
@@ -298,6 +301,8 @@ def test_points_beyond_the_ends_stand_there_and_tell_their_value(log):
     assert (drawing.layout.shapes[0].y0, drawing.layout.shapes[0].y1) == (0, 0.6)
     (axes,) = figures.curves(values, **options, at=at, diagonal="same").matplotlib().axes
     assert axes.get_ylim()[1] < 3  # not the 90
+    ranged = figures.curves(values, **options, low=values - 0.2, high=values.where(values != 1.5, 20))
+    assert "4 ends of ranges beyond the axis are drawn at its end." in ranged.caption
     assert figures.curves(values, **options).matplotlib()
 
 
@@ -426,6 +431,8 @@ def test_a_figure_of_a_capture_is_of_nothing_else():
         {"queries": (5, 5)},
         {"keys": (40, 50)},
         {"queries": "all"},
+        {"queries": ("a", "b")},
+        {"keys": 1.5},
         {"venue": "nature"},
         {"contrast": "log"},
         {"scale": "mine"},
@@ -509,6 +516,9 @@ def test_a_row_is_a_row_of_the_map(cap):
     data = figure("row", cap, layer=2, head=0, query=12).data
     np.testing.assert_allclose(data["D"].values[:13], cap.map("D", 2, 0).values[12, :13], atol=1e-6)
     assert all(values[13:].isnull().all() for values in data.data_vars.values())  # which the query does not see
+    for query in (None, [1]):
+        with pytest.raises(DiffscopeError, match="there is no token"):
+            figure("row", cap, query=query)
     assert figure("row", cap).plotly().layout.yaxis.tickformat == "~g"  # by which small weights are no 0
     up, down, left = figure("row", cap, layer=2, head=0, query=12).plotly().data
     np.testing.assert_allclose(np.add(up.y, down.y), left.y, atol=1e-6)

@@ -15,6 +15,8 @@ from diffscope.readings.logits import OTHER
 from diffscope.readings.map_structure import NEXT
 from diffscope.tasks import examples
 
+TEXTS = xr.Dataset({"is_type": ("text", [0, 0])}, {"text": ["random tokens", "prompts"]})
+
 
 @pytest.fixture(scope="module")
 def retrieval(mini_diff, mini_standard):
@@ -321,6 +323,10 @@ def test_a_training_is_drawn_of_captures_by_step(mini_capture):
         (
             lambda mini_capture, found: figures.signal_to_noise(mini_capture, quantity="snr"),
             "no quantity 'snr'; choose from gain",
+        ),
+        (
+            lambda mini_capture, found: figures.head_types({"a": TEXTS, "b": TEXTS.isel(text=[1])}),
+            "no text 'random tokens'; choose from prompts",
         ),
         (
             lambda mini_capture, found: figures.patching(dict.fromkeys("ab", xr.Dataset({"lead_of_source": 0.0}))),

@@ -125,7 +125,7 @@ def test_a_grid_shows_each_head_of_each_model_on_one_scale():
     everything = figures.maps(pair, layers="all").data["map"]
     assert everything.sizes["layer"] == 3 and np.isnan(everything.sel(layer=2)[1]).all()  # the second model has no such layer
     assert len(figures.maps(pair, layers="all").plotly().data) == 2 * (3 + 2)
-    alone = figures.maps(diff, heads=[0], names=["lambda_A2"])
+    alone = figures.maps(diff, heads=0, names=["lambda_A2"])
     assert alone.data.sizes["layer"] == 3 and float(alone.data["map"].min()) >= 0
 
 
@@ -133,6 +133,7 @@ def test_a_grid_shows_each_head_of_each_model_on_one_scale():
     "choices, words",
     [
         ({"layers": [0, 9]}, "no layer 9"),
+        ({"layers": 9}, "no layer 9"),
         ({"heads": "every"}, 'or "all"'),
         ({"heads": []}, 'or "all"'),
         ({"layers": "all", "names": ["A1", "D"]}, "a grid is of one map, not of 2"),
