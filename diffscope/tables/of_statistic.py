@@ -24,7 +24,7 @@ def statistic(values: xr.DataArray, over: Sequence[str] | str = ("query", "head"
     """Tabulate one statistic: maps side by side, everything else down the rows.
 
     Single positions, decibels and pairs of heads stand as they are. An average over sampled queries has its standard error beside
-    it, and the caption counts the values that an average leaves out.
+    it. The caption says which labels were selected, such as the query, and counts the values that an average leaves out.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def statistic(values: xr.DataArray, over: Sequence[str] | str = ("query", "head"
     Returns
     -------
     Table
-        ``data`` has a row a row, and a column a map.
+        ``data`` has a row a row, and a column a map; labels that were selected are columns, too.
 
     Raises
     ------
@@ -65,8 +65,10 @@ def statistic(values: xr.DataArray, over: Sequence[str] | str = ("query", "head"
     steps = f", {average.attrs['averaged']} over {', then '.join(words)}" if words else ""
     bound = f", error of a row below {average.attrs['error_bound']:.1g}" if "error_bound" in average.attrs else ""
     notes = [f"({average.attrs[key]})" for key in ("why", "estimated", "unknown") if key in average.attrs]
-    records = [{str(name): value for name, value in record.items()} for record in frame.to_dict("records")]
-    return Table.of("statistic", records, columns, f"{values.name}{units}{steps}{bound}", notes)
+    chosen = {str(name): label.item() for name, label in average.coords.items() if not label.dims}
+    at = "".join(f", {name} {label}" for name, label in chosen.items())
+    records = [chosen | {str(name): value for name, value in record.items()} for record in frame.to_dict("records")]
+    return Table.of("statistic", records, columns, f"{values.name}{units}{at}{steps}{bound}", notes)
 
 
 def average_of(values: xr.DataArray, over: Sequence[str]) -> Average:

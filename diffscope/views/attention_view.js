@@ -15,7 +15,8 @@ const HEADS = { hint: "for other heads", help: "arrows choose the head beside th
 const CELLS = { hint: "to read its neighbours", help: "arrows read the queries above and below, and the keys on either side" };
 const SCALE_HELP = `How a weight becomes a colour. Linear: in proportion; root: by its square root, which makes small weights look larger; log:
 four decades; share of row: by the root of |x| / Σ|x|. All maps share one scale. What is read at the pointer are weights in any case.`;
-const ROBUST_HELP = "End the colours where one value in two hundred goes on; those have the strongest colour";
+const ROBUST_HELP =
+  "End the colours where one value in two hundred, apart from those of the first key, goes on; those have the strongest colour";
 const PARTS_HELP = "Show the maps that D is made of, below it";
 const A2_HELP = "Show A₂ before it is scaled by λ, too";
 const SINK_HELP = "Show the first key, which often takes most of a row; of a long prompt the first bin";
@@ -310,9 +311,9 @@ class View {
     this.dark = isDark(this.root);
     this.root.style.colorScheme = this.dark ? "dark" : "light";
     this.ramps = rampsOf(this.data.look, this.dark);
-    const { robust, scale } = this.options;
+    const { robust, sink, scale } = this.options;
     const end = SCALES[scale].shares ? `${percent(this.limit)} of the row` : `±${number(this.limit)}`;
-    const most = robust ? "; one value in 200 is larger" : "";
+    const most = robust ? `; one value in 200 is larger${sink ? ", apart from the first key" : ""}` : "";
     const window = this.part ? " in this window" : "";
     const group = this.together > 1 ? ` of all ${this.together} views` : "";
     const maps = this.mode === "maps" ? this.drawings.maps.panels.map(({ short }) => short) : [];

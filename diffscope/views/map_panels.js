@@ -52,8 +52,9 @@ class MapPanels {
     map.setAttribute("aria-label", `${title}, queries down and keys across`);
     const over = element("canvas", { position: "absolute", left: 0, top: 0, cursor: "crosshair" });
     const edge = (title) => element("canvas", { display: "block" }, { title, "aria-hidden": "true" });
-    const entropy = edge("entropy of each query's row");
-    const received = edge("what each key receives from all queries");
+    const own = "this strip goes to its own largest value in the window";
+    const entropy = edge(`entropy of each query's row; ${own}`);
+    const received = edge(`what each key receives from all queries; ${own}`);
     const [rows, columns] = [edge("queries"), edge("keys")];
     const [beside, beneath] = [edge("spans of queries"), edge("spans of keys")];
     beside.dataset.spans = beneath.dataset.spans = name;

@@ -193,6 +193,7 @@ def test_one_statistic_has_its_maps_side_by_side_and_counts_what_it_leaves_out(s
     np.testing.assert_allclose(table.data["D"], expected)
     by_head = tables.statistic(measured["entropy"].isel(query=[-1]), over="query")
     assert len(by_head.rows) == expected.size * measured.sizes["head"] and "over" not in by_head.caption
+    assert by_head.caption.startswith("entropy [nats], query 7") and set(by_head.data["query"]) == {7}
     of_all = tables.statistic(measured["entropy"], over=("query", "head", "layer"))
     np.testing.assert_allclose(of_all.data["D"], [expected.mean()])
     assert len(tables.statistic(measured["entropy"].sel(map="D"), over=("query", "head", "layer")).rows) == 1
