@@ -87,9 +87,14 @@ function percent(share) {
   return share < 0 ? `−${percent(-share)}` : `${Number((100 * share).toPrecision(3))} %`;
 }
 
-// Whitespace as figures show it.
+// Whitespace and control characters as figures show them (diffscope/figures/escaping.py).
 const VISIBLE = { " ": "·", "\n": "↵", "\t": "⇥", "\r": "⇤", "\u00a0": "⍽" };
-const visible = (text) => text.replace(/[ \n\t\r\u00a0]/g, (letter) => VISIBLE[letter]) || "∅";
+const visible = (text) => text.replace(/[ \u00a0\p{C}\p{Zl}\p{Zp}]/gu, (letter) => VISIBLE[letter] ?? escaped(letter)) || "∅";
+
+function escaped(letter) {
+  const code = letter.codePointAt(0);
+  return code > 0xff ? `\\u${code.toString(16).padStart(4, "0")}` : `\\x${code.toString(16).padStart(2, "0")}`;
+}
 
 // A token as an axis names it: short, its whitespace visible.
 function named(text) {
