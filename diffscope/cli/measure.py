@@ -263,7 +263,7 @@ def _show_tables(measured, source, over_heads, signs):
         table = statistic(values, ["query", "head"] if over_heads else ["query"])
         for line in (table.caption, *table.notes):
             say(line)
-        show_table([*table.data], table.data.itertuples(index=False))
+        show_table(table.header, table.data[[*table.header]].itertuples(index=False))
         if name == "span_mass" and signs:
             say(signs)
         elif sums_sizes(values):
