@@ -18,13 +18,14 @@ from diffscope.storage.statistics import open_statistics
 from studies.committed import ROOT
 from studies.subtraction import evidence, gates
 from studies.subtraction.pages import DIFF, over_heads, subtracted, trained, whole_lengths
-from studies.subtraction.primaries import PARTS, log_odds_of_runs, onsets, share_of_seeds
+from studies.subtraction.primaries import PARTS, held_out_loss, log_odds_of_runs, onsets, share_of_seeds
 from studies.subtraction.reproduce import EVIDENCE, REPORT
 from studies.subtraction.train import recipe_of
 
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 DESIGN = (  # what is declared
     "max(A1 − λ·A2, 0)", "max(·, 0)", "96 to 512 tokens", "all but `standard` | 8 | 702,528 |", "`standard` | 6 | 1,360,512 |",
+    "ten of the 24 runs", "half a nat",
 )  # fmt: skip
 FIRST_STUDY = ("yes (0.06)", "Does λ = 1 do", "if it is 1 throughout", "1.1, 0.4 and 0.6 by layer", "fixed at 1, all six")
 NAMES = (  # of parts, seeds and layers, and 0 as no effect
@@ -320,7 +321,6 @@ def of_tied(part, strong):
     assert (strong["copy_log_odds"].sel(arm="standard") - strong["copy_log_odds"].sel(arm=DIFF)).mean() < 0 < behind.mean()
     return (
         f"{count(c > start)} of {seeds} models keep λ above its start, and take",
-        f"next to nothing ({fixed(told.mean(), 2)} nats on average)",
         f"the first token has {fixed(dormant.sel(map='A1').mean(), 2)} of A1. "
         f"Of A2 it has {fixed(dormant.sel(map='A2').mean(), 2)}, "
         f"but in {count(dormant.sel(map='A2') <= uniform)} of {seeds} models no more than uniform attention would give it "
@@ -346,6 +346,113 @@ def of_tied(part, strong):
     )
 
 
+def of_text(part):
+    """What is said of the part text."""
+    recipe = recipe_of("text")
+    (stage,) = recipe.stages
+    ((rows, length),) = stage.shapes
+    loss = held_out_loss(part)
+    runs, seeds = part.sizes["arm"] * part.sizes["seed"], part.sizes["seed"]
+    assert (runs, len(part["rate_tried"]), max(recipe.tuning.rates)) == (18, 2, float(part["rate"].sel(arm=DIFF)))
+    apart = loss.sel(arm=DIFF) - loss  # (seed, arm)
+    early = part["held_out_loss"].sel(step=100).mean("seed")
+    others = {arm: within(apart.sel(arm=arm), 3) for arm in ("plus", "standard-norm")}
+    margin = PARTS["text"].tests[0].quantities["difference"].margin
+    assert max(map(abs, students_t(apart.sel(arm="plus").values)[0])) < margin
+    return (
+        f"Each read {stage.steps * rows * length / 1e6:.1f} million tokens",
+        f"planted in {percent(stage.planted)} of the windows",
+        f"over {recipe.tuning.steps} steps. For all three arms",
+        f"({others['plus'][0]} nats, {others['plus'][1]})",
+        f"{others['plus'][0]} nats a token ({others['plus'][1]}), so neither is better by as much as matters ({margin:g} nats)",
+        f"`standard-norm` is {others['standard-norm'][0]} nats ({others['standard-norm'][1]})",
+        f"at step 100 its loss is {fixed(early.sel(arm='plus') - early.sel(arm=DIFF), 2)} nats below that of `plus` and "
+        f"{fixed(early.sel(arm='standard-norm') - early.sel(arm=DIFF), 2)} below",
+        f"prompts of {evidence.LENGTH['text']} tokens with {evidence.DISTRACTORS // 4} distractors",
+        *of_last_layer(part.sel(arm=DIFF)),
+        *of_signs(part),
+        *of_planted(part),
+        f"In {count((part['snr_first_ahead'] < 0).sel(arm=DIFF))} of {WORDS[seeds]} DIFF models A2",
+    )
+
+
+def of_last_layer(diff):
+    """Where the answer is read in DIFF's language models."""
+    last = diff.isel(layer=-1)
+    layer = int(last["layer"])
+    by_a2 = last["snr_first_ahead"] < 0  # (seed,)
+    seeds = listed([str(int(seed)) for seed in last["seed"][by_a2.values]])
+    cost, signs = last["lost_without_a2"], last["lost_without_signs"]
+    ahead, gain, over = (diff[name] for name in ("snr_first_ahead", "signal_to_noise_gain", "gain_over_uniform"))
+    tells = diff["tells"].sum(("layer", "head"))
+    assert bool((tells == 1).all()) and bool((over.where(by_a2, drop=True) > 0.8 * gain.where(by_a2, drop=True)).all())
+    assert bool((diff["lost_without_a2"].sel(layer=0) < 0.03).all()) and bool((cost.where(~by_a2, drop=True) < 0.8).all())
+    looks = diff["previous_token_a1"].max("head").mean("seed")
+    mean_gain, about_gain = within(gain, 0)
+
+    def span(values, digits=0):
+        kept = values.dropna("seed")
+        return f"{fixed(kept.min(), digits)} to {fixed(kept.max(), digits)}"
+
+    return (
+        f"**In {count(by_a2)} of {WORDS[by_a2.size]} DIFF models A2 of the last layer carries the answer.**",
+        f"In seeds {seeds} it rises by {span(cost.where(by_a2), 1)} nats without A2 of layer {layer}, and by "
+        f"{span(signs.where(by_a2), 1)} without the negative weights there; in the other {count(~by_a2)} by less than 0.8",
+        f"A2 costs less than 0.03 in all {WORDS[by_a2.size]}",
+        f"heads of layers 1 and 2 look at it with A1, those that do so most with {fixed(looks.sel(layer=1), 2)} and "
+        f"{fixed(looks.sel(layer=2), 2)} of its weight",
+        f"In seeds {seeds} the answer is in A2: the signal-to-noise ratio of λA2·V is {span(-ahead.where(by_a2))} dB above",
+        f"the ratio of the head by {span(gain.where(by_a2))} dB, nearly all",
+        f"in A1, {span(ahead.where(~by_a2))} dB ahead, and the subtraction changes the ratio by less than "
+        f"{bound(gain.where(~by_a2, drop=True), 0)} dB",
+        f"On average the gain is {mean_gain} dB ({about_gain})",
+    )
+
+
+def of_signs(part):
+    """What λ became in language models, and what adds."""
+    found = gates.read("text", trained(part))
+    ends = {arm: np.array([model["lambda"] for model in models]) for arm, models in found.items()}  # (seed, layer)
+    first = np.array([[model["along"][step][0] for step in ("0", "100")] for models in found.values() for model in models])
+    assert (first[:, 1].round(1) == 0.9).all() and (first[6:, 0] < 0).all() and (first[:6, 0] > 0).all()
+    plus, diff = ends["plus"], ends[DIFF]
+    of_first = np.concatenate([plus[:, 0], diff[:, 0]])
+    assert np.argwhere(plus < -1e6).tolist() == [[0, 3], [1, 2]]
+    adds = np.argwhere(diff[:, 1:] < 0)
+    assert set(adds[:, 1]) == {0}
+    edited = part.sel(arm="plus", seed=0, layer=3)
+    assert abs(float(edited["lost_without_signs"])) < 1e-3 and float(part["snr_first_ahead"].sel(arm="plus", seed=0)) < 0
+    right = part["exact_match"].mean(("length", "distractors", "prompt"))
+    return (
+        f"λ is {first[:, 1].mean():.1f} at step 100 in all {WORDS[len(first)]} models, also in the six that began below 0",
+        f"and ends between {fixed(of_first.min(), 2)} and {fixed(of_first.max(), 2)}",
+        f"DIFF adds in layer 1 of seeds {listed([str(seed) for seed in adds[:, 0]])}, and `plus` subtracts in "
+        f"{int((plus[:, 1:] > 0).sum())} of {plus[:, 1:].size} such layers",
+        "In seed 0 (layer 3) and seed 1 (layer 2) of `plus` λ ends below −1,000,000",
+        f"In seed 0 this layer carries the answer ({fixed(edited['lost_without_a2'], 1)} nats without A2, nothing",
+        f"that model answers {percent(float(right.sel(arm='plus', seed=0)))} right "
+        f"(DIFF: {percent(float(right.sel(arm=DIFF).mean()))})",
+        "in running text one model of six answers with a map that is added",
+    )
+
+
+def of_planted(part):
+    """When planted lookups are found, and how well they are answered."""
+    steps, odds = onsets(part), log_odds_of_runs(part)
+    limit = float(part["formation_limit"])
+    found = {arm: steps.sel(arm=arm) for arm in part["arm"].values}
+    ended = part["formation"].sel(arm="standard-norm").notnull()
+    lead = {arm: within(odds.sel(arm=DIFF) - odds.sel(arm=arm), 2) for arm in ("plus", "standard-norm")}
+    assert (limit, bool((found[DIFF] < limit).all())) == (4000, True)
+    reached = {arm: f"{float(at.min()):,.0f} to {float(at.max()):,.0f}" for arm, at in found.items()}
+    return (
+        f"DIFF answers 90 % at step {reached[DIFF]}, `plus` at {reached['plus']}, "
+        f"and {count(ended)} of {WORDS[ended.size]} models",
+        f"log-odds are {lead['standard-norm'][0]} nats above those of `standard-norm` ({lead['standard-norm'][1]}), and not "
+        f"told apart from those of `plus` ({lead['plus'][0]}, {lead['plus'][1]})",
+    )
+
+
 @pytest.fixture(scope="module")
 def phrases():
     """Everything that the report says with a number, as its evidence has it."""
@@ -357,9 +464,12 @@ def phrases():
         f"| {arms} | {parts[name].sizes['seed']} | {float(parts[name]['parameters'].sel(arm=DIFF)):,.0f} |"
         for name, arms in (("mechanism", "DIFF"), ("sinks", "all six"), ("sinks-tied", "all six"))
     ]
-    (left,) = PARTS.keys() - parts
+    assert PARTS.keys() == parts.keys()
+    ((name, left),) = [
+        (name, arm) for name, part in parts.items() for arm in recipe_of(name).arms if arm not in part["arm"].values
+    ]
     return (
-        f"One of {WORDS[len(PARTS)]} parts, `{left}`, is not trained yet",
+        f"One arm of {WORDS[len(PARTS)]} parts, `{left}` in `{name}`, is not trained yet",
         f"its removal costs less than {IDLE:.1f} nats",
         f"were trained at one learning rate, {rate:g}, but those of `standard-norm` in `lookup` ({other:g})",
         *sizes,
@@ -367,6 +477,7 @@ def phrases():
         *of_lookup(parts["lookup"]),
         *of_sinks(parts["sinks"]),
         *of_tied(parts["sinks-tied"], parts["sinks"]),
+        *of_text(parts["text"]),
     )
 
 
