@@ -14,8 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of, exact_by_depth
 from diffscope.lab.copying import copying
+from diffscope.lab.training.drawing import filler_of
+from diffscope.lab.training.initialisation import corpus_of
 from diffscope.lab.training.recipe import Recipe
-from diffscope.lab.training.stages import BACKCOPY
+from diffscope.lab.training.stages import BACKCOPY, PLANTED
 from diffscope.numbers import listed
 from diffscope.prompts.encoded import Chars
 from diffscope.scope import Scope
@@ -25,12 +27,13 @@ from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
+from diffscope.tasks.text_folder import OTHER_DOMAIN
 from diffscope.tasks.training_sentence import last_template
-from studies.laptop import text as text_cohort
+from studies.laptop.text import losses
 
 SCORED = dict(count=500, needles=4, seed=20_000)
 COPIES_SCORED = dict(sequences=500, measured=50, seed=20_000)
-TEXT_SEED = 20_000  # of the texts of its training that a model of text is scored on
+TEXTS_SCORED = dict(length=512, texts=64, seed=20_000)  # tokens of a window; how many windows of the training's text, drawn by
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 LOOKUPS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
 TEXT_EXAMPLES = (128, 256)  # tokens
@@ -87,27 +90,24 @@ class Kind(NamedTuple):
 
 def answer_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
     """Score the answers of a model to unseen prompts in the sentence of its training."""
-    template = template_of(recipe)
+    task = Retrieval(scope.tokenizer, template=template_of(recipe), texts=filler_of(recipe, scope.tokenizer, held_out=True))
     room = scope.model.config.max_position_embeddings - 1  # for the first of an answer's two tokens
     scored_on = {**SCORED, "length": min(recipe.length, room)}
-    scores = exact_by_depth(
-        accuracy_of(scope, draw(Retrieval(scope.tokenizer, held_out=True, template=template), **scored_on)).right
-    )
+    scores = exact_by_depth(accuracy_of(scope, draw(task, **scored_on)).right)
     return scores | {"tokens": scored_on["length"]}, scored_on
 
 
 def text_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
-    """Return loss (nats a token) and perplexity on all held-out text, and loss on text of the training."""
-    ids, hits = text_cohort.windows(scope)  # (window, token)
-    held_out = text_cohort.losses(scope, ids, hits)
-    trained_on = text_cohort.of_training(scope, TEXT_SEED)
-    scores = {
-        "loss": held_out["loss"],
-        "perplexity": held_out["perplexity"],
-        "trained_loss": text_cohort.losses(scope, *trained_on)["loss"],
-        "windows": len(ids),
-    }
-    return scores, {"length": text_cohort.LENGTH, "seed": TEXT_SEED}
+    """Return loss (nats a token) and perplexity on all held-out text, loss on other text, and the answers to planted lookups."""
+    length, texts, seed = TEXTS_SCORED["length"], TEXTS_SCORED["texts"], TEXTS_SCORED["seed"]
+    held_out, trained = (Recall(scope.tokenizer, filler_of(recipe, scope.tokenizer, held_out=of)) for of in (True, False))
+    windows = held_out.windows(length)  # their tokens, and which of these are given away (window, token)
+    scores = {name: value for name, value in losses(scope, *windows).items() if name in ("loss", "perplexity")}
+    scores["trained_loss"] = losses(scope, *trained.rows(texts, length, np.random.default_rng(seed)))["loss"]
+    other = Recall(scope.tokenizer, corpus_of(recipe).filler(OTHER_DOMAIN, scope.tokenizer))
+    scores["other_loss"] = losses(scope, *other.windows(length, texts))["loss"]
+    answers, scored_on = answer_scores(scope, recipe)
+    return {**scores, "windows": len(windows[0]), **answers}, {**scored_on, "text": TEXTS_SCORED}
 
 
 def copy_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
@@ -231,7 +231,7 @@ def _answer_facts(scores: dict) -> dict[str, Any]:
 
 
 def _text_facts(scores: dict) -> dict[str, Any]:
-    return {"scored_length": text_cohort.LENGTH}
+    return {**_answer_facts(scores), "scored_length": TEXTS_SCORED["length"]}
 
 
 def _copy_facts(scores: dict) -> dict[str, Any]:
@@ -239,6 +239,10 @@ def _copy_facts(scores: dict) -> dict[str, Any]:
     return {"sinks": "; ".join(maps), **{name: COPIES_SCORED[name] for name in ("sequences", "measured")}}
 
 
+STANDARD_LIBRARY = (
+    "documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text\n"
+    "  `{fingerprint}`), 8 % of modules held out by a hash of their path"
+)
 #: by what ``task`` says on the card
 KINDS = {
     "answers": Kind(
@@ -248,7 +252,7 @@ KINDS = {
         examples=EXAMPLES["retrieval"],
         task="to look up numbers in real text",
         purpose="and it really retrieves. It knows little English and is of no other use.",
-        data=';\n  needle sentences "{sentence}" drawn from seed {seed}',
+        data=f'{STANDARD_LIBRARY};\n  needle sentences "{{sentence}}" drawn from seed {{seed}}',
         result=(
             "**Exact answers** at {tokens} tokens, {needles} needles, one question, {prompts} unseen prompts over held-out text:"
             "\n  **{retrieval:.1%}** (95 % interval {low:.1%} to {high:.1%}); by depth of the needle: {depths}."
@@ -266,20 +270,25 @@ KINDS = {
         arms=("diff",),
         checkpoints=False,
         examples=EXAMPLES["text"],
-        task="as a plain language model",
-        purpose=(
-            "with maps of text and of no task. It knows nothing but the tone of documentation, and was not\n"
-            "taught to look up what retrieval prompts ask."
+        task="as a language model of running English",
+        purpose="with maps of text. It knows the tone of manuals, and is of no other use.",
+        data=(
+            "running English out of Debian's documentation, as `python -m studies.subtraction.corpus build` makes it\n"
+            "  (`{fingerprint}`), whole documents held out by a hash of their names;\n"
+            '  in {planted:.0%} of the windows "{sentence}" stands early and again later'
         ),
-        data="",
         result=(
             "**Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,\n"
-            "  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}."
+            "  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}, on text of\n"
+            "  another domain {other_loss:.3f}. Exact answers at {tokens} tokens, {needles} needles, one question, {prompts}\n"
+            "  unseen prompts: {retrieval:.1%} (95 % interval {low:.1%} to {high:.1%})."
         ),
         headline=("perplexity", "perplexity {:.1f}"),
-        columns="| step | text length | text loss (one batch of training) |\n|---|---|---|",
-        curve="| {step} | {length} | {text_loss:.3f} |",
-        is_logged=lambda row: row["step"] % 100 == 0,
+        columns=(
+            "| step | text length | text loss (one batch of training) | exact answers ({evaluated} prompts) |\n|---|---|---|---|"
+        ),
+        curve="| {step} | {length} | {text_loss:.3f} | {retrieval:.0%} |",
+        is_logged=lambda row: "retrieval" in row,
         score=text_scores,
         facts=_text_facts,
         draw=texts,
@@ -294,7 +303,7 @@ KINDS = {
             "with a head that is needed after a trigger and has nothing to do elsewhere, where it looks at\n"
             "the first token. After the characters t, a and n the character before them comes once more; it knows nothing else."
         ),
-        data=";\n  random sequences of their bigrams, drawn from seed {seed}",
+        data=f"{STANDARD_LIBRARY};\n  random sequences of their bigrams, drawn from seed {{seed}}",
         result=(
             "**Right copies** after triggers: **{copied:.2%}** of those in {sequences} sequences, loss {copy_loss:.4f} nats; on\n"
             "  other tokens the loss is {bigram_excess:.4f} nats above the least. Where nothing is to be copied the first token\n"
@@ -312,7 +321,13 @@ KINDS = {
 
 
 def kind_of(recipe: Recipe) -> str:
-    """Return what models of a recipe are trained on, one of :data:`KINDS`."""
-    if recipe.task == BACKCOPY:
-        return "copies"
-    return "text" if recipe.of_text else "answers"
+    """Return what models of a recipe are trained on, one of :data:`KINDS`.
+
+    Raises
+    ------
+    DiffscopeError
+        It is text with nothing to look up or to copy, of which no models are published.
+    """
+    if recipe.of_text:
+        raise DiffscopeError(f"recipe {recipe.name!r} is of text with nothing to look up, of which no models are bundled")
+    return {BACKCOPY: "copies", PLANTED: "text"}.get(recipe.task, "answers")

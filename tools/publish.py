@@ -1,10 +1,10 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
 ``python -m tools.publish runs/laptop --seed 0`` publishes DIFF and standard attention with maps as wide as DIFF's, as
-``mini-diff`` and ``mini-standard``; of a cohort without these arms all. Of a cohort of plain text it publishes DIFF, as
-``mini-text``; of one of Bigram-Backcopy DIFF and standard attention, as ``mini-sinks`` and ``mini-sinks-standard``. Weights are
-stored in half precision, and scored as they are stored. The example prompts are drawn anew with the models' tokenizer, unless
-``--name`` says how models are called that come beside those there.
+``mini-diff`` and ``mini-standard``; of a cohort without these arms all. Of a cohort of running text it publishes DIFF, as
+``mini-text``, with ``--text CORPUS``; of one of Bigram-Backcopy DIFF and standard attention, as ``mini-sinks`` and
+``mini-sinks-standard``. Weights are stored in half precision, and scored as they are stored. The example prompts are drawn anew
+with the models' tokenizer, unless ``--name`` says how models are called that come beside those there.
 
 DIFF's checkpoints along training come with models that look up answers, or those that ``--checkpoint ARM@STEP`` names; the model
 itself is the last step. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
@@ -25,9 +25,10 @@ from safetensors.torch import load_file, save_file
 
 from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.errors import DiffscopeError
+from diffscope.lab.training.initialisation import with_text
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import WEIGHTS, check_recipe, read_metrics, read_run
-from diffscope.models.folders import RUN, checkpoint_folder, checkpoints
+from diffscope.models.folders import RUN, checkpoint_folder, checkpoints, tokenizer_folder
 from diffscope.numbers import counted
 from diffscope.scope import load
 from diffscope.storage.atomic import write_json
@@ -38,7 +39,8 @@ from tools.kinds_of_models import KINDS, kind_of, sentence, template_of
 
 PREFIX = "mini-"
 MOST = 14_000_000  # bytes of weights, so that the wheel stays below 15 MB
-FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")
+OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
+FILES = ("config.json", "generation_config.json", *OF_TOKENIZER)
 PAIR = "One of a matched pair: the other arm has the same width, depth, data, order of data, steps and schedule."
 SEVERAL = (
     "One of {count} matched arms, of the same width, depth, data and order of data, their parameters equal within 1 %; the "
@@ -65,8 +67,7 @@ library_name: transformers
 into: small enough for a laptop, {purpose}
 
 - **Command**: `{command}`, with the code of revision {revision}
-- **Data**: documentation strings of the Python 3.11.7 standard library (SHA-256 of the training text
-  `{fingerprint}`), 8 % of modules held out by a hash of their path{data}.
+- **Data**: {data}.
 - **Trained length**: {length} tokens. Torch {torch}, {threads} thread(s), float32, {time}.
 - {result}
 - **Checkpoints** along training{steps}.
@@ -181,10 +182,14 @@ def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[s
 
 
 def copy_weights(source: Path, folder: Path, steps: Sequence[int]) -> None:
-    """Copy a model in half precision, with its tokenizer and its checkpoints of some steps."""
+    """Copy a model in half precision, with its tokenizer, which its cohort may have, and its checkpoints of some steps."""
     folder.mkdir()
-    for name in FILES:
-        shutil.copyfile(source / name, folder / name)
+    shutil.copyfile(source / "config.json", folder / "config.json")
+    load(source).model.generation_config.save_pretrained(folder)
+    of_tokenizer = tokenizer_folder(source)
+    assert of_tokenizer is not None  # whatever was trained has one
+    for name in OF_TOKENIZER:
+        shutil.copyfile(of_tokenizer / name, folder / name)
     tensors = {name: tensor.half() for name, tensor in load_file(source / WEIGHTS).items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     for step in steps:
@@ -231,7 +236,8 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
     matched = SEVERAL.format(
         count=len(recipe.arms), rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
     )
-    asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task == "answers" else {}
+    asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task != "copies" else {}
+    planted = {"planted": recipe.stages[-1].planted} if task == "text" else {}
     summary = {
         "name": folder.name,
         "task": task,
@@ -244,6 +250,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
         "checkpoints": list(steps),
         "matched": PAIR if len(recipe.arms) == 2 else matched,
         **asked,
+        **planted,
     }
     facts = {
         "command": f"diffscope train {trained.source} --arm {arm} --seed {trained.seed} --out runs/{recipe.name}",
@@ -296,12 +303,13 @@ def main() -> None:
     parser.add_argument("--arm", action="append", default=[], help="an arm to publish; repeatable")
     parser.add_argument("--seed", type=int, help="by default the first of the recipe")
     parser.add_argument("--name", help="of DIFF, after mini-, and the beginning of the others'; by default that of the task")
+    parser.add_argument("--text", type=Path, help="the folder of the corpus that it was trained on")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="ARM@STEP", help="one to keep; repeatable")
     options = parser.parse_args()
     try:
         source = options.recipe or options.run.name
         chosen = (options.arm, options.seed, options.checkpoint, options.name, source)
-        summaries = publish(options.run, Recipe.load(source), *chosen)
+        summaries = publish(options.run, with_text(Recipe.load(source), options.text), *chosen)
     except DiffscopeError as error:
         sys.exit(f"error: {error}")
     for summary in summaries:

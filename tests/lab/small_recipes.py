@@ -1,10 +1,15 @@
 """Recipes small enough to train in a test."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from diffscope.lab.training.initialisation import tokenizer_for
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train import train_run
+from diffscope.tasks.text import standard_library_text
+from diffscope.tasks.text_folder import TextFolder
 
 PIECE = """
 name = "small"
@@ -112,7 +117,7 @@ length = 32
 rows = 8
 """
 
-# Running text of a corpus, in half of whose windows lookups are planted.
+# Running text of a corpus (:func:`small_corpus`), in half of whose windows lookups are planted.
 RUNNING = f"""
 name = "running"
 seeds = [0]
@@ -195,6 +200,15 @@ def recipe_in(folder: Path, text: str) -> Recipe:
     """Return the recipe of a text, which is written into a folder."""
     (folder / "small.toml").write_text(text)
     return Recipe.load(str(folder / "small.toml"))
+
+
+def small_corpus(folder: Path, recipe: Recipe) -> Recipe:
+    """Put a corpus into a folder, and return the recipe as one of that corpus."""
+    texts = standard_library_text(held_out=True)[:300]
+    for name, part in (("train", texts[:200]), ("held_out", texts[200:260]), ("other_domain", texts[260:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"document": name, "text": text}) + "\n" for text in part))
+    tokenizer_for(Recipe.load("laptop")).save_pretrained(folder / "tokenizer")
+    return replace(recipe, corpus=TextFolder(folder).digest)
 
 
 def pair() -> Recipe:

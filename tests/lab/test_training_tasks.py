@@ -22,23 +22,16 @@ from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.train_cohort import check_prompts, train_cohort
 from diffscope.storage.statistics import open_statistics, save_statistics
 from diffscope.tasks import Backcopy
-from diffscope.tasks.text import standard_library_text
 from diffscope.tasks.text_folder import TextFolder
 from tests.forked import begun, ended
-from tests.lab.small_recipes import COPYING, RUNNING, recipe_in, train
+from tests.lab.small_recipes import COPYING, RUNNING, recipe_in, small_corpus, train
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """A folder of text, and the recipe that trains on it."""
     folder = tmp_path_factory.mktemp("corpus")
-    texts = standard_library_text(held_out=True)[:300]
-    for name, part in (("train", texts[:200]), ("held_out", texts[200:260]), ("other_domain", texts[260:])):
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps({"document": name, "text": text}) + "\n" for text in part))
-    tokenizer = tokenizer_for(Recipe.load("laptop"))
-    tokenizer.save_pretrained(folder / "tokenizer")
-    recipe = recipe_in(tmp_path_factory.mktemp("recipe"), RUNNING)
-    return folder, replace(recipe, corpus=TextFolder(folder).digest)
+    return folder, small_corpus(folder, recipe_in(tmp_path_factory.mktemp("recipe"), RUNNING))
 
 
 @pytest.fixture(scope="module")

@@ -13,16 +13,19 @@ import diffscope
 from diffscope import cards
 from diffscope.errors import DiffscopeError
 from diffscope.lab.accuracy import accuracy_of
+from diffscope.lab.training.cohort import Cohort
+from diffscope.lab.training.initialisation import with_text
 from diffscope.lab.training.recipe import Recipe
+from diffscope.lab.training.train_cohort import train_cohort
 from diffscope.models import folders
 from diffscope.storage.checksum import check_sums
-from diffscope.tasks import Backcopy, Retrieval, recall
+from diffscope.tasks import Backcopy, Retrieval
 from diffscope.tasks import training_sentence as trained_on
 from diffscope.tasks.files import read_prompts
+from diffscope.tasks.recall import Recall
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.text import standard_library_text
-from studies.laptop import text as text_cohort
-from tests.lab.small_recipes import COPYING, PIECE, train
+from diffscope.tasks.text_folder import TextFolder
+from tests.lab.small_recipes import COPYING, PIECE, RUNNING, recipe_in, small_corpus, train
 from tools import kinds_of_models
 from tools import publish as tool
 from tools.publish import card_text, publish
@@ -51,8 +54,6 @@ def places(tmp_path, monkeypatch):
     monkeypatch.setitem(kinds_of_models.SCORED, "count", 10)
     monkeypatch.setitem(kinds_of_models.COPIES_SCORED, "sequences", 6)
     monkeypatch.setitem(kinds_of_models.COPIES_SCORED, "measured", 3)
-    monkeypatch.setattr(text_cohort, "LENGTH", 64)
-    monkeypatch.setattr(text_cohort, "TEXTS", 9)
     monkeypatch.setattr(kinds_of_models, "TEXT_EXAMPLES", (48,))
     monkeypatch.setattr(kinds_of_models, "DRAWS", 9)
     for module in (cards, folders):
@@ -93,38 +94,46 @@ def test_two_arms_of_a_cohort_become_bundled_models(run, recipe, places):
         scope.capture(example["prompt"])
 
 
-def test_a_model_of_plain_text_has_its_perplexity_on_its_card_and_examples_of_text(tmp_path, places, monkeypatch):
-    file = tmp_path / "text.toml"
-    head = PIECE.partition("\n[[stages]]")[0].replace("evaluate_every = 5", "evaluate_every = 50")
-    stage = "\n[[stages]]\nsteps = 100\nwarmup = 1\nshapes = [[2, 64]]\ntext_weight = 1.0\n"
-    file.write_text(head.replace('"small"', '"text"') + stage + "\n[plain_text]\nlength = 64\ntexts = 2\n")
-    recipe = Recipe.load(str(file))
-    train(recipe, "diff", tmp_path / "run", seed=0)
-    monkeypatch.setattr(recall, "standard_library_text", lambda held_out: standard_library_text(held_out)[:300])
+def test_a_model_of_running_text_has_its_losses_and_answers_on_its_card_and_examples_of_text(tmp_path, places, monkeypatch):
+    folder, out = tmp_path / "corpus", tmp_path / "run"
+    folder.mkdir()
+    recipe = with_text(small_corpus(folder, recipe_in(tmp_path, RUNNING)), folder)
+    assert not train_cohort(Cohort(recipe, out)).failed
+    monkeypatch.setitem(kinds_of_models.TEXTS_SCORED, "length", 64)
     with pytest.raises(DiffscopeError, match="predicts no next word of 9 texts of 48 tokens"):
-        publish(tmp_path / "run", recipe, **places)
+        publish(out / "weights", recipe, **places)
     assert not (places["target"] / "mini-text").exists()
     monkeypatch.setattr(kinds_of_models, "is_predicted", lambda scope, prompt: True)
-    (summary,) = publish(tmp_path / "run", recipe, **places)
-    assert (summary["name"], summary["positions"], summary["checkpoints"]) == ("mini-text", 64, [])
+    (summary,) = publish(out / "weights", recipe, **places)
+    assert (summary["name"], summary["positions"], summary["checkpoints"]) == ("mini-text", 96, [])
     assert (places["target"] / "mini-diff" / "of-before.txt").exists()
     kept = places["target"] / "mini-text"
     scope = diffscope.load(kept)
     (example,) = read_prompts(places["examples"])
     cap = scope.capture(example.text, spans=example.spans)
     assert cap.n_tokens == 48 and example.answer in "".join(cap.tokens[at] for at in cap.spans["answer"])
-    ids, _ = text_cohort.windows(scope)
-    with torch.inference_mode():
-        log_p = scope.model(torch.from_numpy(ids)).logits[:, :-1].double().log_softmax(-1)  # (text, token - 1, vocabulary)
-    loss = -log_p.gather(-1, torch.from_numpy(ids)[:, 1:, None]).mean()
-    trained = summary["scores"].pop("trained_loss")
-    assert summary["scores"].pop("windows") == len(ids)
-    assert summary["scores"] == pytest.approx({"loss": float(loss), "perplexity": math.exp(loss)}, rel=1e-5)
-    assert trained < loss and f"trained on {trained:.3f}" in (kept / "README.md").read_text(encoding="utf-8")
+    scores = summary["scores"]
+    for split, (name, most) in {"held_out": ("loss", None), "other_domain": ("other_loss", 64)}.items():
+        ids, _ = Recall(scope.tokenizer, TextFolder(folder).texts(split)).windows(64, most)
+        with torch.inference_mode():
+            log_p = scope.model(torch.from_numpy(ids)).logits[:, :-1].double().log_softmax(-1)  # (text, token - 1, vocabulary)
+        loss = -log_p.gather(-1, torch.from_numpy(ids)[:, 1:, None]).mean()
+        assert scores[name] == pytest.approx(float(loss), rel=1e-5)
+        assert split != "held_out" or scores["windows"] == len(ids)
+    assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
+    task = Retrieval(scope.tokenizer, template=" {city} {number}.", texts=TextFolder(folder).texts("held_out"))
+    assert scores["retrieval"] == accuracy_of(scope, draw(task, 10, scores["tokens"], 4, 20_000)).exact
     text = (kept / "README.md").read_text(encoding="utf-8")
-    assert "One of a matched pair" in text and f"**{math.exp(loss):.1f}**" in text and "\n| 100 | 64 | " in text
-    assert "exact answers" not in text and trained_on.training_template(str(kept)) is None
+    assert f"trained on {scores['trained_loss']:.3f}" in text and recipe.corpus in text and "in 50% of" in text
+    assert f"**{scores['perplexity']:.1f}**" in text and "\n| 10 | 96 | " in text
+    assert trained_on.training_template(str(kept)) == task.template
     check_sums(kept)
+
+
+def test_models_of_text_with_nothing_to_look_up_are_refused(run, recipe, places):
+    bare = replace(recipe, stages=(replace(recipe.stages[0], needles=(0, 0), mentions=0),))
+    with pytest.raises(DiffscopeError, match="of text with nothing to look up"):
+        publish(run, bare, **places)
 
 
 def test_models_of_copies_have_on_their_cards_what_the_first_token_gets_and_examples_that_end_with_a_trigger(tmp_path, places):
