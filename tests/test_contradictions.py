@@ -170,7 +170,7 @@ def of_models():
     question = readings.question(scope, scope.capture(example.text, spans=example.spans), example.answer)
     yield from (readings.where_a2_works(opened, example) for opened in (scope, diffscope.load("mini-diff@0")))
     yield from (noise_cost(scope, question, sigmas=(1.0,), draws=3), readings.branches(scope, question))
-    steps = {step: diffscope.load(f"mini-diff@{step}").capture(example.text, spans=example.spans) for step in (0, 100, 400)}
+    steps = {step: diffscope.load(f"mini-diff@{step}").capture(example.text, spans=example.spans) for step in (0, 200, 400)}
     yield from (readings.along_training(steps, level=level) for level in (0.5, 0.99))
     two = [diffscope.load(name) for name in ("mini-diff", "mini-standard")]
     yield readings.differences(diffscope.compare(*two, example.text, example.spans))

@@ -24,7 +24,7 @@ from studies.markdown import mean
 
 MODEL = "mini-diff"
 LENGTH, NEEDLES, PROMPTS, SEED = 256, 25, 100, 70_000
-STEPS = (0, 100, 200, 400)
+STEPS = (0, 200, 400)
 LAMBDAS = (0.5, 0.75, 1.0, 1.25)
 MAPS = ("A1", "A2")
 EDITS: dict[str, Callable[..., Edit]] = {

@@ -21,8 +21,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import diffscope
-from diffscope import figures
 from diffscope.errors import DiffscopeError
 from diffscope.hypotheses.cohort_study import run_study
 from diffscope.hypotheses.shipped import POWER, STUDY
@@ -45,11 +43,6 @@ PAGES = DOCS / "study"
 WITH_WEIGHTS = "with_weights"  # the result that has the board of the seeds with weights
 TOLERANCE = 1e-12
 OF_SECOND_STUDY = "subtraction_"  # how the names of its figures begin, which are in the same folder
-MAPS_OF = "mini-text"  # the figure of its maps on the page of plain text
-MAPS_PROMPT = (
-    "Return the name of the file. If the file does not exist, an error is raised. If the name of the file is empty, return the "
-    "name of the"
-)
 
 
 def make(runs: Path, target: Path) -> None:
@@ -83,8 +76,6 @@ def make(runs: Path, target: Path) -> None:
         (target / DOCS / name).write_text(quoted(page, pages.quotes(study)), encoding="utf-8")
     for name, figure in pages.drawings(study).items():
         figure.save(target / PAGES / f"{name}.svg")
-    capture = diffscope.load(MAPS_OF).capture(MAPS_PROMPT)
-    figures.maps(capture, layer=1, head=1, width=6.5).save(target / PAGES / "text_maps.svg")
 
 
 def study_of(folder: Path) -> Study:
