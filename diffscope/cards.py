@@ -14,7 +14,7 @@ CARD_FILE = "card.json"
 ALIKE = ("task", "layers", "positions", "sentence", "evaluated")  # what cards of matched models have in common
 TRAINED_ON = {
     "answers": "trained to look up numbers that a text states as “{sentence}”",
-    "text": "trained on Debian's documentation",
+    "text": "trained on Debian's documentation, in which “{sentence}” stands now and then",
     "copies": "trained to repeat, after the characters t, a and n, the one before them (Bigram-Backcopy)",
 }
 USUAL = "mini-standard"  # of several models that are as good to compare with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,13 +28,18 @@ from diffscope.tasks.prompt import Prompt, TextPrompt
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import TEMPLATE, Retrieval
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.text_folder import OTHER_DOMAIN
+from diffscope.tasks.text_folder import HELD_OUT, OTHER_DOMAIN
 from diffscope.tasks.training_sentence import last_template
 from studies.laptop.text import losses
+from studies.subtraction.train import recipe_of
 
 SCORED = dict(count=500, needles=4, seed=20_000)
 COPIES_SCORED = dict(sequences=500, measured=50, seed=20_000)
-TEXTS_SCORED = dict(length=512, texts=64, seed=20_000)  # tokens of a window; how many windows of the training's text, drawn by
+# tokens of a window; windows of the text of the training, drawn with the seed, and of text of another domain
+TEXTS_SCORED = dict(length=512, texts=64, seed=20_000)
+CORPUS = recipe_of("text").corpus  # that of running text
+#: How the names of held-out documents begin of which example prompts are made: their licence, Python's, comes with the package.
+OF_EXAMPLES = "python3.11-doc/"
 # (tokens for the bundled tokenizer, needles, depth of the queried one)
 LOOKUPS = ((96, 2, 0.5), (128, 4, 0.0), (128, 4, 0.5), (256, 4, 0.25), (256, 4, 1.0), (256, 6, 0.5))
 TEXT_EXAMPLES = (128, 256)  # tokens
@@ -98,7 +104,7 @@ def answer_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
 
 
 def text_scores(scope: Scope, recipe: Recipe) -> tuple[dict, dict]:
-    """Return loss (nats a token) and perplexity on all held-out text, loss on other text, and the answers to planted lookups."""
+    """Return losses (nats a token), on held-out text its perplexity too, and scores of the answers to planted lookups."""
     length, texts, seed = TEXTS_SCORED["length"], TEXTS_SCORED["texts"], TEXTS_SCORED["seed"]
     held_out, trained = (Recall(scope.tokenizer, filler_of(recipe, scope.tokenizer, held_out=of)) for of in (True, False))
     windows = held_out.windows(length)  # their tokens, and which of these are given away (window, token)
@@ -165,12 +171,16 @@ def questions(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
 def texts(scope: Scope, recipe: Recipe) -> list[TextPrompt]:
     """Draw the example prompts of text: of each length the first whose next word the model predicts from the text itself.
 
+    They are of documents that were held out of its training.
+
     Raises
     ------
     DiffscopeError
         The model predicts the next word of none of `DRAWS` texts.
     """
-    recall = Recall(scope.tokenizer)
+    lines = (corpus_of(recipe).path / f"{HELD_OUT}.jsonl").read_text(encoding="utf-8").splitlines()
+    paragraphs = [row["text"] for row in map(json.loads, lines) if row["document"].startswith(OF_EXAMPLES)]
+    recall = Recall(scope.tokenizer, paragraphs)
     rng = np.random.default_rng(SEED)
     drawn = []
     for length in TEXT_EXAMPLES:
@@ -231,7 +241,7 @@ def _answer_facts(scores: dict) -> dict[str, Any]:
 
 
 def _text_facts(scores: dict) -> dict[str, Any]:
-    return {**_answer_facts(scores), "scored_length": TEXTS_SCORED["length"]}
+    return {**_answer_facts(scores), "scored_length": TEXTS_SCORED["length"], "texts": TEXTS_SCORED["texts"]}
 
 
 def _copy_facts(scores: dict) -> dict[str, Any]:
@@ -271,17 +281,18 @@ KINDS = {
         checkpoints=False,
         examples=EXAMPLES["text"],
         task="as a language model of running English",
-        purpose="with maps of text. It knows the tone of manuals, and is of no other use.",
+        purpose="with maps of text. It knows the tone of manuals, and now and then a number that stands in the text.",
         data=(
             "running English out of Debian's documentation, as `python -m studies.subtraction.corpus build` makes it\n"
-            "  (`{fingerprint}`), whole documents held out by a hash of their names;\n"
-            '  in {planted:.0%} of the windows "{sentence}" stands early and again later'
+            "  (digest `{fingerprint}`), whole documents held out by a hash of their names;\n"
+            '  in {planted:.0%} of the windows one of up to {most} sentences "{sentence}" stands again later'
         ),
         result=(
             "**Loss on held-out text**: {loss:.3f} nats a token, a perplexity of **{perplexity:.1f}** (all of it,\n"
             "  {windows} windows of {scored_length} tokens); on text that it was trained on {trained_loss:.3f}, on text of\n"
-            "  another domain {other_loss:.3f}. Exact answers at {tokens} tokens, {needles} needles, one question, {prompts}\n"
-            "  unseen prompts: {retrieval:.1%} (95 % interval {low:.1%} to {high:.1%})."
+            "  another domain {other_loss:.3f} ({texts} windows of each). Exact answers at {tokens} tokens, {needles} needles,\n"
+            "  one question, {prompts} unseen prompts over held-out text: {retrieval:.1%} (95 % interval {low:.1%} to\n"
+            "  {high:.1%})."
         ),
         headline=("perplexity", "perplexity {:.1f}"),
         columns=(
@@ -326,8 +337,8 @@ def kind_of(recipe: Recipe) -> str:
     Raises
     ------
     DiffscopeError
-        It is text with nothing to look up or to copy, of which no models are published.
+        It is text of another kind, of which no models are published.
     """
-    if recipe.of_text:
-        raise DiffscopeError(f"recipe {recipe.name!r} is of text with nothing to look up, of which no models are bundled")
+    if recipe.of_text or (recipe.task == PLANTED and recipe.corpus != CORPUS):
+        raise DiffscopeError(f"no models of recipe {recipe.name!r} are bundled: its text is not that of the second study")
     return {BACKCOPY: "copies", PLANTED: "text"}.get(recipe.task, "answers")

@@ -1,10 +1,11 @@
 """Turn arms of a trained cohort, with one seed, into the bundled models with their cards.
 
 ``python -m tools.publish runs/laptop --seed 0`` publishes DIFF and standard attention with maps as wide as DIFF's, as
-``mini-diff`` and ``mini-standard``; of a cohort without these arms all. Of a cohort of running text it publishes DIFF, as
-``mini-text``, with ``--text CORPUS``; of one of Bigram-Backcopy DIFF and standard attention, as ``mini-sinks`` and
-``mini-sinks-standard``. Weights are stored in half precision, and scored as they are stored. The example prompts are drawn anew
-with the models' tokenizer, unless ``--name`` says how models are called that come beside those there.
+``mini-diff`` and ``mini-standard``; of a cohort without these arms all. Of the second study's language models it publishes DIFF,
+as ``mini-text``, with ``--recipe studies/subtraction/text.toml --text CORPUS``; of a cohort of Bigram-Backcopy DIFF and standard
+attention, as ``mini-sinks`` and ``mini-sinks-standard``. Weights are stored in half precision, and scored as they are stored. The
+example prompts are drawn anew with the models' tokenizer, unless ``--name`` says how models are called that come beside those
+there.
 
 DIFF's checkpoints along training come with models that look up answers, or those that ``--checkpoint ARM@STEP`` names; the model
 itself is the last step. Weights that would make the wheel larger than 15 MB are refused before anything is replaced.
@@ -182,12 +183,13 @@ def chosen_steps(sources: Mapping[str, Path], recipe: Recipe, keep: Collection[s
 
 
 def copy_weights(source: Path, folder: Path, steps: Sequence[int]) -> None:
-    """Copy a model in half precision, with its tokenizer, which its cohort may have, and its checkpoints of some steps."""
+    """Copy a model in half precision, with its tokenizer, its own or that of its cohort, and its checkpoints of some steps."""
     folder.mkdir()
     shutil.copyfile(source / "config.json", folder / "config.json")
     load(source).model.generation_config.save_pretrained(folder)
     of_tokenizer = tokenizer_folder(source)
-    assert of_tokenizer is not None  # whatever was trained has one
+    if of_tokenizer is None:
+        raise DiffscopeError(f"{source} has no tokenizer, and no folder of a cohort around it has one; copy it with its cohort's")
     for name in OF_TOKENIZER:
         shutil.copyfile(of_tokenizer / name, folder / name)
     tensors = {name: tensor.half() for name, tensor in load_file(source / WEIGHTS).items()}
@@ -237,7 +239,8 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
         count=len(recipe.arms), rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
     )
     asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task != "copies" else {}
-    planted = {"planted": recipe.stages[-1].planted} if task == "text" else {}
+    planted = {"planted": recipe.stages[-1].planted, "most": recipe.stages[-1].needles[1]} if task == "text" else {}
+    corpus = "" if recipe.corpus is None else " --text CORPUS"
     summary = {
         "name": folder.name,
         "task": task,
@@ -253,7 +256,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
         **planted,
     }
     facts = {
-        "command": f"diffscope train {trained.source} --arm {arm} --seed {trained.seed} --out runs/{recipe.name}",
+        "command": f"diffscope train {trained.source}{corpus} --arm {arm} --seed {trained.seed} --out runs/{recipe.name}",
         "seed": trained.seed,
         "minutes": curves[-1]["seconds"] / 60,
         **{name: fact for name, fact in ran.items() if name != "recipe"},  # the card has it by itself
@@ -268,7 +271,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
 def card_text(summary: dict, facts: dict, curves: list[dict]) -> str:
     """Return the card for people, as Markdown."""
     kind = KINDS[summary["task"]]
-    steps = f": none are kept; `{' '.join(facts['command'].split()[:3])}` trains it again with all of them"
+    steps = f": none are kept; `{facts['command'].partition(' --arm')[0]}` trains it again with all of them"
     if summary["checkpoints"]:
         steps = f", half precision, opened as `{summary['name']}@STEP`: {summary['checkpoints']}"
     known = {

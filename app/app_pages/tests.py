@@ -121,7 +121,7 @@ def choose_beside(model: str) -> str:
     cards, base = bundled(), without_step(model)
 
     def learned_the_same(name: str) -> bool:
-        return is_standard(cards[name]) and cards[name].get("sentence") == cards[base].get("sentence")
+        return is_standard(cards[name]) and all(cards[name].get(key) == cards[base].get(key) for key in ("task", "sentence"))
 
     standard = [name for name in to_compare_with(base, cards) if base in cards and learned_the_same(name)]
     first = standard[0] if standard else NONE

@@ -246,7 +246,7 @@ def _show_scores(facts, scores, losses, prompts, accuracy):
         say(f"{accuracy.sentence}.")
     else:
         question = 'one question without an answer, right is "unknown"'
-    source = f"text of {facts['text']}" if facts["text"] else "text held out of the bundled models' training"
+    source = f"text of {facts['text']}" if facts["text"] else "held-out documentation strings of Python's standard library"
     say(f"{facts['model']}: {scores['retrieval']:.1%} exact answers ({low:.1%} to {high:.1%}) of {prompts} prompts")
     say(f"{facts['length']} tokens, {facts['needles']} needles of {kind}, {question}; “{facts['template'].strip()}”; {source}")
     by_kind = f"{losses['hit']:.3f} on tokens that complete a 3-gram seen before, {losses['other']:.3f} on others"

@@ -74,8 +74,8 @@ def depths(
         Cities that are not asked for.
     seed : int
     task : Retrieval, optional
-        By default that of the model's tokenizer, in the sentence that it was trained on where its folder says so, on text that
-        the bundled models were not trained on.
+        By default that of the model's tokenizer, in the sentence that it was trained on where its folder says so, over
+        held-out documentation strings of Python's standard library.
     edits : sequence of Edit
         Under which the model runs.
     progress : callable, optional

@@ -104,7 +104,8 @@ def test_a_standard_model_that_learned_something_else_is_not_put_beside_it(app, 
     import diffscope.models
 
     first, standard = diffscope.models.bundled()
-    cards = [first, {**first, "name": "other", "sentence": "CITY N."}, {**standard, "sentence": "CITY N."}]
+    of_text = {**standard, "name": "of-text", "task": "text"}
+    cards = [first, {**first, "name": "other", "sentence": "CITY N."}, {**standard, "sentence": "CITY N."}, of_text]
     monkeypatch.setattr(diffscope.models, "bundled", lambda: cards)
     test = page(app)
     assert test.selectbox(key="tests-beside").value == "none"

@@ -24,7 +24,7 @@ from diffscope.tasks import training_sentence as trained_on
 from diffscope.tasks.files import read_prompts
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.sampling import draw
-from diffscope.tasks.text_folder import TextFolder
+from diffscope.tasks.text_folder import SPLITS, TextFolder
 from tests.lab.small_recipes import COPYING, PIECE, RUNNING, recipe_in, small_corpus, train
 from tools import kinds_of_models
 from tools import publish as tool
@@ -100,6 +100,8 @@ def test_a_model_of_running_text_has_its_losses_and_answers_on_its_card_and_exam
     recipe = with_text(small_corpus(folder, recipe_in(tmp_path, RUNNING)), folder)
     assert not train_cohort(Cohort(recipe, out)).failed
     monkeypatch.setitem(kinds_of_models.TEXTS_SCORED, "length", 64)
+    monkeypatch.setattr(kinds_of_models, "CORPUS", recipe.corpus)
+    monkeypatch.setattr(kinds_of_models, "OF_EXAMPLES", "held_out")
     with pytest.raises(DiffscopeError, match="predicts no next word of 9 texts of 48 tokens"):
         publish(out / "weights", recipe, **places)
     assert not (places["target"] / "mini-text").exists()
@@ -113,27 +115,34 @@ def test_a_model_of_running_text_has_its_losses_and_answers_on_its_card_and_exam
     cap = scope.capture(example.text, spans=example.spans)
     assert cap.n_tokens == 48 and example.answer in "".join(cap.tokens[at] for at in cap.spans["answer"])
     scores = summary["scores"]
-    for split, (name, most) in {"held_out": ("loss", None), "other_domain": ("other_loss", 64)}.items():
-        ids, _ = Recall(scope.tokenizer, TextFolder(folder).texts(split)).windows(64, most)
+    recalls = {split: Recall(scope.tokenizer, TextFolder(folder).texts(split)) for split in SPLITS}
+    drawn = {
+        "loss": recalls["held_out"].windows(64),
+        "other_loss": recalls["other_domain"].windows(64, 64),
+        "trained_loss": recalls["train"].rows(64, 64, np.random.default_rng(20_000)),
+    }
+    for name, (ids, _) in drawn.items():
         with torch.inference_mode():
             log_p = scope.model(torch.from_numpy(ids)).logits[:, :-1].double().log_softmax(-1)  # (text, token - 1, vocabulary)
         loss = -log_p.gather(-1, torch.from_numpy(ids)[:, 1:, None]).mean()
         assert scores[name] == pytest.approx(float(loss), rel=1e-5)
-        assert split != "held_out" or scores["windows"] == len(ids)
+    assert scores["windows"] == len(drawn["loss"][0])
     assert scores["perplexity"] == pytest.approx(math.exp(scores["loss"]))
     task = Retrieval(scope.tokenizer, template=" {city} {number}.", texts=TextFolder(folder).texts("held_out"))
     assert scores["retrieval"] == accuracy_of(scope, draw(task, 10, scores["tokens"], 4, 20_000)).exact
     text = (kept / "README.md").read_text(encoding="utf-8")
     assert f"trained on {scores['trained_loss']:.3f}" in text and recipe.corpus in text and "in 50% of" in text
+    assert f"diffscope train {recipe.name} --text CORPUS --arm diff" in text and "--text CORPUS` trains it again" in text
     assert f"**{scores['perplexity']:.1f}**" in text and "\n| 10 | 96 | " in text
     assert trained_on.training_template(str(kept)) == task.template
     check_sums(kept)
 
 
-def test_models_of_text_with_nothing_to_look_up_are_refused(run, recipe, places):
+def test_models_of_other_text_are_refused(run, recipe, places, tmp_path):
     bare = replace(recipe, stages=(replace(recipe.stages[0], needles=(0, 0), mentions=0),))
-    with pytest.raises(DiffscopeError, match="of text with nothing to look up"):
-        publish(run, bare, **places)
+    for other in (bare, recipe_in(tmp_path, RUNNING)):
+        with pytest.raises(DiffscopeError, match="its text is not that of the second study"):
+            publish(run, other, **places)
 
 
 def test_models_of_copies_have_on_their_cards_what_the_first_token_gets_and_examples_that_end_with_a_trigger(tmp_path, places):

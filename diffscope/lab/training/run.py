@@ -247,7 +247,7 @@ class Checkpoints:
     Attributes
     ----------
     names : dict of int to str
-        By step, in order, the name that each is loaded by (``mini-diff@100``); empty if no checkpoints were saved.
+        By step, in order, the name that each is loaded by (``mini-diff@200``); empty if no checkpoints were saved.
     template : str
         The needle sentence of the last stage.
     """
