@@ -281,7 +281,7 @@ KINDS = {
         checkpoints=False,
         examples=EXAMPLES["text"],
         task="as a language model of running English",
-        purpose="with maps of text. It knows the tone of manuals, and now and then a number that stands in the text.",
+        purpose="with maps of text. It writes in the tone of manuals, and looks up a number that stands in the text.",
         data=(
             "running English out of Debian's documentation, as `python -m studies.subtraction.corpus build` makes it\n"
             "  (digest `{fingerprint}`), whole documents held out by a hash of their names;\n"

@@ -273,6 +273,18 @@ def test_bundled_models_really_retrieve():
         assert share >= least, card["name"]
 
 
+def test_the_bundled_model_of_text_looks_up_in_other_text_too():
+    from diffscope.lab.accuracy import accuracy_of
+    from diffscope.tasks import Retrieval
+    from diffscope.tasks.sampling import draw
+    from diffscope.tasks.training_sentence import template_of
+
+    scope = diffscope.load("mini-text")
+    prompts = draw(Retrieval(scope.tokenizer, template=template_of("mini-text")), 50, 256, needles=4, seed=99)
+    accuracy = accuracy_of(scope, prompts)
+    assert accuracy.exact > 0.7  # whoever copies any number: 0.25
+
+
 def test_bundled_models_of_copies_really_copy_and_idle_heads_look_at_the_first_token():
     from diffscope.tasks import Backcopy
 

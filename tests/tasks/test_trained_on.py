@@ -63,8 +63,8 @@ def test_bundled_models_say_it():
     from diffscope.models import bundled
 
     for card in bundled():
-        assert (training_template(card["name"]) is not None) == (card["task"] == "answers"), card["name"]
-    assert template_of("mini-text") == TEMPLATE
+        assert (training_template(card["name"]) is not None) == (card["task"] != "copies"), card["name"]
+    assert template_of("mini-text") == SHORT and template_of("mini-sinks") == TEMPLATE
 
 
 def test_prompts_are_drawn_in_it(run):
