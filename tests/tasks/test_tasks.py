@@ -131,7 +131,9 @@ def test_texts_end_before_a_word_that_the_model_of_text_tells():
         assert cap.tokens[before - len(repeated) : before] == repeated == cap.tokens[-len(repeated) :]
         ids = scope.tokenize(example.text)
         answer = ids[before]
-        others = sorted({token for token in ids[1:] if token != answer and scope.tokenizer.decode([token])[1:].isalpha()})[::9]
+        pieces = {token: scope.tokenizer.decode([token]) for token in ids[1:]}
+        words = sorted(token for token, piece in pieces.items() if piece.startswith(" ") and piece[1:].isalpha())
+        others = [token for token in words if token != answer][::5]
         with torch.inference_mode():
             replaced = torch.tensor([[other if token == answer else token for token in ids] for other in others])
             told = scope.model(replaced).logits[:, -1].argmax(-1)
