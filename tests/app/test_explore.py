@@ -105,9 +105,9 @@ def test_of_a_checkpoint_the_first_line_says_how_long_it_was_trained(app, folder
 
     name = str(folders["small-diff"])
     cap = SimpleNamespace(model_name=name, differential=True, layers=[], n_layers=3, n_heads=2)
-    monkeypatch.setattr(introduction, "cards", lambda: {name: {"task": "text"}})
-    assert "attention, trained on Python" in introduction.about_model(name, cap)
-    assert "attention, after 0 steps of being trained on Python" in introduction.about_model(f"{name}@0", cap)
+    monkeypatch.setattr(introduction, "cards", lambda: {name: {"task": "text", "sentence": "CITY N."}})
+    assert "attention, trained on Debian" in introduction.about_model(name, cap)
+    assert "attention, after 0 steps of being trained on Debian" in introduction.about_model(f"{name}@0", cap)
 
 
 SAID = {

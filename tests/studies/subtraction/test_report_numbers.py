@@ -363,12 +363,13 @@ def of_text(part):
         f"Each read {stage.steps * rows * length / 1e6:.1f} million tokens",
         f"planted in {percent(stage.planted)} of the windows",
         f"over {recipe.tuning.steps} steps. For all three arms",
-        f"({others['plus'][0]} nats, {others['plus'][1]})",
+        f"(difference {others['plus'][0]} nats, {others['plus'][1]})",
+        "carries a signal, in three of six models of running text too",
         f"{others['plus'][0]} nats a token ({others['plus'][1]}), so neither is better by as much as matters ({margin:g} nats)",
         f"`standard-norm` is {others['standard-norm'][0]} nats ({others['standard-norm'][1]})",
         f"at step 100 its loss is {fixed(early.sel(arm='plus') - early.sel(arm=DIFF), 2)} nats below that of `plus` and "
         f"{fixed(early.sel(arm='standard-norm') - early.sel(arm=DIFF), 2)} below",
-        f"prompts of {evidence.LENGTH['text']} tokens with {evidence.DISTRACTORS // 4} distractors",
+        f"held-out text of {evidence.LENGTH['text']} tokens with {evidence.DISTRACTORS // 4} distractors",
         *of_last_layer(part.sel(arm=DIFF)),
         *of_signs(part),
         *of_planted(part),
@@ -384,8 +385,11 @@ def of_last_layer(diff):
     seeds = listed([str(int(seed)) for seed in last["seed"][by_a2.values]])
     cost, signs = last["lost_without_a2"], last["lost_without_signs"]
     ahead, gain, over = (diff[name] for name in ("snr_first_ahead", "signal_to_noise_gain", "gain_over_uniform"))
-    tells = diff["tells"].sum(("layer", "head"))
-    assert bool((tells == 1).all()) and bool((over.where(by_a2, drop=True) > 0.8 * gain.where(by_a2, drop=True)).all())
+    assert bool((diff["tells"].sum(("layer", "head")) == 1).all())  # so that means are of this head
+    uniform = (gain - over).where(by_a2, drop=True)
+    alone = (gain + ahead).where(by_a2, drop=True)  # D·V against λA2·V
+    costly = diff["previous_token_a2"].where(diff["lost_without_a2_of_head"] > 0.05)
+    assert 2 < float(uniform.max()) < 3.5 and float(costly.max()) < 0.1
     assert bool((diff["lost_without_a2"].sel(layer=0) < 0.03).all()) and bool((cost.where(~by_a2, drop=True) < 0.8).all())
     looks = diff["previous_token_a1"].max("head").mean("seed")
     mean_gain, about_gain = within(gain, 0)
@@ -396,14 +400,15 @@ def of_last_layer(diff):
 
     return (
         f"**In {count(by_a2)} of {WORDS[by_a2.size]} DIFF models A2 of the last layer carries the answer.**",
-        f"In seeds {seeds} it rises by {span(cost.where(by_a2), 1)} nats without A2 of layer {layer}, and by "
+        f"In seeds {seeds} the loss rises by {span(cost.where(by_a2), 1)} nats without A2 of layer {layer}, and by "
         f"{span(signs.where(by_a2), 1)} without the negative weights there; in the other {count(~by_a2)} by less than 0.8",
         f"A2 costs less than 0.03 in all {WORDS[by_a2.size]}",
-        f"heads of layers 1 and 2 look at it with A1, those that do so most with {fixed(looks.sel(layer=1), 2)} and "
-        f"{fixed(looks.sel(layer=2), 2)} of its weight",
-        f"In seeds {seeds} the answer is in A2: the signal-to-noise ratio of λA2·V is {span(-ahead.where(by_a2))} dB above",
-        f"the ratio of the head by {span(gain.where(by_a2))} dB, nearly all",
-        f"in A1, {span(ahead.where(~by_a2))} dB ahead, and the subtraction changes the ratio by less than "
+        f"gives it {fixed(looks.sel(layer=1), 2)} of its weight in layer 1 and {fixed(looks.sel(layer=2), 2)} in layer 2",
+        "No head whose A2 costs more than 0.05 nats gives it a tenth of A2",
+        f"In seeds {seeds} A2 reads it: the signal-to-noise ratio of λA2·V is {span(-ahead.where(by_a2))} dB above",
+        f"the ratio of the head by {span(gain.where(by_a2))} dB, where a uniform A2 gains at most {fixed(uniform.max(), 0)} dB",
+        f"D is no better than λA2·V alone ({span(alone, 1)} dB)",
+        f"A1 reads it, {span(ahead.where(~by_a2))} dB ahead, and the subtraction changes the ratio by less than "
         f"{bound(gain.where(~by_a2, drop=True), 0)} dB",
         f"On average the gain is {mean_gain} dB ({about_gain})",
     )
@@ -420,19 +425,28 @@ def of_signs(part):
     assert np.argwhere(plus < -1e6).tolist() == [[0, 3], [1, 2]]
     adds = np.argwhere(diff[:, 1:] < 0)
     assert set(adds[:, 1]) == {0}
-    edited = part.sel(arm="plus", seed=0, layer=3)
-    assert abs(float(edited["lost_without_signs"])) < 1e-3 and float(part["snr_first_ahead"].sel(arm="plus", seed=0)) < 0
-    right = part["exact_match"].mean(("length", "distractors", "prompt"))
+    told = part["tells"].sel(arm="plus").sum("head").argmax("layer").values  # the layer that tells the answer, by seed
+    adding = [seed for seed, layer in enumerate(told) if plus[seed, layer] < 0]
+    alone, both = (part.sel(arm="plus", seed=seed, layer=3) for seed in (0, 2))
+    assert adding == [0, 2] and told[adding].tolist() == [3, 3]
+    assert max(abs(float(each["lost_without_signs"])) for each in (alone, both)) < 1e-3
+    right, odds = part["exact_match"].mean(("length", "distractors", "prompt")), log_odds_of_runs(part)
+    added = dict(arm="plus", seed=[2, 0])
     return (
         f"λ is {first[:, 1].mean():.1f} at step 100 in all {WORDS[len(first)]} models, also in the six that began below 0",
         f"and ends between {fixed(of_first.min(), 2)} and {fixed(of_first.max(), 2)}",
         f"DIFF adds in layer 1 of seeds {listed([str(seed) for seed in adds[:, 0]])}, and `plus` subtracts in "
         f"{int((plus[:, 1:] > 0).sum())} of {plus[:, 1:].size} such layers",
         "In seed 0 (layer 3) and seed 1 (layer 2) of `plus` λ ends below −1,000,000",
-        f"In seed 0 this layer carries the answer ({fixed(edited['lost_without_a2'], 1)} nats without A2, nothing",
-        f"that model answers {percent(float(right.sel(arm='plus', seed=0)))} right "
-        f"(DIFF: {percent(float(right.sel(arm=DIFF).mean()))})",
-        "in running text one model of six answers with a map that is added",
+        "Two of six `plus` models answer in a layer that adds",
+        "in running text two models of six answer in a layer that adds",
+        f"seed 2 with both maps (λ is {fixed(plus[2, 3], 2)} in layer 3, "
+        f"and A2 costs {fixed(both['lost_without_a2'], 1)} nats there), "
+        f"and seed 0 with A2 alone (it costs {fixed(alone['lost_without_a2'], 1)} nats",
+        f"They answer {' and '.join(f'{100 * float(share):.0f}' for share in right.sel(added))} % right "
+        f"(DIFF: {percent(float(right.sel(arm=DIFF).mean()))}), with log-odds of "
+        f"{' and '.join(fixed(value, 1) for value in odds.sel(added))} nats (DIFF: {fixed(odds.sel(arm=DIFF).mean(), 1)})",
+        f"in seed 0 of `plus` it is {fixed(part['signal_to_noise_gain'].sel(arm='plus', seed=0), 0)} dB where A2 is added",
     )
 
 
@@ -443,13 +457,17 @@ def of_planted(part):
     found = {arm: steps.sel(arm=arm) for arm in part["arm"].values}
     ended = part["formation"].sel(arm="standard-norm").notnull()
     lead = {arm: within(odds.sel(arm=DIFF) - odds.sel(arm=arm), 2) for arm in ("plus", "standard-norm")}
+    apart = odds.sel(arm=DIFF) - odds.sel(arm="standard-norm")
+    of_plus, about_plus = within(odds.sel(arm="plus") - odds.sel(arm="standard-norm"), 2)
     assert (limit, bool((found[DIFF] < limit).all())) == (4000, True)
     reached = {arm: f"{float(at.min()):,.0f} to {float(at.max()):,.0f}" for arm, at in found.items()}
     return (
         f"DIFF answers 90 % at step {reached[DIFF]}, `plus` at {reached['plus']}, "
         f"and {count(ended)} of {WORDS[ended.size]} models",
-        f"log-odds are {lead['standard-norm'][0]} nats above those of `standard-norm` ({lead['standard-norm'][1]}), and not "
-        f"told apart from those of `plus` ({lead['plus'][0]}, {lead['plus'][1]})",
+        f"log-odds are {lead['standard-norm'][0]} nats above those of `standard-norm` ({lead['standard-norm'][1]}; "
+        f"p by sign flips {sign_flip_test(apart.values):.2f}), "
+        f"and not told apart from those of `plus` ({lead['plus'][0]}, {lead['plus'][1]})",
+        f"Those of `plus` are {of_plus} above `standard-norm` ({about_plus})",
     )
 
 
