@@ -16,12 +16,14 @@ from diffscope.edits import EDITS
 from diffscope.families import FAMILIES
 from diffscope.figures import FIGURES
 from diffscope.hypotheses import Models, Settings
+from diffscope.hypotheses.intervals import students_t
 from diffscope.hypotheses.study import ALL, open_study
 from diffscope.hypotheses.tests import FILE, read_tests
 from diffscope.numbers import minus
 from diffscope.stats import STATISTICS, rows
 from diffscope.stats.statistic import DECLARED
 from diffscope.storage.statistics import open_statistics
+from studies.subtraction.primaries import held_out_loss
 from tools import readme
 
 ROOT = Path(__file__).parents[1]
@@ -100,6 +102,9 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
     needed, unsigned = (float(lookup[f"lost_without_{what}"].mean()) for what in ("a2", "signs"))
     assert bool((lookup["previous_token_a2"].max("head") > 0.5).all()) and lookup.sizes["seed"] == 8
     assert f"{needed:.1f}" == f"{unsigned:.1f}"
+    loss = held_out_loss(open_statistics(ROOT / "studies" / "subtraction" / "evidence" / "text.nc"))
+    (low, high), _, _ = students_t((apart := loss.sel(arm="diff") - loss.sel(arm="plus")).values)
+    of_text, about_text = interval(float(apart.mean()), low, high, 3)
     plus = json.loads((ROOT / "studies" / "subtraction" / "gates.json").read_text(encoding="utf-8"))["lookup"]["plus"]
     assert len(plus) == 8 and all(model["lambda"][0] > 0 for model in plus)  # of A1 − λ·A2
     said = (
@@ -111,6 +116,7 @@ def test_every_finding_of_the_readme_has_the_numbers_of_its_own_test():
         f"its loss rises by {needed:.1f} nats",
         f"In other layers A2 does next to nothing ({math.ceil(most * 100) / 100:.2f} nats at most)",
         "All eight models that began by adding A2 ended by subtracting it in the first layer",
+        f"(difference {of_text} nats a token, {about_text})",
         f"three times those of standard attention with maps of the same width ({ahead} nats, {about})",
         f"those with as many heads ({of_wide})",
         f"its loss is {worse} nats a token higher than that of the first ({about_worse})",
