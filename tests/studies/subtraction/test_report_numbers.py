@@ -406,7 +406,7 @@ def of_last_layer(diff):
         f"gives it {fixed(looks.sel(layer=1), 2)} of its weight in layer 1 and {fixed(looks.sel(layer=2), 2)} in layer 2",
         "No head whose A2 costs more than 0.05 nats gives it a tenth of A2",
         f"In seeds {seeds} A2 reads it: the signal-to-noise ratio of λA2·V is {span(-ahead.where(by_a2))} dB above",
-        f"the ratio of the head by {span(gain.where(by_a2))} dB, where a uniform A2 gains at most {fixed(uniform.max(), 0)} dB",
+        f"the ratio of the head by {span(gain.where(by_a2))} dB, where a uniform A2 gains at most {fixed(uniform.max(), 1)} dB",
         f"D is no better than λA2·V alone ({span(alone, 1)} dB)",
         f"A1 reads it, {span(ahead.where(~by_a2))} dB ahead, and the subtraction changes the ratio by less than "
         f"{bound(gain.where(~by_a2, drop=True), 0)} dB",
