@@ -238,7 +238,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
     matched = SEVERAL.format(
         count=len(recipe.arms), rate=json.loads(ran["recipe"])["learning_rate"], chosen=CHOSEN[recipe.tuning is not None]
     )
-    asked = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task != "copies" else {}
+    of_prompts = {"evaluated": recipe.evaluation.prompts, "sentence": sentence(template_of(recipe))} if task != "copies" else {}
     planted = {"planted": recipe.stages[-1].planted, "most": recipe.stages[-1].needles[1]} if task == "text" else {}
     corpus = "" if recipe.corpus is None else " --text CORPUS"
     summary = {
@@ -252,7 +252,7 @@ def write_card(folder: Path, source: Path, trained: Training, arm: str, steps: S
         "scores": scores,
         "checkpoints": list(steps),
         "matched": PAIR if len(recipe.arms) == 2 else matched,
-        **asked,
+        **of_prompts,
         **planted,
     }
     facts = {

@@ -61,8 +61,11 @@ def checkpoints_as_trained(folder: Path) -> dict[int, Path]:
 
     None of top-k attention: k may have fallen along the training, and they are opened with the one it ended with.
     """
+    kept = checkpoints(folder)
+    if not kept:  # a pipeline has its configuration elsewhere
+        return {}
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return {} if config.get("attention") == "top_k" else checkpoints(folder)
+    return {} if config.get("attention") == "top_k" else kept
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:

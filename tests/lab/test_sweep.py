@@ -25,7 +25,7 @@ from diffscope.lab.items import lock
 from diffscope.lab.plan import Plan, fingerprint
 from diffscope.lab.prompt_sets import TASKS, prompt_sets
 from diffscope.lab.sweep import sweep
-from diffscope.models.folders import locate
+from diffscope.models.folders import checkpoints_as_trained, locate
 from diffscope.models.loading import load_tokenizer
 from diffscope.stats.averaging import average
 from diffscope.stats.sample import QuerySample
@@ -474,6 +474,7 @@ def test_a_run_folder_has_its_checkpoints(tmp_path):
         small(models=str(folder), checkpoints=[90]).shards("cpu")
     with pytest.raises(ModelNotFound, match="no checkpoint '90'"):
         locate(f"{folder}@90")
+    assert checkpoints_as_trained(tmp_path) == {}  # as of a pipeline, which has its configuration elsewhere
     (folder / "metrics.jsonl").write_text('{"step": 70}\n')  # the training went on after its last checkpoint
     assert [subject.step for subject in small(models=str(folder), checkpoints="all").subjects] == [0, 30, 60, 70]
     config = json.loads((folder / "config.json").read_text())

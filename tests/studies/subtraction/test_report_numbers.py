@@ -416,9 +416,11 @@ def of_last_layer(diff):
 
 def of_signs(part):
     """What λ became in language models, and what adds."""
-    found = gates.read("text", trained(part))
-    ends = {arm: np.array([model["lambda"] for model in models]) for arm, models in found.items()}  # (seed, layer)
-    first = np.array([[model["along"][step][0] for step in ("0", "100")] for models in found.values() for model in models])
+    models_by_arm = gates.read("text", trained(part))
+    ends = {arm: np.array([model["lambda"] for model in models]) for arm, models in models_by_arm.items()}  # (seed, layer)
+    first = np.array(
+        [[model["along"][step][0] for step in ("0", "100")] for models in models_by_arm.values() for model in models]
+    )
     assert (first[:, 1].round(1) == 0.9).all() and (first[6:, 0] < 0).all() and (first[:6, 0] > 0).all()
     plus, diff = ends["plus"], ends[DIFF]
     of_first = np.concatenate([plus[:, 0], diff[:, 0]])
@@ -454,13 +456,13 @@ def of_planted(part):
     """When planted lookups are found, and how well they are answered."""
     steps, odds = onsets(part), log_odds_of_runs(part)
     limit = float(part["formation_limit"])
-    found = {arm: steps.sel(arm=arm) for arm in part["arm"].values}
+    formed_at = {arm: steps.sel(arm=arm) for arm in part["arm"].values}
     ended = part["formation"].sel(arm="standard-norm").notnull()
     lead = {arm: within(odds.sel(arm=DIFF) - odds.sel(arm=arm), 2) for arm in ("plus", "standard-norm")}
     apart = odds.sel(arm=DIFF) - odds.sel(arm="standard-norm")
     of_plus, about_plus = within(odds.sel(arm="plus") - odds.sel(arm="standard-norm"), 2)
-    assert (limit, bool((found[DIFF] < limit).all())) == (4000, True)
-    reached = {arm: f"{float(at.min()):,.0f} to {float(at.max()):,.0f}" for arm, at in found.items()}
+    assert (limit, bool((formed_at[DIFF] < limit).all())) == (4000, True)
+    reached = {arm: f"{float(at.min()):,.0f} to {float(at.max()):,.0f}" for arm, at in formed_at.items()}
     return (
         f"DIFF answers 90 % at step {reached[DIFF]}, `plus` at {reached['plus']}, "
         f"and {count(ended)} of {WORDS[ended.size]} models",
