@@ -256,6 +256,7 @@ WORDED: dict[str, tuple[str, str, tuple]] = {
     ),
     "mean_a2": ("A₂ → mean over texts", "A₂ → mean over {prompts} texts", (COUNT,)),
     "positional_a2": ("A₂ → positional mean", "A₂ → positional mean over {prompts} texts", (COUNT,)),
+    "uniform_a1": ("A₁ → uniform", "A₁ → uniform", ()),
     "top_k_a1": (
         "top-k of A₁",
         "A₁ → top {k} (rows scaled: {renormalise})",

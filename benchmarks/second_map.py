@@ -1,6 +1,7 @@
 """Measure what the second map does in each layer of a model: what its loss costs, what can stand in for it, and where it looks.
 
 python -m benchmarks.second_map mini-diff
+python -m benchmarks.second_map mini-text --distractors 6
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from diffscope.hypotheses import Settings
 from diffscope.scope import Scope
 from diffscope.tasks.prompt import Prompt
 
+DISTRACTORS = 24
 CHANGES = {"negative": "D's negative weights set to 0", "scattered": "as much added at random keys", "plus": "A1 + λA2"}
 BLIND = {
     "A2": "A2 does not see the token before the answer's number",
@@ -38,7 +40,7 @@ def main() -> None:
     parser.add_argument("model", nargs="?", default="mini-diff")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--length", type=int, default=256, help="tokens a prompt")
-    parser.add_argument("--distractors", type=int, default=24)
+    parser.add_argument("--distractors", type=int, default=DISTRACTORS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     scope = diffscope.load(options.model)
@@ -47,10 +49,14 @@ def main() -> None:
     prompts = settings.prompts_for(scope)
     cells = [[words, *of] for words, of in rows(scope, prompts, settings)]
     blind = [[words, mean(of)] for words, of in zip(BLIND.values(), rises_when_blind(scope, prompts).sel(blind=list(BLIND)))]
-    caption = f"Rises of the answer's loss in nats, mean over {len(prompts)} prompts of {options.length} tokens ± standard error."
+    caption = (
+        f"Rises of the answer's loss in nats, mean over {len(prompts)} prompts of {options.length} tokens with "
+        f"{options.distractors} distractors ± standard error."
+    )
     tables = [table(caption, (scope.name, *(f"layer {layer}" for layer in scope.layer_numbers)), cells)]
     tables.append(table("The same of all layers, for keys that a map does not see.", ("", scope.name), blind))
     command = f"python -m benchmarks.second_map {scope.name}"
+    command += "" if options.distractors == DISTRACTORS else f" --distractors {options.distractors}"
     title = "The second map, layer by layer"
     results.keep("second_map", [Section(scope.name, title, command, f"{scope.name}, as it is bundled", tables)], options)
 
@@ -69,8 +75,26 @@ def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterato
         yield words, [mean(answers(scope, prompts, edit(layer)).loss - before) for layer in scope.layer_numbers]
     shares = previous_token_share(scope, prompts).mean("prompt")
     for name in ("a2", "a1"):
-        cells = [", ".join(f"{value:.2f}" for value in of if np.isfinite(value)) for of in shares[name].values]
-        yield f"{name.upper()} on the token before the number, by head", cells
+        yield f"{name.upper()} on the token before the number, by head", by_head(shares[name])
+    told = on_answer(scope, prompts)
+    for name in ("A2", "A1"):
+        yield f"{name} on the answer, of the query that gives it, by head", by_head(told.sel(map=name))
+
+
+def by_head(shares: xr.DataArray) -> list[str]:
+    """Return shares (layer, head) in words, a layer at a time."""
+    return [", ".join(f"{value:.2f}" for value in of if np.isfinite(value)) for of in shares.transpose("layer", "head").values]
+
+
+def on_answer(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
+    """Measure what maps give to the answer in the text at the last query, mean over prompts, (map, layer, head)."""
+    masses = [
+        scope.measure(prompt.ids, ["span_mass"], spans={"answer": prompt.spans["answer"]}, queries=[len(prompt.ids) - 1])[
+            "span_mass"
+        ].sel(span="answer", normalisation="raw")
+        for prompt in prompts
+    ]
+    return xr.concat(masses, "measured").mean(("measured", "query"))
 
 
 def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edit]]:
@@ -81,6 +105,7 @@ def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edi
     every = range(longest)
     return {
         "without A1": lambda layer: edits.knock_out(every, every, branch=1, layers=layer),
+        "A1 uniform": lambda layer: edits.uniform_a1(layers=layer),
         "A2 uniform": lambda layer: edits.uniform_a2(layers=layer),
         "A2 = its mean over other prompts": lambda layer: edits.mean_a2(map(scope.capture, others), layers=layer),
         "A2 = its mean at each distance": lambda layer: edits.positional_a2(map(scope.capture, others), layers=layer),

@@ -108,6 +108,12 @@ def mass(context: RowContext, a: Tensor) -> Tensor | float:
     return 1.0 if context.layer.sink_logit is None else a.sum(-1, keepdim=True)
 
 
+def uniform(context: RowContext, a: Tensor) -> Tensor:
+    """Return the rows that have equal weight on every key that they see, and the :func:`mass` of those of `a`."""
+    visible = context.visible.to(a.dtype)
+    return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(context, a)
+
+
 def permuted(a: Tensor, visible: Tensor, draws: Tensor) -> Tensor:
     """Permute the weights of each row (..., query, key) among the keys that it sees, in the order of draws between 0 and 1."""
     source = draws.masked_fill(~visible, 2).argsort(-1)  # visible keys first, in random order
@@ -151,8 +157,7 @@ class UniformA2(ChangeOfA2):
     """Equal weight on every visible key, in place of A2, with its :func:`mass`."""
 
     def second(self, context: RowContext, a2: Tensor) -> Tensor:
-        visible = context.visible.to(a2.dtype)
-        return visible / visible.sum(-1, keepdim=True).clamp_min(1) * mass(context, a2)
+        return uniform(context, a2)
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,16 @@ class TopKA1(Change):
         if self.renormalise:
             sparse = sparse / sparse.sum(-1, keepdim=True).clamp_min(1e-30) * mass(context, a1)
         return torch.where(chosen(self.heads, context), sparse, a1), a2
+
+
+@dataclass(frozen=True)
+class UniformA1(Change):
+    """Equal weight on every visible key, in place of A1, with its :func:`mass`."""
+
+    heads: tuple[int, ...]
+
+    def maps(self, context: RowContext, a1: Tensor, a2: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        return torch.where(chosen(self.heads, context), uniform(context, a1), a1), a2
 
 
 @dataclass(frozen=True)

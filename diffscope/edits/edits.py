@@ -25,6 +25,7 @@ from diffscope.attention.changes import (
     ScaleA2,
     SharedA2,
     TopKA1,
+    UniformA1,
     UniformA2,
     key_noise,
 )
@@ -183,6 +184,14 @@ def low_rank_a2(rank: int, *, normalise: bool = False, layers: Indices = None, h
 
 
 # A1 and D
+
+
+@declare(
+    "A1 = 1/n on each of the n keys a row sees, times what the row of A1 sums to if the model has sink logits", stage=Stage.MAPS
+)
+def uniform_a1(*, layers: Indices = None, heads: Indices = None) -> Edit:
+    """Give A1 the same weight on every key that the query sees; with sink logits, its rows keep their sums."""
+    return Edit("A1 uniform", lambda layer, heads: UniformA1(heads), layers=layers, heads=heads)
 
 
 @declare(

@@ -164,6 +164,7 @@ EDITS = {
         lambda a1, a2: (a1, slow.low_rank(a2, 3) * a2.sum(1, keepdims=True) / slow.low_rank(a2, 3).sum(1, keepdims=True)),
     ),
     "uniform A2": (edits.uniform_a2(), lambda a1, a2: (a1, slow.uniform(N) * a2.sum(1, keepdims=True))),
+    "uniform A1": (edits.uniform_a1(), lambda a1, a2: (slow.uniform(N) * a1.sum(1, keepdims=True), a2)),
     "A2 rank 3": (edits.low_rank_a2(3), lambda a1, a2: (a1, slow.low_rank(a2, 3))),
     "A1 top-3": (edits.top_k_a1(3), lambda a1, a2: (slow.top_k(a1, 3), a2)),
 }

@@ -146,6 +146,12 @@ def as_a1(new):
     return lambda *_: dict(maps=lambda a1, a2, head: (new(a1), a2))
 
 
+def as_much_on_each(a):
+    """Rows spread over the keys that they see, with a window or without, and with their sums, below 1 beside a sink."""
+    seen = a > 0
+    return seen * a.sum(1, keepdims=True) / seen.sum(1, keepdims=True)
+
+
 def as_d(new):
     return lambda *_: dict(difference=lambda d, head: new(d))
 
@@ -176,6 +182,7 @@ NEED_NORM = {
     "scalar norm": (lambda s, **at: edits.scalar_norm(map(s.capture, UNEVEN), **at), scalar_of_others),
 }
 NEED_NOTHING = {
+    "uniform A1": (lambda s, **at: edits.uniform_a1(**at), as_a1(as_much_on_each)),
     "A1 top-3": (lambda s, **at: edits.top_k_a1(3, **at), as_a1(lambda a: slow.top_k(a, 3))),
     "A1 top-3 as it is": (
         lambda s, **at: edits.top_k_a1(3, renormalise=False, **at),

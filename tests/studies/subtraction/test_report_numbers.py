@@ -3,12 +3,14 @@
 But for what is declared (`DESIGN`), what the first study found (`FIRST_STUDY`), and what the page said before it was corrected.
 """
 
+import json
 import math
 import re
 
 import numpy as np
 import pytest
 
+from benchmarks import results
 from diffscope.hypotheses.intervals import holm, sign_flip_test, students_t
 from diffscope.hypotheses.rules import IDLE
 from diffscope.lab.training.initialisation import tokenizer_for
@@ -371,6 +373,7 @@ def of_text(part):
         f"{fixed(early.sel(arm='standard-norm') - early.sel(arm=DIFF), 2)} below",
         f"held-out text of {evidence.LENGTH['text']} tokens with {evidence.DISTRACTORS // 4} distractors",
         *of_last_layer(part.sel(arm=DIFF)),
+        *of_bundled(),
         *of_signs(part),
         *of_planted(part),
         f"In {count((part['snr_first_ahead'] < 0).sel(arm=DIFF))} of {WORDS[seeds]} DIFF models A2",
@@ -411,6 +414,19 @@ def of_last_layer(diff):
         f"A1 reads it, {span(ahead.where(~by_a2))} dB ahead, and the subtraction changes the ratio by less than "
         f"{bound(gain.where(~by_a2, drop=True), 0)} dB",
         f"On average the gain is {mean_gain} dB ({about_gain})",
+    )
+
+
+def of_bundled():
+    """What flat maps cost the language model that is bundled, in nats."""
+    (rises, _) = results.read()["second_map"]["mini-text"]["tables"]
+    cells = {row[0]: row[-1].split(" ± ") for row in rises["rows"]}  # of the last layer
+    (first, about), (second, _) = cells["A1 uniform"], cells["A2 uniform"]
+    card = json.loads((ROOT / "diffscope/models/bundled/mini-text/card.json").read_text(encoding="utf-8"))
+    return (
+        f"In the model of seed {card['facts']['seed']}, which is bundled as `mini-text`, the maps have changed places: "
+        f"in layer {card['summary']['layers'] - 1} A1 may be uniform at no cost ({first} nats ± {about}), "
+        f"and A2 may not ({second})",
     )
 
 
