@@ -339,10 +339,13 @@ def test_a_table_says_of_what_part_it_is_and_has_no_single_heads(run, saved, tmp
 
 
 def test_prompt_from_a_file(run, tiny_diff_folder, tmp_path):
-    (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8")
-    _, from_file, _ = run("capture", "--model", tiny_diff_folder, "--prompt-file", tmp_path / "prompt.txt", "--json")
+    (tmp_path / "prompt.txt").write_text(PROMPT, encoding="utf-8-sig")  # with the mark that some editors put first
+    _, from_file, err = run("capture", "--model", tiny_diff_folder, "--prompt-file", tmp_path / "prompt.txt", "--json")
     _, typed, _ = run("capture", "--model", tiny_diff_folder, "--prompt", PROMPT, "--json")
-    assert json.loads(from_file)["tokens"] == json.loads(typed)["tokens"]
+    assert json.loads(from_file)["tokens"] == json.loads(typed)["tokens"] and "line break" not in err
+    (tmp_path / "prompt.txt").write_text(f"{PROMPT}\n", encoding="utf-8")
+    _, ended, err = run("capture", "--model", tiny_diff_folder, "--prompt-file", tmp_path / "prompt.txt", "--json")
+    assert len(json.loads(ended)["tokens"]) > len(json.loads(typed)["tokens"]) and "ends in a line break" in err
 
 
 def test_a_chat_or_token_ids_from_a_json_file(run, tiny_diff_folder, tmp_path):
@@ -406,6 +409,11 @@ def test_models_lists_what_is_bundled(run):
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "=a"], "NAME=TEXT"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x=a", "--span", "x=a"], "twice"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--out", "statistics.txt"], ".parquet"),
+        (["measure", "--model", "mini-diff", "--prompt", "at 12:30 a", "--span", "x=12:30"], "or the tokens as x=012:30"),
+        (
+            ["measure", "--model", "mini-diff", "--prompt", "a b c d", "--queries", "1:90"],
+            "1:90 goes beyond the prompt, which has",
+        ),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x:=~y"], "made of 'y'"),
         (["measure", "--model", "mini-diff", "--prompt", "a", "--span", "x:=not y"], "before(…)"),
         (["capture", "--model", "mini-diff", "--prompt", "a", "--out", "paris.pdf"], "name it 'paris.dscope'"),

@@ -56,7 +56,8 @@ class Source:
 
     def given(self) -> tuple:
         """Return the prompt and its spans."""
-        return read_prompt(self.prompt, self.prompt_file), read_spans(self.span or [])
+        prompt = read_prompt(self.prompt, self.prompt_file)
+        return prompt, read_spans(self.span or [], prompt=prompt)
 
     def file(self, kind: str):
         """Open the file or folder that is drawn."""

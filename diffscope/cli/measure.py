@@ -104,7 +104,9 @@ def command(
         capture = read_capture(*given, decoder_prompt=decoder_prompt, key_span=key_span, scope=scope)
         source = _of_capture(capture, layer, head, backend)
     else:
-        source = _of_model(scope, read_prompt(prompt, prompt_file), read_spans(span or []), layer, head, backend)
+        content = read_prompt(prompt, prompt_file)
+        source = _of_model(scope, content, read_spans(span or [], prompt=content), layer, head, backend)
+    _check_range(rows, queries, source.tokens)
     signed = [*asked, *{"negative_share"} - set(asked)] if "span_mass" in asked else names
     measured, interrupt = _measure(source, signed, rows)
     if layer is not None and layer not in measured["layer"]:
@@ -288,6 +290,13 @@ def _queries(query, queries):
     if ends := re.fullmatch(r"(-?\d+)?:(-?\d+)?", queries):
         return slice(*(int(end) if end else None for end in ends.groups()))
     return queries
+
+
+def _check_range(rows, queries, tokens):
+    """Refuse a range of queries, as --queries has it, that goes beyond the prompt or the longest of a batch."""
+    longest = max(tokens) if isinstance(tokens, list) else tokens
+    if isinstance(rows, slice) and any(end is not None and abs(end) > longest for end in (rows.start, rows.stop)):
+        raise DiffscopeError(f"--queries {queries} goes beyond the prompt, which has {longest} tokens")
 
 
 def _as_dict(values, error, words):

@@ -74,8 +74,10 @@ def read_capture(
             )
     else:
         scope = scope or read_scope(model, device, dtype)
-        content = read_both_sides(scope, read_prompt(prompt, prompt_file), decoder_prompt)
-        spans, key_spans = read_spans(span or []), read_spans(key_span or [], "--key-span")
+        given = read_prompt(prompt, prompt_file)
+        content = read_both_sides(scope, given, decoder_prompt)
+        spans = read_spans(span or [], prompt=given if decoder_prompt is None else decoder_prompt)
+        key_spans = read_spans(key_span or [], "--key-span", given)
         scope.encode(content, spans, embedded=True)  # refuses a batch
         with working("capturing"):
             capture = scope.capture(content, spans=spans, key_spans=key_spans)
@@ -129,10 +131,12 @@ def read_prompt(prompt, prompt_file):
     if prompt is not None:
         return prompt
     try:
-        text = prompt_file.read_text(encoding="utf-8")
+        text = prompt_file.read_text(encoding="utf-8-sig")  # without the mark that some editors put first
     except UnicodeDecodeError:
         raise PromptError(f"{prompt_file} is not UTF-8 text; convert it first") from None
     if prompt_file.suffix.lower() != ".json":
+        if text.endswith("\n"):
+            note(f"the prompt ends in a line break, as {prompt_file} does")
         return text
     try:
         return json.loads(text)
@@ -140,8 +144,11 @@ def read_prompt(prompt, prompt_file):
         raise PromptError(f"{prompt_file} is broken JSON ({error}); mend it, or give text in a file that ends in .txt") from None
 
 
-def read_spans(options, flag="--span"):
-    """Return spans by name, as --span or another option has them: a text, a slice of tokens, or an expression of other spans."""
+def read_spans(options, flag="--span", prompt=""):
+    """Return spans by name, as --span or another option has them: a text, a slice of tokens, or an expression of other spans.
+
+    Raises SpanError if one says nothing, or is text of the prompt and a slice of tokens too.
+    """
     spans = {}
     for option in options:
         name, equals, value = option.partition("=")
@@ -155,6 +162,11 @@ def read_spans(options, flag="--span"):
         if of_spans:
             spans[name] = diffscope.SpanExpr(value)
         elif tokens:
+            if isinstance(prompt, str) and value in prompt:
+                raise SpanError(
+                    f"{flag} {option!r}: {value} is text of the prompt, and tokens {tokens[1]} to {int(tokens[2]) - 1}; "
+                    f"give more of the text, or the tokens as {name}=0{value}"
+                )
             spans[name] = slice(int(tokens[1]), int(tokens[2]))
         else:
             spans[name] = value

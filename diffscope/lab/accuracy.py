@@ -36,6 +36,9 @@ class Accuracy:
     ----------
     model : str
     prompts : int
+        Those that are scored.
+    left_out : int
+        Prompts without distractors, if others have some: they are not scored.
     exact : float
         Share of exact answers.
     chance : float
@@ -52,6 +55,7 @@ class Accuracy:
 
     model: str
     prompts: int
+    left_out: int
     exact: float
     chance: float
     p: float
@@ -64,26 +68,35 @@ class Accuracy:
     def as_dict(self) -> dict:
         """Return what JSON can hold: all but the single prompts."""
         fields = {name: value for name, value in vars(self).items() if name != "right"}
-        return {**fields, "at_chance": self.at_chance, "sentence": self.sentence}
+        return {**fields, "at_chance": None if self.too_few else self.at_chance, "sentence": self.sentence}
 
     @property
     def at_chance(self) -> bool:
-        """Whether the share of exact answers is not above chance."""
-        return self.p > LEVEL
+        """Whether the share of exact answers is not above chance, though one of so many prompts could be."""
+        return self.p > LEVEL and not self.too_few
+
+    @property
+    def too_few(self) -> bool:
+        """Whether even right answers to all prompts could be chance."""
+        return self.chance**self.prompts > LEVEL
 
     @property
     def sentence(self) -> str:
         """Say how the model answers."""
         share = f"{self.exact:.1%} of {counted(self.prompts, 'prompt')} exactly"
+        if self.left_out:
+            share += f" ({counted(self.left_out, 'prompt')} without distractors left out)"
         if math.isnan(self.chance):
             return f"{self.model} answers {share}; {CHANCE_UNKNOWN}"
         odds = f"log-odds {self.log_odds:.2f} nats, and {self.blind:.2f} if it preferred none of the numbers"
+        if self.too_few:
+            return f"{self.model} answers {share}, of too few prompts to tell it from chance ({self.chance:.1%}; {odds})"
         if not self.at_chance:
             return f"{self.model} answers {share} (chance {self.chance:.1%}; {odds})"
         what = "what follows is about attention that does not answer"
         if self.log_odds_low > self.blind:
             what = f"yet it prefers the right number to the others; {what}"
-        return f"{self.model} answers at chance ({self.exact:.1%} exact, chance {self.chance:.1%}; {odds}): {what}"
+        return f"{self.model} answers at chance ({share}, chance {self.chance:.1%}; {odds}): {what}"
 
 
 def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
@@ -94,7 +107,8 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
     prompts : sequence of Prompt
         Each with an answer. If some name distractors, only those count.
     """
-    prompts = [prompt for prompt in prompts if prompt.distractors] or prompts
+    scored = [prompt for prompt in prompts if prompt.distractors] or prompts
+    left_out, prompts = len(prompts) - len(scored), scored
     answered = answers(scope.logits, prompts)
     expected = float(np.mean(chance(prompts)))
     p = blind = math.nan
@@ -105,6 +119,7 @@ def accuracy_of(scope: Scope, prompts: Sequence[Prompt]) -> Accuracy:
     return Accuracy(
         model=scope.name or "the model",
         prompts=len(prompts),
+        left_out=left_out,
         exact=float(answered.right.mean()),
         chance=expected,
         p=p,

@@ -107,9 +107,9 @@ def read_proven_json(path: Path, remedy: str) -> dict:
 
 
 def write_sums(folder: Path, names: Collection[str]) -> None:
-    """Write the digests of some files of a folder into its SHA256SUMS."""
+    """Write the digests of some files of a folder into its SHA256SUMS, which other processes may be writing as well."""
     lines = [f"{_sha256(folder / name).hexdigest()}  {name}\n" for name in sorted(names)]
-    write_text(folder / SUMS, "".join(lines), alone=True)
+    write_text(folder / SUMS, "".join(lines))
 
 
 def check_sums(folder: Path, only: Collection[str] = ()) -> None:

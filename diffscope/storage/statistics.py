@@ -160,9 +160,9 @@ def _read_parquet(path: Path) -> xr.Dataset:
 
 
 def _read_csv(path: Path) -> xr.Dataset:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding="utf-8", newline="\n") as file:  # a carriage return belongs to a label
         header = json.loads(file.readline().removeprefix("# "))
-        return _from_rows(pd.read_csv(file, usecols=["value"])["value"].to_numpy(), header)
+        return _from_rows(pd.read_csv(file, usecols=["value"], lineterminator="\n")["value"].to_numpy(), header)
 
 
 def _item_bytes(data_type: Any) -> int:

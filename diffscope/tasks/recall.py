@@ -93,8 +93,17 @@ class Recall:
         -------
         ids : ndarray of int64, (window, length)
         hits : ndarray of bool, (window, length)
+
+        Raises
+        ------
+        PromptError
+            The text is shorter than a window.
         """
         inside = length - len(self._first)
+        if len(self.filler.ids) < inside:
+            raise PromptError(
+                f"the text has {len(self.filler.ids)} tokens, and a window needs {inside}; add text, or shorten windows"
+            )
         starts = np.arange(0, len(self.filler.ids) - inside + 1, inside)
         if most is not None and most < len(starts):
             starts = starts[np.arange(most) * len(starts) // most]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,14 @@ def test_a_model_that_never_learned_it_answers_at_chance():
     trained = diffscope.load("mini-diff")
     accuracy = accuracy_of(trained, draw(Retrieval(trained.tokenizer), 10, 128, 4, 0))
     assert not accuracy.at_chance and accuracy.log_odds_low > 0 and "at chance" not in accuracy.sentence
+
+
+def test_prompts_too_few_to_be_told_from_chance_and_those_left_out_are_said():
+    trained = diffscope.load("mini-diff")
+    alone, other = draw(Retrieval(trained.tokenizer), 2, 128, 4, 0)
+    accuracy = accuracy_of(trained, [alone, replace(other, distractors=[])])
+    assert (accuracy.prompts, accuracy.left_out, accuracy.at_chance, accuracy.as_dict()["at_chance"]) == (1, 1, False, None)
+    assert "100.0% of 1 prompt exactly (1 prompt without distractors left out), of too few prompts to tell" in accuracy.sentence
 
 
 def test_a_prompt_beyond_the_model_is_refused_in_one_line():

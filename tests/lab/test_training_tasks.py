@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import diffscope
 from diffscope.cli import main
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.training import train as module
 from diffscope.lab.training.cohort import Cohort, collect
 from diffscope.lab.training.drawing import Draws
@@ -123,6 +123,21 @@ def test_running_text_is_the_same_for_all_arms_and_passes_through_the_corpus(cor
     assert np.array_equal(other.rows(0, 39)[0], ids)  # without those before
     assert one.tasks[0].retrieval.filler.windows > 40 * 3  # less than one pass
     assert 20 < len(seen) == len(set(seen)) < 100  # half of the windows are planted
+
+
+def test_a_held_out_text_shorter_than_a_window_is_refused_before_the_training(corpus):
+    folder, recipe = corpus
+    long = replace(recipe, plain_text=replace(recipe.plain_text, length=100_000))
+    long = replace(long, model={**long.model, "max_position_embeddings": 100_000})
+    with pytest.raises(PromptError, match=r"^held_out of .*: the text has \d+ tokens, and a window needs 99999; "):
+        check_prompts(with_text(long, folder))
+
+
+def test_a_recipe_with_another_padding_than_its_tokenizer_is_refused(corpus):
+    folder, recipe = corpus
+    other = replace(recipe, model={**recipe.model, "pad_token_id": 2})
+    with pytest.raises(DiffscopeError, match="has pad_token_id = 2, and its tokenizer 1; write the tokenizer's into"):
+        check_prompts(with_text(other, folder))
 
 
 def test_a_model_of_a_corpus_is_scored_on_both_domains_and_on_lookups(corpus, tmp_path):

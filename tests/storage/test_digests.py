@@ -17,6 +17,7 @@ from diffscope.cards import BUNDLED, CARD_FILE
 from diffscope.cli import main
 from diffscope.errors import CorruptFile, MissingChecksum
 from diffscope.hypotheses.shipped import SHIPPED, shipped
+from diffscope.storage.atomic import unfinished_folder
 from diffscope.storage.checksum import END, KEY, MARK, SUMS, check_sums, write_sums
 from diffscope.storage.statistics import FORMATS, open_statistics, save_statistics
 from diffscope.storage.tensors import open_tensors, save_tensors
@@ -148,3 +149,18 @@ def test_all_that_the_package_brings_carries_digests():
         check_sums(weights.parent)
     for name in shipped():
         diffscope.open(SHIPPED / name)  # without a warning, which would be an error
+
+
+def test_a_label_that_is_a_carriage_return_is_kept(tmp_path):
+    made = xr.Dataset({"mass": ("token", [0.25, 0.75])}, {"token": ["a\r", "\r\n"]})
+    save_statistics(made, tmp_path / "mass.csv")
+    xr.testing.assert_equal(open_statistics(tmp_path / "mass.csv"), made)
+
+
+def test_digests_are_written_beside_another_process_that_writes_them(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    others = unfinished_folder(tmp_path / SUMS)
+    others.mkdir()
+    write_sums(tmp_path, ["config.json"])
+    assert others.is_dir()
+    check_sums(tmp_path)

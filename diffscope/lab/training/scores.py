@@ -22,7 +22,7 @@ from diffscope.tasks.log_odds import logits_of
 from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
 from diffscope.tasks.scoring import answers, losses, text_losses
-from diffscope.tasks.text_folder import HELD_OUT, TRAIN
+from diffscope.tasks.text_folder import HELD_OUT, TRAIN, TextFolder
 from diffscope.tasks.tokenizer import UNKNOWN
 
 MEASURED = ("answer_loss", "text_loss", "answer_tokens_right", "gradient_norm", "seconds", "stage", "retrieval")
@@ -76,14 +76,14 @@ def score(folder: Path, recipe: Recipe, arm: str, seed: int, device: str = "cpu"
 
 def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
     """Return the loss on held-out text: drawn by the seed, or with a corpus the same windows for all runs, and another domain."""
-    texts = recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
+    texts = scored_text(recipe)
     logits = logits_of(scope.model)
     corpus = corpus_of(recipe)
     if corpus is None:
         means = text_losses(logits, Recall(scope.tokenizer), texts.length, [TEXTS, seed], texts.texts)
         return {"text": xr.DataArray(list(means.values()), dims="token", coords={"token": list(means)})}
-    splits = [split for split in corpus.splits if split != TRAIN]
     rows = []
+    splits = held_out_splits(corpus)
     for split in splits:
         recall = Recall(scope.tokenizer, corpus.filler(split, scope.tokenizer))
         ids, hits = recall.windows(texts.length, texts.texts)  # (window, token)
@@ -92,6 +92,16 @@ def _text(scope: Scope, recipe: Recipe, seed: int) -> dict[str, xr.DataArray]:
     coords = {"domain": splits, "token": ["hit", "other", "all"]}
     by_domain = xr.DataArray(rows, dims=("domain", "token"), coords=coords)
     return {"text": by_domain.sel(domain=HELD_OUT, drop=True), "text_by_domain": by_domain}
+
+
+def scored_text(recipe: Recipe) -> PlainText:
+    """Return how many texts of which length the loss of a finished run is scored on."""
+    return recipe.plain_text or PlainText(middle(recipe.grid).lengths[0], MOST_TEXTS)
+
+
+def held_out_splits(corpus: TextFolder) -> list[str]:
+    """Return the splits of a corpus that it is not trained on."""
+    return [split for split in corpus.splits if split != TRAIN]
 
 
 def diverged(rows: list[dict], recipe: Recipe, arm: str) -> xr.Dataset:

@@ -10,23 +10,26 @@ from pathlib import Path
 
 import numpy as np
 import xarray as xr
+from transformers import PreTrainedTokenizerBase
 
-from diffscope.errors import DiffscopeError
+from diffscope.errors import DiffscopeError, PromptError
 from diffscope.lab.items import Item, Outcome
 from diffscope.lab.queue import Progress, run
 from diffscope.lab.training.cohort import Cohort
 from diffscope.lab.training.drawing import Draws, filler_of
 from diffscope.lab.training.formation import formation
-from diffscope.lab.training.initialisation import tokenizer_for
+from diffscope.lab.training.initialisation import corpus_of, tokenizer_for
 from diffscope.lab.training.recipe import Recipe
 from diffscope.lab.training.run import read_metrics, read_run
 from diffscope.lab.training.runs import identity, run_folder, run_label, run_of
-from diffscope.lab.training.scores import OF_TASK, area, diverged, metrics, near_grid, score
+from diffscope.lab.training.scores import OF_TASK, area, diverged, held_out_splits, metrics, near_grid, score, scored_text
 from diffscope.lab.training.stages import BACKCOPY, RETRIEVAL
 from diffscope.lab.training.train import Diverged, NotFormed, check_tools, train_run
 from diffscope.models.folders import RUN
 from diffscope.storage.statistics import save_statistics
+from diffscope.tasks.recall import Recall
 from diffscope.tasks.retrieval import Retrieval
+from diffscope.tasks.text_folder import HELD_OUT
 
 Evidence = Callable[[Path, Recipe, int], object]
 
@@ -102,8 +105,8 @@ class _Counter:
 def check_prompts(recipe: Recipe) -> None:
     """Draw a step of every shape and a prompt of every cell, so that a mistake is known before the training.
 
-    Raises DiffscopeError if prompts are longer than a model has positions, and PromptError if sentences do not fit the length of
-    their prompt.
+    Raises DiffscopeError if prompts are longer than a model has positions, or the recipe names another padding than its
+    tokenizer has; PromptError if sentences do not fit the length of their prompt, or a held-out text is shorter than a window.
     """
     tokenizer = tokenizer_for(recipe)
     grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
@@ -123,6 +126,8 @@ def check_prompts(recipe: Recipe) -> None:
             Draws(replace(recipe, stages=(fullest,)), tokenizer, seed=0).rows(0, 0)
     if recipe.task == BACKCOPY:
         return
+    _check_special_tokens(recipe, tokenizer)
+    _check_held_out(recipe, tokenizer)
     task = Retrieval(tokenizer, texts=filler_of(recipe, tokenizer, held_out=True))
     kinds = [(grid, {}) for grid in grids]
     if recipe.grid is not None and recipe.task == RETRIEVAL:
@@ -130,6 +135,35 @@ def check_prompts(recipe: Recipe) -> None:
     for grid, kind in kinds:
         for length, distractors in grid.cells:
             task.with_template(grid.template).controlled(length, distractors, 0, slots=grid.slots(length), **kind)
+
+
+def _check_special_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise DiffscopeError if the embedding of a token that is no padding would stay 0, or a recipe names other ends of text."""
+    for arm in recipe.arms:
+        config = recipe.config(arm, len(tokenizer))
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            of_model, of_tokenizer = getattr(config, name), getattr(tokenizer, name)
+            unknown = of_tokenizer is None and name != "pad_token_id"
+            if of_model is not None and of_model != of_tokenizer and not unknown:
+                raise DiffscopeError(
+                    f"recipe {recipe.name!r} has {name} = {of_model}, and its tokenizer {of_tokenizer}; write the tokenizer's "
+                    "into [model] of the recipe, or leave the line out if it has none"
+                )
+
+
+def _check_held_out(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Cut a window of each held-out text of a corpus, as it will be scored."""
+    corpus = corpus_of(recipe)
+    if corpus is None:
+        return
+    needed = [(split, scored_text(recipe).length) for split in held_out_splits(corpus)]
+    if recipe.evaluation_text is not None:
+        needed.append((HELD_OUT, recipe.evaluation_text.length))
+    for split, length in needed:
+        try:
+            Recall(tokenizer, corpus.filler(split, tokenizer)).windows(length, 1)
+        except PromptError as error:
+            raise PromptError(f"{split} of {recipe.text}: {error}") from None
 
 
 def _labelled(item: Item, progress: Progress | None) -> Progress | None:
