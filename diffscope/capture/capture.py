@@ -376,8 +376,9 @@ class Capture:
     def lam(self) -> xr.DataArray:
         """λ as the model used it, after any cast to the dtype of its activations.
 
-        Dimensions: (layer, head) of one prompt, (layer, prompt, head) of a batch; where the model computes λ for every token,
-        also query. NaN in a layer without a second map, and where a layer has fewer heads or a prompt fewer tokens than others.
+        Dimensions: (layer, head) of one prompt, (layer, prompt, head) of a batch; also query where the model computes λ for every
+        token, unless each prompt is of one. NaN in a layer without a second map, and where a layer has fewer heads or a prompt
+        fewer tokens than others.
         """
         return self._lambda("lam", "λ the model used")
 

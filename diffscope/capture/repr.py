@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from diffscope import render
 from diffscope.numbers import layers_by_heads
 from diffscope.prompts.encoded import Encoded
@@ -85,10 +87,10 @@ def _shape(capture: Capture) -> str:
 
 
 def _lambda_range(capture: Capture) -> str:
-    values = [layer.lam.float() for layer in capture.layers if layer.differential]
-    if not values:
+    if not capture.differential:
         return "none: one map a head, D = A"
-    least, largest = min(float(lam.min()) for lam in values), max(float(lam.max()) for lam in values)
+    values = capture.lam.values  # NaN at padding
+    least, largest = float(np.nanmin(values)), float(np.nanmax(values))
     return f"{least:.3g}" if least == largest else f"{least:.3g} to {largest:.3g}"
 
 

@@ -86,7 +86,7 @@ def check(
             check_cache(run)
         check_observation(run)
     report.findings.sort(key=lambda finding: VERDICTS.index(finding.verdict))
-    report.differences = differences([each.layer for each in observed], conventions[0])
+    report.differences = differences([each.layer for each in observed], conventions)
     return report
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from diffscope.attention.changes import Reshape
 from diffscope.attention.layer import LayerAttention
 from diffscope.families.base import HALVES, STRIPES, Convention
 from diffscope.models import lambda_init_schedule
+from diffscope.numbers import listed
 
 REORDERED = "the same with weights in another order"
 
@@ -108,9 +111,13 @@ def _shown(layer: LayerAttention) -> Convention:
     return Convention(described_pairing(layer), "a number for each token or head", None, None, False, rope="interleaved")
 
 
-def differences(layers: list[LayerAttention], convention: Convention | None) -> list[str]:
-    """List the differences from the paper's V1, as its authors published it, in the order of the computation."""
-    layer = layers[0]
+def differences(layers: list[LayerAttention], conventions: Sequence[Convention | None]) -> list[str]:
+    """List the differences from the paper's V1, as its authors published it, in the order of the computation.
+
+    They are those of the first layer with two maps; if others have one, it is said of which.
+    """
+    single = [layer.layer for layer in layers if not layer.differential]
+    layer, convention = next(((*pair,) for pair in zip(layers, conventions) if pair[0].differential), (layers[0], None))
     scores = [
         (f"scores are capped: {layer.soft_cap or 0:g}·tanh(s/{layer.soft_cap or 0:g})", layer.soft_cap is not None),
         ("a sink logit takes part in each softmax: rows sum to less", any(each.sink_logit is not None for each in layers)),
@@ -121,6 +128,7 @@ def differences(layers: list[LayerAttention], convention: Convention | None) -> 
     width, d = layer.v.shape[-1], layer.q.shape[-1]
     positive = Reshape(tuple(range(layer.n_heads)), "positive")
     lines = [
+        (f"one softmax map a head in layer {listed(list(map(str, single)))}", bool(single)),
         *scores,
         ("several heads share one second map", "one A2" in described_pairing(layer)),
         (f"head h owns the query maps {HALVES} instead of {STRIPES} ({REORDERED})", convention.pairing == HALVES),

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from diffscope.attention.components import Mask, Pairing
 from diffscope.attention.layer import LayerAttention
-from diffscope.errors import UnsupportedModel
+from diffscope.errors import UnsupportedModel, translated
 from diffscope.families.attention_pass import AttentionPass
 from diffscope.families.base import Family
 from diffscope.families.foreign import attribute, has_attribute
 from diffscope.families.reading import heads_of
 
+PAIRED = "correct the family's heads, groups or pairing"
 Lambda = str | float | Callable[[nn.Module, Mapping[str, Tensor]], Tensor | float]
 
 
@@ -78,13 +79,15 @@ class Projected(Family):
     def read(self, attention_pass: AttentionPass) -> LayerAttention:
         module, outputs = attention_pass.module, attention_pass.outputs
         groups = None if self.groups is None else self._count(module, "groups")
-        pairing = self.pairing(self._count(module, "heads"), groups, device=outputs["q"].device)
+        declared = self._count(module, "heads")
+        with translated(UnsupportedModel, f"{attention_pass.kind} has {declared} heads", PAIRED, errors=ValueError):
+            pairing = self.pairing(declared, groups, device=outputs["q"].device)
         maps, values = pairing.key_of_map, int(pairing.value_of_head.max()) + 1
         counts = {"q": len(maps), "k": int(maps.max()) + 1, "v": values}
         for name, count in counts.items():
             if outputs[name].shape[-1] % count:
                 wide = f"{attention_pass.kind} makes {name} {outputs[name].shape[-1]} wide"
-                raise UnsupportedModel(f"{wide}, which {count} heads cannot share; correct the family's heads or pairing")
+                raise UnsupportedModel(f"{wide}, which {count} heads cannot share; {PAIRED}")
         q, k, v = (heads_of(outputs[name], outputs[name].shape[-1] // count) for name, count in counts.items())
         heads = len(pairing.value_of_head)
         return attention_pass.layer(

@@ -101,7 +101,9 @@ def _seen(mask: list[int]) -> slice:
     return slice(first, stop)
 
 
-def refuse_padding(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase | None) -> None:
+def refuse_padding(
+    rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase | None, name: str = IDS, mask: str = MASK
+) -> None:
     """Refuse rows of one length that begin or end in what looks like padding, while no mask says whether it is.
 
     A padding token that also begins or ends texts is taken for padding only if some rows have more of it than others.
@@ -116,7 +118,7 @@ def refuse_padding(rows: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizer
         if max(counts) > expected:
             raise PromptError(
                 f"prompt {counts.index(max(counts))} of the batch {words} with the tokenizer's padding (token {pad}); "
-                f"give its {MASK} too, in a dict with input_ids: 0 for padding, 1 for tokens"
+                f"give its {mask} too, in a dict with {name}: 0 for padding, 1 for tokens"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -224,6 +225,22 @@ class LanguageModel(TokenModel):
     def max_length(self) -> int | None:
         return getattr(self.model.config, "max_position_embeddings", None)
 
+    @cached_property
+    def keeps_positions(self) -> bool:
+        """Whether the model computes the logits of chosen tokens alone, as those of transformers do.
+
+        Other code may take ``logits_to_keep`` for a count of last tokens, and would give other tokens without an error.
+        """
+        if "logits_to_keep" not in self.parameters:
+            return False
+        forward = inspect.unwrap(type(self.model).forward)
+        if forward.__module__.partition(".")[0] in ("transformers", "diffscope"):
+            return True
+        try:
+            return "isinstance(logits_to_keep, int)" in inspect.getsource(forward)
+        except (OSError, TypeError):  # code without a file
+            return False
+
     @property
     def device(self) -> torch.device:
         embeddings = self.model.get_input_embeddings()
@@ -256,7 +273,7 @@ class LanguageModel(TokenModel):
 
         `embeddings` (batch, token, hidden) stand in for the ids, and `positions` (1, token) are those of a pack.
         """
-        narrow = columns is not None and "logits_to_keep" in self.parameters
+        narrow = columns is not None and self.keeps_positions
         options = {"logits_to_keep": torch.tensor(list(columns))} if narrow else {}  # on the CPU: it indexes on any device
         if positions is not None:
             options["position_ids"] = positions

@@ -81,11 +81,16 @@ def load(
     UnsupportedModel
         No family recognises its attention, or not the one that is asked for.
     DiffscopeError
-        There is no family of this name, or a model cannot have this dtype.
+        There is no family of this name, or a model cannot have this dtype; or a model that you hold is to be loaded otherwise.
     MissingExtra
         It needs a package that is not installed.
     """
     if isinstance(model, nn.Module):
+        if attn_implementation is not None or device_map is not None:
+            raise DiffscopeError(
+                "attn_implementation and device_map are for models that are loaded; of this one call "
+                "model.set_attn_implementation(...), or place it before it is opened"
+            )
         model = unwrapped(model)
         name = getattr(model, "name_or_path", "") or type(model).__name__
         model = model if device is None else move(model, device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ from diffscope.errors import PromptError, UnsupportedModel
 from diffscope.families.foreign import ForeignModule
 from diffscope.prompts.arguments import FORM, Arguments, arguments_of, is_ids
 from diffscope.prompts.encoded import Encoded, encode, numbered, with_spans
+from diffscope.prompts.tokenizer_output import refuse_padding
 from diffscope.scope.runners import Inputs, LanguageModel, TokenModel
 
 if TYPE_CHECKING:
@@ -44,17 +46,29 @@ class EncoderDecoder(LanguageModel):
             )
         given = [{IDS: each} if isinstance(each, str) or ids or (batch and is_ids(each)) else each for each in prompts]
         written = [self._tokenised(each, tokenizer) if isinstance(each, Mapping) else each for each in given]
-        parts = [self._whole(part) for part in arguments_of(written, list(self.parameters), self.name)]
+        told = arguments_of(written, list(self.parameters), self.name)
+        for name, mask, first in ((IDS, MASK, 0), (DECODER_IDS, DECODER_MASK, 1)):  # a decoder may start with the padding token
+            rows = [part.values[name][0, first:].tolist() for part in told if name in part.values and mask not in part.values]
+            if len(rows) > 1:
+                refuse_padding(rows, tokenizer, name, mask)
+        parts = [self._whole(part) for part in told]
         return parts, batch or len(parts) > 1
 
     def _tokenised(self, given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-        """Return arguments with ids in place of texts; a decoder's text follows the token that it starts with."""
+        """Return arguments with ids in place of texts."""
         values = dict(given)
         for name in (IDS, DECODER_IDS):
             if isinstance(values.get(name), str):
                 ids = list(encode(tokenizer, values[name]).ids)
-                values[name] = [self._start, *ids] if name == DECODER_IDS else ids
+                values[name] = self._begun(values[name], tokenizer) if name == DECODER_IDS and tokenizer is not None else ids
         return values
+
+    def _begun(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """Return the ids of a text that a decoder goes on with: after its start token, without tokens that end a text."""
+        target = tokenizer(text_target=text, return_special_tokens_mask=True)  # some split a target otherwise
+        ends = takewhile(bool, reversed(target["special_tokens_mask"]))
+        ids = target["input_ids"][: len(target["input_ids"]) - len(list(ends))]
+        return ids if ids[:1] == [self._start] else [self._start, *ids]
 
     @property
     def _start(self) -> int:

@@ -467,6 +467,13 @@ def test_a_capture_that_will_not_fit_is_refused(monkeypatch):
         diffscope.load(tiny.own("v1")).capture(tiny.ids(60))
 
 
+def test_the_card_has_lambda_of_tokens_and_not_of_padding():
+    capture = diffscope.load(tiny.own("v2")).capture([tiny.ids(20, seed=14), tiny.ids(2, seed=4)])
+    least, largest = float(capture.lam.min()), float(capture.lam.max())
+    assert min(float(layer.lam.min()) for layer in capture.layers) < least
+    assert f"{least:.3g} to {largest:.3g}" in capture._repr_html_()
+
+
 def fixed_lambda(lam, dtype):
     """A tiny V1 whose every layer has this λ, by its learned vectors."""
     model = tiny.own("v1")

@@ -10,10 +10,10 @@ from transformers import MistralConfig, MistralForCausalLM
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import diffscope
-from diffscope import DiffscopeError, edits
+from diffscope import DiffscopeError, UnsupportedModel, edits
 from diffscope.attention.fidelity import Fidelity
 from diffscope.cli import main
-from diffscope.conformance.description import schedule_offset
+from diffscope.conformance.description import differences, schedule_offset
 from diffscope.conformance.prompts import declared_window
 from diffscope.conformance.rebuilding import LayerProof, judge
 from diffscope.conformance.report import Report
@@ -23,6 +23,7 @@ from diffscope.scope.runners import LanguageModel
 from tests import tiny
 from tests.families.test_keys import prompt_by_prompt
 from tests.layouts import phi4flash, planted
+from tests.scope.test_runners import HubForCausalLM
 
 RIGHT = {
     "v1": lambda: tiny.own("v1", kv_heads=2),
@@ -50,6 +51,27 @@ def test_what_is_right_passes(name):
         assert "changing A2 changes the logits" in passed and "every other pairing" in passed
     if name == "mistral-window":
         assert report.layers[0]["mask"] == "window of 7"
+
+
+def test_differences_are_of_the_layers_with_two_maps_and_the_others_are_named():
+    layers = [diffscope.load(model).capture(tiny.ids(9)).layers[0] for model in (tiny.standard("llama"), tiny.own("v1"))]
+    mixed, alone = differences(layers, [None, None]), differences(layers[1:], [None])
+    assert mixed == ["one softmax map a head in layer 0", *alone] and alone
+    assert differences(layers[:1], [None])[0] == "one softmax map a head: no A2, no λ"
+
+
+class UnreadCacheForCausalLM(HubForCausalLM):
+    """One whose cache diffscope does not read."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, use_cache=None):
+        if use_cache:
+            raise UnsupportedModel("diffscope does not read what it keeps")
+        return super().forward(input_ids, attention_mask, use_cache)
+
+
+def test_a_cache_that_is_not_read_leaves_the_rest_of_the_report():
+    report = diffscope.check(UnreadCacheForCausalLM(tiny.standard("llama")))
+    assert "cached decoding: diffscope does not read what it keeps" in said(report, "undecided") and said(report, "pass")
 
 
 def test_a_model_that_takes_its_batch_apart_is_reported_on():

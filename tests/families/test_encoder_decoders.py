@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import diffscope
 from diffscope import (
@@ -66,6 +67,26 @@ def test_a_text_is_read_by_the_encoder_and_the_decoder_starts():
     assert capture.ids == [2] and "".join(capture.key_tokens[at] for at in capture.key_spans["answer"]).strip() == "7421"
     both = scope.capture({"input_ids": "Paris 7421.", "decoder_input_ids": "Rome"})
     assert both.ids == [2, *tokenizer("Rome")["input_ids"]] and both.key_tokens == capture.key_tokens[: len(both.key_tokens)]
+
+
+def test_a_decoders_text_has_no_end_so_that_the_model_goes_on_with_it():
+    tokenizer = tiny.tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A <bos>", special_tokens=[("<bos>", 0)])
+    scope = diffscope.load(encoder_decoders.model("bart"), tokenizer)
+    alone = tokenizer("Rome", add_special_tokens=False)["input_ids"]
+    capture = scope.capture({"input_ids": "Rome", "decoder_input_ids": "Rome"})
+    assert capture.ids == [2, *alone] and list(capture.key_prompts[0].ids) == [*alone, 0]
+
+
+@pytest.mark.parametrize(("padded", "mask"), [("input_ids", "attention_mask"), ("decoder_input_ids", "decoder_attention_mask")])
+def test_padding_that_no_mask_tells_is_refused(padded, mask):
+    scope = diffscope.load(encoder_decoders.model("bart"), tiny.tokenizer())
+    prompt = {"input_ids": [[5, 6, 7], [5, 6, 8]], "decoder_input_ids": [[2, 6, 7], [2, 6, 8]]}
+    prompt[padded] = [[2, 6, 7], [2, 6, 1]]
+    with pytest.raises(PromptError, match=f"prompt 1 of the batch ends with .*; give its {mask} too, in a dict with {padded}:"):
+        scope.capture(prompt)
+    shown = scope.capture(prompt | {mask: [[1, 1, 1], [1, 1, 0]]})[1]
+    assert len(shown.ids if padded == "decoder_input_ids" else shown.key_tokens) == 2
 
 
 @pytest.fixture(scope="module", params=["bart", "t5"])

@@ -167,6 +167,13 @@ def test_lambda_is_of_a_layer_a_head_a_token_or_both_and_a_gate_weighs_both_maps
     torch.testing.assert_close(batch[1].layers[0].rows().d, model.attention.seen[2][1, :, :3, :3])
 
 
+def test_declared_groups_that_do_not_divide_the_heads_are_refused_in_a_line(model):
+    model.attention.others, model.attention.pairs = 3, 2
+    wrong = families.Projected("wrong", MyAttention, heads="others", groups="pairs", lam=0.5, **PARTS)
+    with pytest.raises(UnsupportedModel, match=r"has 3 heads \(2 does not divide 3\); correct the family's heads, groups"):
+        diffscope.load(model, family=wrong).capture([5, 17, 3])
+
+
 def test_declared_heads_that_do_not_share_a_projection_are_refused_in_a_line(model):
     model.attention.others = 3
     wrong = families.Projected("wrong", MyAttention, heads="others", lam=0.5, **PARTS)

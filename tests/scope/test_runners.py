@@ -45,6 +45,27 @@ def test_a_decoder_without_the_generation_of_transformers_continues_all_the_same
     assert other.generate(IDS, 4) == scope.generate(IDS, 4) and other.loss(IDS) == scope.loss(IDS)
 
 
+class LastForCausalLM(HubForCausalLM):
+    """One that takes `logits_to_keep` for a count of last tokens alone."""
+
+    def forward(self, input_ids=None, attention_mask=None, use_cache=None, logits_to_keep=0):
+        out = super().forward(input_ids, attention_mask, use_cache)
+        return transformers.modeling_outputs.CausalLMOutput(logits=out.logits[:, -logits_to_keep:])
+
+
+def test_logits_are_those_of_the_tokens_asked_for_where_a_model_counts_from_the_end():
+    model = tiny.standard("llama")
+    scope, other = diffscope.load(model), diffscope.load(LastForCausalLM(model))
+    torch.testing.assert_close(other.logits(torch.tensor([IDS]), 1), scope.logits(torch.tensor([IDS]), 1))
+    ours, theirs = ([dict(each.next) for each in of.capture([IDS, IDS[:4]])] for of in (other, scope))
+    assert ours == [pytest.approx(each) for each in theirs]
+
+
+def test_how_a_model_is_loaded_is_not_asked_of_one_that_is_held():
+    with pytest.raises(DiffscopeError, match=r"of this one call model.set_attn_implementation\(...\)"):
+        diffscope.load(tiny.standard("llama"), attn_implementation="eager")
+
+
 SETTINGS = {"num_beams": 3, "return_dict_in_generate": True, "min_new_tokens": 3}
 
 
