@@ -72,12 +72,12 @@ class Accuracy:
 
     @property
     def at_chance(self) -> bool:
-        """Whether the share of exact answers is not above chance, though one of so many prompts could be."""
+        """Whether the share of exact answers is not above chance; False if there are too few prompts to say."""
         return self.p > LEVEL and not self.too_few
 
     @property
     def too_few(self) -> bool:
-        """Whether even right answers to all prompts could be chance."""
+        """Whether exact answers to all prompts could be chance too."""
         return self.chance**self.prompts > LEVEL
 
     @property

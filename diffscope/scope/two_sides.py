@@ -59,8 +59,8 @@ class EncoderDecoder(LanguageModel):
         values = dict(given)
         for name in (IDS, DECODER_IDS):
             if isinstance(values.get(name), str):
-                ids = list(encode(tokenizer, values[name]).ids)
-                values[name] = self._begun(values[name], tokenizer) if name == DECODER_IDS and tokenizer is not None else ids
+                ids = list(encode(tokenizer, values[name]).ids)  # refused without a tokenizer
+                values[name] = ids if tokenizer is None or name == IDS else self._begun(values[name], tokenizer)
         return values
 
     def _begun(self, text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -105,8 +105,8 @@ class _Counter:
 def check_prompts(recipe: Recipe) -> None:
     """Draw a step of every shape and a prompt of every cell, so that a mistake is known before the training.
 
-    Raises DiffscopeError if prompts are longer than a model has positions, or the recipe names another padding than its
-    tokenizer has; PromptError if sentences do not fit the length of their prompt, or a held-out text is shorter than a window.
+    Raises DiffscopeError if prompts are longer than a model has positions, or the recipe has other special tokens than its
+    tokenizer; PromptError if sentences do not fit the length of their prompt, or a held-out text is shorter than a window.
     """
     tokenizer = tokenizer_for(recipe)
     grids = [grid for grid in (recipe.evaluation, recipe.grid) if grid is not None]
@@ -138,7 +138,7 @@ def check_prompts(recipe: Recipe) -> None:
 
 
 def _check_special_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise DiffscopeError if the embedding of a token that is no padding would stay 0, or a recipe names other ends of text."""
+    """Raise DiffscopeError if a recipe has other special tokens than its tokenizer: the embedding of its padding stays 0."""
     for arm in recipe.arms:
         config = recipe.config(arm, len(tokenizer))
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
