@@ -103,8 +103,9 @@ class TextFolder:
                     f"{self.path} has a {RECORD} and no tokenizer, which its digest is of too; add one, or remove {RECORD}"
                 )
             learned = train_tokenizer(self.texts(TRAIN), VOCABULARY, words=[UNKNOWN])
-            with replacing(folder) as unfinished:
-                learned.save_pretrained(unfinished)
+            if not folder.is_dir():  # another process may have trained the same meanwhile
+                with replacing(folder) as unfinished:
+                    learned.save_pretrained(unfinished)
             self.__dict__.pop("digest", None)
         try:
             return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

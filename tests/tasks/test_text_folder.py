@@ -104,6 +104,18 @@ def test_two_that_encode_at_once_both_have_the_tokens(folder, tokenizer, monkeyp
     assert outer.ids.tolist() == inner[0].ids.tolist() == TextStream.of(TRAIN, tokenizer).ids.tolist()
 
 
+def test_two_that_train_its_tokenizer_at_once_both_have_it(folder, monkeypatch):
+    trained = text_folder.train_tokenizer
+
+    def meanwhile(*arguments, **options):
+        monkeypatch.setattr(text_folder, "train_tokenizer", trained)
+        TextFolder(folder).tokenizer()
+        return trained(*arguments, **options)
+
+    monkeypatch.setattr(text_folder, "train_tokenizer", meanwhile)
+    assert TextFolder(folder).tokenizer().get_vocab() == TextFolder(folder).tokenizer().get_vocab()
+
+
 def test_a_folder_of_plain_text_has_its_own_tokenizer_trained(tmp_path):
     for split, texts in (("train", TRAIN), ("held_out", HELD_OUT)):
         (tmp_path / split / "in").mkdir(parents=True)
