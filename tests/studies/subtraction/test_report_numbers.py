@@ -355,7 +355,7 @@ def of_text(part):
     ((rows, length),) = stage.shapes
     loss = held_out_loss(part)
     runs, seeds = part.sizes["arm"] * part.sizes["seed"], part.sizes["seed"]
-    assert (runs, len(part["rate_tried"]), max(recipe.tuning.rates)) == (18, 2, float(part["rate"].sel(arm=DIFF)))
+    assert (runs, len(part["rate_tried"]), max(recipe.tuning.rates)) == (24, 2, float(part["rate"].sel(arm=DIFF)))
     apart = loss.sel(arm=DIFF) - loss  # (seed, arm)
     early = part["held_out_loss"].sel(step=100).mean("seed")
     others = {arm: within(apart.sel(arm=arm), 3) for arm in ("plus", "standard-norm")}
@@ -364,7 +364,7 @@ def of_text(part):
     return (
         f"Each read {stage.steps * rows * length / 1e6:.1f} million tokens",
         f"planted in {percent(stage.planted)} of the windows",
-        f"over {recipe.tuning.steps} steps. For all three arms",
+        f"over {recipe.tuning.steps} steps. For all four arms",
         f"(difference {others['plus'][0]} nats, {others['plus'][1]})",
         "carries a signal, in three of six models of running text too",
         f"{others['plus'][0]} nats a token ({others['plus'][1]}), so neither is better by as much as matters ({margin:g} nats)",
@@ -375,8 +375,30 @@ def of_text(part):
         *of_last_layer(part.sel(arm=DIFF)),
         *of_bundled(),
         *of_signs(part),
+        *of_standard(part, loss),
         *of_planted(part),
         f"In {count((part['snr_first_ahead'] < 0).sel(arm=DIFF))} of {WORDS[seeds]} DIFF models A2",
+    )
+
+
+def of_standard(part, loss):
+    """What is said of standard attention without the norm; `loss` is (seed, arm)."""
+    early = part["held_out_loss"].sel(step=100).mean("seed")
+    of_diff, about_diff = within(loss.sel(arm=DIFF) - loss.sel(arm="standard"), 3)
+    of_norm, about_norm = within(loss.sel(arm="standard") - loss.sel(arm="standard-norm"), 3)
+    higher = part["text"].sel(arm="standard") - part["text"]  # (seed, arm, token)
+    given, about_given = within(higher.sel(arm=DIFF, token="hit"), 2)
+    by_norm, about_by_norm = within(higher.sel(arm="standard-norm", token="hit"), 2)
+    others, about_others = within(-higher.sel(arm=DIFF, token="other"), 3)
+    assert bool((higher.sel(arm=[DIFF, "standard-norm"], token="hit") > 0).all())
+    low, high = students_t((loss.sel(arm=DIFF) - loss.sel(arm="standard")).values)[0]
+    assert low < -PARTS["text"].tests[0].quantities["difference"].margin < 0 < high
+    return (
+        f"At step 100 its loss is {fixed(early.sel(arm=DIFF) - early.sel(arm='standard'), 2)} nats below that of DIFF. "
+        f"In the end DIFF − `standard` is {of_diff} nats ({about_diff})",
+        f"DIFF's loss is {given} nats lower ({about_given}), in all {WORDS[loss.sizes['seed']]} seeds; "
+        f"on others it is the same ({others.removeprefix('−')}, {about_others})",
+        f"is lower by {of_norm} nats in all ({about_norm}), and by {by_norm} on those tokens ({about_by_norm})",
     )
 
 
@@ -475,6 +497,8 @@ def of_planted(part):
     formed_at = {arm: steps.sel(arm=arm) for arm in part["arm"].values}
     ended = part["formation"].sel(arm="standard-norm").notnull()
     lead = {arm: within(odds.sel(arm=DIFF) - odds.sel(arm=arm), 2) for arm in ("plus", "standard-norm")}
+    of_standard, about_standard = within(odds.sel(arm=DIFF) - odds.sel(arm="standard"), 2)
+    assert not part["formation"].sel(arm="standard").notnull().any()
     apart = odds.sel(arm=DIFF) - odds.sel(arm="standard-norm")
     of_plus, about_plus = within(odds.sel(arm="plus") - odds.sel(arm="standard-norm"), 2)
     assert (limit, bool((formed_at[DIFF] < limit).all())) == (4000, True)
@@ -486,6 +510,7 @@ def of_planted(part):
         f"p by sign flips {sign_flip_test(apart.values):.2f}), "
         f"and not told apart from those of `plus` ({lead['plus'][0]}, {lead['plus'][1]})",
         f"Those of `plus` are {of_plus} above `standard-norm` ({about_plus})",
+        f"DIFF − `standard` is {of_standard} nats ({about_standard}), not told apart",
     )
 
 
@@ -501,11 +526,8 @@ def phrases():
         for name, arms in (("mechanism", "DIFF"), ("sinks", "all six"), ("sinks-tied", "all six"))
     ]
     assert PARTS.keys() == parts.keys()
-    ((name, left),) = [
-        (name, arm) for name, part in parts.items() for arm in recipe_of(name).arms if arm not in part["arm"].values
-    ]
+    assert all(set(recipe_of(name).arms) == set(part["arm"].values.tolist()) for name, part in parts.items())
     return (
-        f"One arm of {WORDS[len(PARTS)]} parts, `{left}` in `{name}`, is not trained yet",
         f"its removal costs less than {IDLE:.1f} nats",
         f"were trained at one learning rate, {rate:g}, but those of `standard-norm` in `lookup` ({other:g})",
         *sizes,
