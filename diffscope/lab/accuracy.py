@@ -90,7 +90,7 @@ class Accuracy:
             return f"{self.model} answers {share}; {CHANCE_UNKNOWN}"
         odds = f"log-odds {self.log_odds:.2f} nats, and {self.blind:.2f} if it preferred none of the numbers"
         if self.too_few:
-            return f"{self.model} answers {share}, of too few prompts to tell it from chance ({self.chance:.1%}; {odds})"
+            return f"{self.model} answers {share}; these are too few prompts to tell it from chance ({self.chance:.1%}; {odds})"
         if not self.at_chance:
             return f"{self.model} answers {share} (chance {self.chance:.1%}; {odds})"
         what = "what follows is about attention that does not answer"

@@ -267,7 +267,7 @@ def test_own_prompts_are_tested_and_what_they_lack_is_said(app):
     test.number_input(key="tests-untrained").set_value(3)
     test.multiselect(key="tests-tests").set_value(["key-token-gain", "gated"]).run()
     run_it(test)
-    assert "prompts exactly" in shown(test.caption) or "answers at chance" in shown(test.caption)
+    assert "too few prompts to tell it from chance" in shown(test.caption)  # one with distractors
     assert ":gray-badge[measured]" in rows(test)["key-token-gain"]
     assert "a trained cohort (--cohort FOLDER): gated" in shown(test.markdown).replace("*", "")
     without = json.dumps({"name": "cat", "prompt": text, "answer": " 7421"})

@@ -26,7 +26,7 @@ def test_progress_goes_forward_to_its_end_and_says_what_is_done():
 def test_of_many_models_it_is_said_how_many_answer_better_than_chance(p, better):
     subjects = Subjects(["five"], Settings())
     chance = math.nan if math.isnan(p) else 0.1
-    of_each = Accuracy("one", 40, 0.3, chance, p, 1.0, 0.5, 1.5, -1.0, np.zeros(40, bool))
+    of_each = Accuracy("one", 40, 0, 0.3, chance, p, 1.0, 0.5, 1.5, -1.0, np.zeros(40, bool))
     subjects.__dict__["accuracies"] = [of_each] * 5
     *weak, last = subjects.statements
     assert last == f"{better} of 5 models answer better than chance" and len(weak) == 5 - better

@@ -111,7 +111,10 @@ def test_prompts_too_few_to_be_told_from_chance_and_those_left_out_are_said():
     alone, other = draw(Retrieval(trained.tokenizer), 2, 128, 4, 0)
     accuracy = accuracy_of(trained, [alone, replace(other, distractors=[])])
     assert (accuracy.prompts, accuracy.left_out, accuracy.at_chance, accuracy.as_dict()["at_chance"]) == (1, 1, False, None)
-    assert "100.0% of 1 prompt exactly (1 prompt without distractors left out), of too few prompts to tell" in accuracy.sentence
+    assert (
+        "100.0% of 1 prompt exactly (1 prompt without distractors left out); these are too few prompts to tell"
+        in accuracy.sentence
+    )
 
 
 def test_a_prompt_beyond_the_model_is_refused_in_one_line():
