@@ -76,9 +76,9 @@ def rows(scope: Scope, prompts: Sequence[Prompt], settings: Settings) -> Iterato
     shares = previous_token_share(scope, prompts).mean("prompt")
     for name in ("a2", "a1"):
         yield f"{name.upper()} on the token before the number, by head", by_head(shares[name])
-    told = on_answer(scope, prompts)
+    masses = on_answer(scope, prompts)
     for name in ("A2", "A1"):
-        yield f"{name} on the answer, of the query that gives it, by head", by_head(told.sel(map=name))
+        yield f"{name} on the answer, of the query that gives it, by head", by_head(masses.sel(map=name))
 
 
 def by_head(shares: xr.DataArray) -> list[str]:
@@ -88,13 +88,11 @@ def by_head(shares: xr.DataArray) -> list[str]:
 
 def on_answer(scope: Scope, prompts: Sequence[Prompt]) -> xr.DataArray:
     """Measure what maps give to the answer in the text at the last query, mean over prompts, (map, layer, head)."""
-    masses = [
-        scope.measure(prompt.ids, ["span_mass"], spans={"answer": prompt.spans["answer"]}, queries=[len(prompt.ids) - 1])[
-            "span_mass"
-        ].sel(span="answer", normalisation="raw")
-        for prompt in prompts
+    measured = [
+        scope.measure(prompt.ids, ["span_mass"], spans={"answer": prompt.spans["answer"]}, queries=[-1]) for prompt in prompts
     ]
-    return xr.concat(masses, "measured").mean(("measured", "query"))
+    masses = [of["span_mass"].sel(span="answer", normalisation="raw").isel(query=0, drop=True) for of in measured]
+    return xr.concat(masses, "prompt").mean("prompt")
 
 
 def stand_ins(scope: Scope, settings: Settings) -> dict[str, Callable[[int], Edit]]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from diffscope import render
 from diffscope.numbers import layers_by_heads
 from diffscope.prompts.encoded import Encoded
@@ -89,8 +87,9 @@ def _shape(capture: Capture) -> str:
 def _lambda_range(capture: Capture) -> str:
     if not capture.differential:
         return "none: one map a head, D = A"
-    values = capture.lam.values  # NaN at padding
-    least, largest = float(np.nanmin(values)), float(np.nanmax(values))
+    layers = [layer for layer in capture.layers if layer.differential]
+    values = [layer.prompt(index).lam for layer in layers for index in range(len(capture.prompts))]  # without padding
+    least, largest = min(float(lam.min()) for lam in values), max(float(lam.max()) for lam in values)
     return f"{least:.3g}" if least == largest else f"{least:.3g} to {largest:.3g}"
 
 

@@ -117,7 +117,8 @@ def differences(layers: list[LayerAttention], conventions: Sequence[Convention |
     They are those of the first layer with two maps; if others have one, it is said of which.
     """
     single = [layer.layer for layer in layers if not layer.differential]
-    layer, convention = next(((*pair,) for pair in zip(layers, conventions) if pair[0].differential), (layers[0], None))
+    pairs = list(zip(layers, conventions))
+    layer, convention = next((pair for pair in pairs if pair[0].differential), pairs[0])
     scores = [
         (f"scores are capped: {layer.soft_cap or 0:g}·tanh(s/{layer.soft_cap or 0:g})", layer.soft_cap is not None),
         ("a sink logit takes part in each softmax: rows sum to less", any(each.sink_logit is not None for each in layers)),

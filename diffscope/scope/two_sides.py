@@ -46,12 +46,14 @@ class EncoderDecoder(LanguageModel):
             )
         given = [{IDS: each} if isinstance(each, str) or ids or (batch and is_ids(each)) else each for each in prompts]
         written = [self._tokenised(each, tokenizer) if isinstance(each, Mapping) else each for each in given]
-        told = arguments_of(written, list(self.parameters), self.name)
+        arguments = arguments_of(written, list(self.parameters), self.name)
         for name, mask, first in ((IDS, MASK, 0), (DECODER_IDS, DECODER_MASK, 1)):  # a decoder may start with the padding token
-            rows = [part.values[name][0, first:].tolist() for part in told if name in part.values and mask not in part.values]
+            rows = [
+                part.values[name][0, first:].tolist() for part in arguments if name in part.values and mask not in part.values
+            ]
             if len(rows) > 1:
                 refuse_padding(rows, tokenizer, name, mask)
-        parts = [self._whole(part) for part in told]
+        parts = [self._whole(part) for part in arguments]
         return parts, batch or len(parts) > 1
 
     def _tokenised(self, given: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:

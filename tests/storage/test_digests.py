@@ -152,9 +152,9 @@ def test_all_that_the_package_brings_carries_digests():
 
 
 def test_a_label_that_is_a_carriage_return_is_kept(tmp_path):
-    made = xr.Dataset({"mass": ("token", [0.25, 0.75])}, {"token": ["a\r", "\r\n"]})
-    save_statistics(made, tmp_path / "mass.csv")
-    xr.testing.assert_equal(open_statistics(tmp_path / "mass.csv"), made)
+    dataset = xr.Dataset({"mass": ("token", [0.25, 0.75])}, {"token": ["a\r", "\r\n"]})
+    save_statistics(dataset, tmp_path / "mass.csv")
+    xr.testing.assert_equal(open_statistics(tmp_path / "mass.csv"), dataset)
 
 
 def test_digests_are_written_beside_another_process_that_writes_them(tmp_path):
